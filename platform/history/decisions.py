@@ -18,6 +18,7 @@ from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.scaling_figures import Decision, Timed
 from elastrec.platform.scaling.types import Coefficients, Observation
 from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.shape import MigrationSeen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,6 +124,10 @@ class Decisions(Connection):
                 "figures/scaling_gains.png": scaling_figures.promises(kept),
             },
         )
+
+    def log_migrations(self, run_id: str, seen: Sequence[MigrationSeen]) -> None:
+        """Draws when which server started, copied rows, took them over and left."""
+        self._log_figures(run_id, {scaling_figures.MIGRATIONS_PICTURE: scaling_figures.migrations(seen)})
 
     def page(self, run_id: str) -> str:
         """Address of the run's page; empty when nobody serves pages."""

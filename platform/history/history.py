@@ -221,6 +221,7 @@ class History(Connection):
                 self._client.log_text(run_id, reason, "reason.txt")
             if story is not None:
                 self._client.log_text(run_id, story.text, "explanation.txt")
+                self._log_migrations(run_id, story)
         self._log_report(run_id, story)
         with self._explained(f"close run {run_id}"):
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
@@ -251,6 +252,15 @@ class History(Connection):
                 if figure is not None:
                     self._client.log_figure(run_id, figure, path)
         return [path for path, figure in drawn.items() if figure is not None]
+
+    def _log_migrations(self, run_id: str, story: Story) -> None:
+        if not story.migrations:
+            return
+        # Loaded here: masters import this room, and draw nothing.
+        from elastrec.platform.history.scaling_figures import MIGRATIONS_PICTURE, migrations
+
+        if (picture := migrations(story.migrations)) is not None:
+            self._client.log_figure(run_id, picture, MIGRATIONS_PICTURE)
 
     def _log_report(self, run_id: str, story: Story | None) -> None:
         from elastrec.platform.history.report import REPORT_FILE

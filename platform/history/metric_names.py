@@ -48,6 +48,8 @@ WORKERS_RUNNING = "pods/workers"
 SERVERS_RUNNING = "pods/parameter_servers"
 WORKER_START_SECONDS = "pods/worker_start_seconds"
 SERVER_START_SECONDS = "pods/parameter_server_start_seconds"
+MIGRATION_COPY_SECONDS = "pods/migration_copy_seconds"
+MIGRATION_PAUSE_SECONDS = "pods/migration_pause_seconds"
 
 SCALING_WORKERS = "scaling/workers"
 SCALING_PREDICTED = "scaling/predicted_samples_per_second"
@@ -114,6 +116,9 @@ DESCRIPTIONS = {
     SERVERS_RUNNING: "parameter servers that are up",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
     SERVER_START_SECONDS: "median seconds from asking for a parameter server until it has registered",
+    MIGRATION_COPY_SECONDS: "median seconds in which rows were copied to their next parameter servers, while the job "
+    "trained",
+    MIGRATION_PAUSE_SECONDS: "median seconds of a hand-over of rows from one parameter server to another",
     SCALING_WORKERS: "workers that the last round of scaling decided for",
     SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
     SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",

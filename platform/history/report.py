@@ -16,6 +16,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
+from elastrec.platform.specs.shape import MigrationSeen
 
 REPORT_FILE = "report.html"
 _CHARTS = (
@@ -66,6 +67,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         text: the same for a terminal.
         goodput: share of the wall time in which rows were trained that count, 0 to 1.
         omitted: entries that are older than those in `timeline`.
+        migrations: of parameter servers, the oldest first.
     """
 
     text: str
@@ -74,6 +76,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[StoryPart]
     timeline: list[StoryEntry]
     omitted: int = 0
+    migrations: list[MigrationSeen] = []
 
     @property
     def faults(self) -> list[StoryEntry]:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrec.platform.history.figures import new_figure
+from elastrec.platform.history.words import Gantt
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.types import CandidateKind, Considered, Observation
+from elastrec.platform.specs.shape import MigrationSeen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from elastrec.platform.scaling.model.throughput import ThroughputModel
 
+MIGRATIONS_PICTURE = "figures/migrations.png"
 _TOLD = 6
 _LINE = 118
 _COLORS = {
@@ -30,6 +33,7 @@ _COLORS = {
     CandidateKind.SAVE: "tab:green",
     CandidateKind.EXPLORE: "tab:orange",
 }
+_BARS = {"starts": "tab:gray", "copies": "tab:orange", "serves": "tab:blue"}
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,4 +274,31 @@ def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predict
     axis.margins(y=0.15)
     axis.set_title(title)
     axis.legend(frameon=False)
+    return figure
+
+
+def migrations(seen: Sequence[MigrationSeen]) -> Figure | None:
+    """A Gantt chart of each of the last migrations of parameter servers; None before the first."""
+    charts = [chart for chart in map(Gantt.of, seen[-_TOLD:]) if chart.rows]
+    if not charts:
+        return None
+    from matplotlib.patches import Patch
+
+    lines = sum(len(chart.rows) for chart in charts)
+    figure, axes = new_figure(rows=len(charts), more_inches=0.15 * lines)
+    for axis, chart in zip(axes, charts, strict=True):
+        for row, (_, bars) in enumerate(chart.rows):
+            for bar in bars:
+                axis.broken_barh([(bar.begin, bar.seconds)], (row - 0.4, 0.8), facecolors=_BARS[bar.what])
+        if chart.hand_over:
+            begin, seconds = chart.hand_over
+            axis.axvspan(begin, begin + max(seconds, 0.002 * chart.seconds), color="tab:red", zorder=3)
+        axis.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows], fontsize=8)
+        axis.invert_yaxis()
+        axis.set_xlim(0, chart.seconds)
+        axis.set_title(f"{chart.title}: {chart.note}", fontsize=10)
+    axes[-1].set_xlabel("seconds")
+    colors = {"starts": _BARS["starts"], "copies rows": _BARS["copies"], "serves": _BARS["serves"]}
+    handles = [Patch(color=color, label=name) for name, color in {**colors, "hand-over": "tab:red"}.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from elastrec.platform.specs.shape import DONE, MigrationSeen
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -94,23 +96,89 @@ class Chart:
         return Chart(title, points, _short(low), _short(high), last)
 
 
-FILTERS: dict[str, Callable[[Any], str]] = {
+@dataclass(frozen=True)
+class Bar:
+    """A part of a row of a Gantt chart: seconds from the left edge, and what it was: `serves`, `starts`, `copies`."""
+
+    begin: float
+    seconds: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """A migration of parameter servers: a row per server, and the hand-over across all of them.
+
+    Attributes:
+        seconds: from the left edge to the right one.
+        hand_over: begin and length, seconds; None: rows were not handed over yet.
+    """
+
+    title: str
+    note: str
+    seconds: float
+    rows: list[tuple[str, list[Bar]]]
+    hand_over: tuple[float, float] | None = None
+
+    @staticmethod
+    def of(migration: MigrationSeen, now_seconds: float | None = None) -> Gantt:
+        """The chart of one migration.
+
+        Args:
+            now_seconds: on the job's clock: the right edge of a migration that is under way; default: its last stage.
+        """
+        stages = (migration.copying_seconds, migration.handing_over_seconds, migration.ended_seconds, now_seconds)
+        end = max(at for at in (migration.begun_seconds, *stages) if at is not None)
+        if migration.ended_seconds is not None:
+            end = migration.ended_seconds
+        margin = max(0.1, 0.08 * (end - migration.begun_seconds))
+        left, right = migration.begun_seconds - margin, end + (margin if migration.ended_seconds is not None else 0.0)
+
+        def bar(begin: float, until: float | None, what: str) -> list[Bar]:
+            until = right if until is None else until
+            return [Bar(begin - left, until - begin, what)] if until > begin else []
+
+        is_done = migration.outcome == DONE
+        rows = list[tuple[str, list[Bar]]]()
+        for server in migration.servers:
+            if not server.is_new:
+                bars = bar(left, migration.ended_seconds if server.leaves and is_done else None, "serves")
+            else:
+                up = server.up_seconds if server.up_seconds is not None else migration.copying_seconds
+                bars = bar(migration.begun_seconds, up, "starts")
+                if migration.copying_seconds is not None:
+                    copied = migration.handing_over_seconds or migration.ended_seconds
+                    bars += bar(migration.copying_seconds, copied, "copies")
+                if is_done and migration.ended_seconds is not None:
+                    bars += bar(migration.ended_seconds, None, "serves")
+            rows.append((server.name, bars))
+        hand_over, pause = None, migration.pause_seconds
+        if migration.handing_over_seconds is not None:
+            until = migration.ended_seconds if migration.ended_seconds is not None else right
+            hand_over = (migration.handing_over_seconds - left, until - migration.handing_over_seconds)
+        note = migration.outcome if pause is None else f"{end - migration.begun_seconds:.1f} s, hand-over {pause:.2f} s"
+        title = f"{migration.servers_before} → {migration.servers_after} parameter servers"
+        return Gantt(title, note, right - left, rows, hand_over)
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "figure": figure,
     "size": size,
     "duration": duration,
     "moment": moment,
     "percent": percent,
+    "gantt": Gantt.of,
 }
 
 
 def templates_in(folder: Path) -> Environment:
-    """The HTML templates of a folder, with FILTERS. Values are escaped; a name that is missing is an error."""
+    """The HTML templates of a folder and of this room, with FILTERS. Values are escaped; a missing name is an error."""
     # Loaded here: masters import this room, and draw nothing.
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader([folder, Path(__file__).parent / "templates"]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -60,16 +60,18 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
         migration_pause_seconds: training pauses when servers or a pod's size change.
+        migration_copy_seconds: rows are copied to other servers; the job trains on meanwhile.
         measured: how many starts and migrations stand behind the numbers; 0: documented defaults.
     """
 
     worker_start_seconds: float = 60.0
     server_start_seconds: float = 60.0
     migration_pause_seconds: float = 30.0
+    migration_copy_seconds: float = 0.0
     measured: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("worker_start_seconds", "server_start_seconds", "migration_pause_seconds"):
+        for field in self.__struct_fields__[:-1]:
             value = getattr(self, field)
             require(math.isfinite(value) and value >= 0, f"overheads.{field}", value, "0 or more", "correct it")
 

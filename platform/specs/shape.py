@@ -1,4 +1,4 @@
-"""The shape of a job: how many pods of each role, and the size of each."""
+"""The shape of a job: how many pods of each role, and the size of each; and how one changed into another."""
 
 from __future__ import annotations
 
@@ -89,3 +89,57 @@ def named_fields(change: ShapeChange) -> dict[str, float]:
         for field in PlacesChange.__struct_fields__
         if (value := getattr(places, field)) is not None
     }
+
+
+UNDER_WAY, DONE = "under way", "done"
+
+
+class MovedServer(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter server that owns rows before or after a migration.
+
+    Attributes:
+        is_new, leaves: it owns none before, or none after.
+        up_seconds: when a new one had registered; None: it was there, or never came up.
+    """
+
+    name: str
+    is_new: bool = False
+    leaves: bool = False
+    up_seconds: float | None = None
+
+
+class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of parameter servers while the job trained (DLRover-RM §5.2).
+
+    Seconds are on the job's clock; None: it did not come so far.
+
+    Attributes:
+        servers_before, servers_after: how many own rows.
+        copying_seconds, handing_over_seconds: when these stages began, at last where they had to begin again.
+        outcome: UNDER_WAY, DONE, or why it was given up.
+        servers: empty before rows are copied.
+    """
+
+    servers_before: int
+    servers_after: int
+    unix_seconds: float
+    begun_seconds: float
+    copying_seconds: float | None = None
+    handing_over_seconds: float | None = None
+    ended_seconds: float | None = None
+    outcome: str = UNDER_WAY
+    servers: list[MovedServer] = []
+
+    @property
+    def pause_seconds(self) -> float | None:
+        """From the new routing table until its owners serve: no step ends meanwhile; None unless it is done."""
+        if self.outcome != DONE or self.handing_over_seconds is None or self.ended_seconds is None:
+            return None
+        return self.ended_seconds - self.handing_over_seconds
+
+    @property
+    def copied_seconds(self) -> float | None:
+        """How long rows were copied while the job trained; None unless it is done."""
+        if self.outcome != DONE or self.handing_over_seconds is None or self.copying_seconds is None:
+            return None
+        return self.handing_over_seconds - self.copying_seconds

@@ -12,25 +12,23 @@ from elastrec.platform.scaling.types import Overheads
 
 LATEST_JOBS = 50
 """Chosen: a day of a busy cluster; what starts cost last month says little about today."""
-_RECOVERING_SECONDS = names.named(names.TIME_SECONDS, part="recovering")
 
 
 def overheads_of(records: Iterable[JobRecord]) -> Overheads:
     """Medians over the latest jobs, documented defaults for what none of them has done.
 
-    Numbers that mean nothing (another tool wrote them) are left out.
-
-    A change of servers is a save, new servers and a restore: what a recovery from a lost server takes.
+    Numbers that mean nothing (another tool wrote them) are left out. Policies change servers only while a job trains,
+    so a change pauses it for the hand-over of its rows.
     """
-    workers, servers, pauses = list[float](), list[float](), list[float]()
-    for record in records:
-        workers += _usable(record.metrics.get(names.WORKER_START_SECONDS))
-        servers += _usable(record.metrics.get(names.SERVER_START_SECONDS))
-        rollbacks = record.metrics.get(names.ROLLBACKS, 0.0)
-        recovering = record.metrics.get(_RECOVERING_SECONDS)
-        if recovering is not None and rollbacks >= 1:
-            pauses += _usable(recovering / rollbacks)
-    return measured_overheads(workers, servers, pauses)
+    known = [record.metrics for record in records]
+
+    def seconds(name: str) -> list[float]:
+        return [each for metrics in known for each in _usable(metrics.get(name))]
+
+    return measured_overheads(
+        seconds(names.WORKER_START_SECONDS), seconds(names.SERVER_START_SECONDS),
+        seconds(names.MIGRATION_PAUSE_SECONDS), seconds(names.MIGRATION_COPY_SECONDS),
+    )  # fmt: skip
 
 
 def _usable(seconds: float | None) -> list[float]:

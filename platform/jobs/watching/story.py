@@ -20,4 +20,5 @@ def story_of(explained: Explanation) -> Story:
             for entry in explained.timeline
         ],
         omitted=explained.omitted,
+        migrations=explained.migrations,
     )

@@ -245,6 +245,8 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
     _enter(state, migration, COPYING)
     inputs = {
         "order": migration.order_id,
+        "owners": list(ownership.servers),
+        "servers": list(migration.servers),
         "buckets": sum(len(rows) for sources in migration.sources.values() for rows, _ in sources.values()),
         "started_seconds": round(state.time - migration.begun, 3),
     }

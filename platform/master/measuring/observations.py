@@ -9,18 +9,21 @@ is not in the processor's caches when a single one arrives, and loading it takes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from elastrec.platform.history.points import Costs
+from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.growth_book import GrowthBook, GrowthPoint
+from elastrec.platform.master.measuring.migration_book import MigrationBook
 from elastrec.platform.master.measuring.monitor import Monitor, Window
 from elastrec.platform.master.measuring.profile_book import ProfileBook, is_settled
 from elastrec.platform.master.measuring.start_book import Start, StartBook
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import MigrationSeen
 from elastrec.platform.transport.messages.job import Heartbeat
 from elastrec.platform.transport.messages.profile import Measured
 
@@ -40,6 +43,7 @@ class Remembered(msgspec.Struct, kw_only=True):
     generation: int = -1
     growth: list[GrowthPoint] = []
     starts: list[Start] = []
+    migrations: list[MigrationSeen] = []
     costs: Costs | None = None
 
 
@@ -55,6 +59,7 @@ class Observations:
         self._profile = ProfileBook()
         self._starts = StartBook()
         self.growth = GrowthBook()
+        self.migrations = MigrationBook()
         self.window: Window | None = None
         self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
 
@@ -76,21 +81,31 @@ class Observations:
         self.settle()
         return self._starts
 
+    def costs_of_changes(self) -> dict[str, float]:
+        """What starts and migrations of this job took, by metric name."""
+        return self.starts.medians() | self.migrations.medians()
+
     def remembered(self) -> Remembered:
         """What should outlive this process."""
         generation, growth = self.growth.points()
         return Remembered(
-            measured=self.profile.measured(), generation=generation, growth=growth, starts=self.starts.starts()
-        )
+            measured=self.profile.measured(), generation=generation, growth=growth, starts=self.starts.starts(),
+            migrations=self.migrations.seen,
+        )  # fmt: skip
 
     def recall(self, known: Remembered) -> None:
         """Takes over what a master before this one knew."""
         self.profile.recall(known.measured)
         self.growth.recall(known.generation, known.growth)
         self.starts.recall(known.starts)
+        self.migrations = MigrationBook(known.migrations)
 
-    def handled(self, state: JobState, now: float) -> None:
-        """An event was handled; pods may have been asked for."""
+    def handled(self, state: JobState, effects: Iterable[Effect], now: float) -> None:
+        """An event was handled; pods may have been asked for, and servers may move."""
+        for effect in effects:
+            if isinstance(effect, Decided):
+                # Durations alone are read of this book: no wall clock is needed.
+                self.migrations.decided(now, 0.0, effect.decision, effect.inputs)
         if state.membership.revision != self._starts.revision:
             self.starts.asked(state, now)
 
@@ -114,10 +129,10 @@ class Observations:
     def settle(self) -> None:
         """Adds up the heartbeats that came since the last time."""
         unread, self._unread = self._unread, []
-        for message, state, is_training, time in unread:
+        for message, state, is_training, at in unread:
             if self._monitor.add(message, is_training=is_training):
-                self._profile.add(message.pod, message.metrics, state, time)
-                self._starts.works(message.pod, time)
+                self._profile.add(message.pod, message.metrics, state, at)
+                self._starts.works(message.pod, at)
 
     def keep_only(self, members: Mapping[str, Member]) -> None:
         """Forgets what other pods did."""

@@ -9,6 +9,7 @@ import msgspec
 
 from elastrec.checkpoints import Store, open_store
 from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.migration_book import migrations_of
 from elastrec.platform.master.measuring.time_book import PARTS, TimeBook
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
@@ -30,6 +31,7 @@ def explanation(job_id: str, phase: str, times: TimeBook, journal: Journal) -> E
         goodput=times.goodput,
         timeline=[timeline_entry(*line) for line in lines],
         omitted=omitted,
+        migrations=migrations_of(lines),
     )
 
 
@@ -159,7 +161,10 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         earlier = [entry for entry in before.timeline if entry.unix_seconds < began]
         timeline = [*earlier, *story.timeline]
         omitted = story.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
-        story = msgspec.structs.replace(story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted)
+        moves = [each for each in before.migrations if each.unix_seconds < began]
+        story = msgspec.structs.replace(
+            story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted, migrations=[*moves, *story.migrations]
+        )
     opened.put(key, msgspec.json.encode(story))
     return opened.child_uri(key)
 

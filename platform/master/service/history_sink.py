@@ -27,7 +27,9 @@ log = structlog.get_logger(__name__)
 SPOOL_FILE = "history.spool"
 _WAITING_REPORTS = 64
 _CALIBRATION_GROUPS = 20
-_STARTS = (names.WORKER_START_SECONDS, names.SERVER_START_SECONDS)
+_CHANGES = (
+    names.WORKER_START_SECONDS, names.SERVER_START_SECONDS, names.MIGRATION_PAUSE_SECONDS, names.MIGRATION_COPY_SECONDS,
+)  # fmt: skip
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class HistorySink:
         self._costs = self._meter.costs()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
-        self._starts: Mapping[str, float] = {}
+        self._changes: Mapping[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
@@ -122,15 +124,15 @@ class HistorySink:
         # While the job runs, too: the next round of scaling wants to know, and they change with new pods alone.
         points += [
             Point(name, report.totals[name], step, now)
-            for name in _STARTS
-            if name in report.totals and self._starts.get(name) != report.totals[name]
+            for name in _CHANGES
+            if name in report.totals and self._changes.get(name) != report.totals[name]
         ]
-        self._starts = report.totals
+        self._changes = report.totals
         if report.metrics.phase.is_final:
             self._has_ended = True
             points += final_points(report.metrics, now)
             points += self._meter.whole_cost(step, now)
-            points += [Point(name, value, step, now) for name, value in report.totals.items() if name not in _STARTS]
+            points += [Point(name, value, step, now) for name, value in report.totals.items() if name not in _CHANGES]
             points += _calibration(report.evaluation_sketch, now)
         self._reporter.log(points)
 

@@ -62,7 +62,7 @@ class ObserverCalls(ServicePart):
         """What the job did until now, by metric name (see `status.totals`)."""
         with self._lock:
             time = self.state.phases.since if self.state.phase.is_final else self.now()
-            return totals(self.state, time) | self._seen.starts.medians() | self._seen.monitor.traffic()
+            return totals(self.state, time) | self._seen.costs_of_changes() | self._seen.monitor.traffic()
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""

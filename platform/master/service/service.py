@@ -332,7 +332,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             log.exception("event_broke_the_state_machine", received=type(event).__name__)
             self._on_fatal()
             raise
-        self._seen.handled(self.state, event.time)
+        self._seen.handled(self.state, effects, event.time)
         lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
         return effects, self.journal.append(event, lines, lambda: encode_state(self.state))
 

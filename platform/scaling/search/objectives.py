@@ -264,17 +264,21 @@ def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tu
     )
     pause_N = np.where(other_servers, overheads.migration_pause_seconds, 0.0)
     start_N = np.where(more_workers | other_worker, overheads.worker_start_seconds, 0.0)
-    return pause_N, np.maximum(start_N, np.where(other_servers, overheads.server_start_seconds, 0.0))
+    moved = overheads.server_start_seconds + overheads.migration_copy_seconds
+    return pause_N, np.maximum(start_N, np.where(other_servers, moved, 0.0))
 
 
 def measured_overheads(
-    worker_starts: Sequence[float], server_starts: Sequence[float], pauses: Sequence[float]
-) -> Overheads:  # fmt: skip
+    worker_starts: Sequence[float],
+    server_starts: Sequence[float],
+    pauses: Sequence[float],
+    copies: Sequence[float] = (),
+) -> Overheads:
     """Medians of what this cluster took; what it has never done keeps the documented default of `Overheads`.
 
     Args:
         worker_starts, server_starts: seconds from a request to the pod's first step.
-        pauses: seconds that training paused in migrations.
+        pauses, copies: seconds that training paused in migrations, and that rows were copied before.
 
     Raises:
         ScalingError: a time is no number or negative.
@@ -283,6 +287,7 @@ def measured_overheads(
         "worker_start_seconds": worker_starts,
         "server_start_seconds": server_starts,
         "migration_pause_seconds": pauses,
+        "migration_copy_seconds": copies,
     }
     for name, values in named.items():
         for value in values:

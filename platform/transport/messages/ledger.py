@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.shape import MigrationSeen
 from elastrec.platform.specs.splits import StreamPositions
 from elastrec.platform.transport.messages.job import Message
 
@@ -97,6 +98,7 @@ class Explanation(Message, frozen=True):
         parts: seconds by part, see `platform.master.measuring.time_book.PARTS`.
         goodput: share of the wall time in which rows were trained that count; 0 to 1.
         omitted: entries of the timeline that are older than those told.
+        migrations: of parameter servers, the oldest first.
     """
 
     job: str
@@ -106,3 +108,4 @@ class Explanation(Message, frozen=True):
     goodput: float
     timeline: list[TimelineEntry]
     omitted: int = 0
+    migrations: list[MigrationSeen] = []

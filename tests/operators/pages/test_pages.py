@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi.testclient import TestClient
@@ -17,6 +18,7 @@ from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs import Observation
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 CONNECTION = "elastrec_default"
@@ -106,6 +108,18 @@ def test_a_job_shows_its_pods_its_time_and_what_happened_and_escapes_what_others
     ):
         assert text in page
     assert "lost &lt;b&gt;w-0&lt;/b&gt;" in page and "its node is gone" in page
+
+
+def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    moving = MigrationSeen(
+        servers_before=1, servers_after=2, unix_seconds=1.7e9, begun_seconds=80.0, copying_seconds=90.0,
+        servers=[MovedServer(name="ps-0"), MovedServer(name="ps-1", is_new=True, up_seconds=88.0)],
+    )  # fmt: skip
+    told = msgspec.structs.replace(STORY, migrations=[moving])
+    show(monkeypatch, OneJob(JobLook("clicks-1", METRICS), explanation=told))
+    page = client.get("/jobs/clicks-1", params={"part": "main"}).text
+    for text in ("1 → 2 parameter servers", "under way", "ps-1", "<title>starts: 8.00 s", "<title>copies: 10.00 s"):
+        assert text in page
 
 
 def test_pages_are_refused_to_those_who_may_not_read_dag_runs(client: TestClient) -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from elastrec.platform.history import scaling_figures as figures
 from elastrec.platform.history.scaling_figures import Decision, Kept, Timed
+from elastrec.platform.history.words import Gantt
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
+from elastrec.platform.specs.shape import DONE, MigrationSeen, MovedServer
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, profile
 
 ONE, THREE = allocation(1), allocation(3)
@@ -80,3 +82,39 @@ def test_a_change_is_told_in_the_units_of_people() -> None:
     larger = msgspec.structs.replace(ONE, worker_cores=2.0, parameter_server_memory_bytes=8 * 2**30)
     assert figures.change(ONE, larger) == "1 → 2 cores per worker, 4 → 8 GiB per server"
     assert figures.change(ONE, ONE) == "stays"
+
+
+MOVED = MigrationSeen(
+    servers_before=2, servers_after=2, unix_seconds=1e9, begun_seconds=10.0, copying_seconds=15.0,
+    handing_over_seconds=18.0, ended_seconds=18.5, outcome=DONE,
+    servers=[
+        MovedServer(name="ps-0"), MovedServer(name="ps-1", leaves=True),
+        MovedServer(name="ps-2", is_new=True, up_seconds=14.0),
+    ],
+)  # fmt: skip
+
+
+def test_a_migration_shows_who_served_who_copied_and_when_rows_were_handed_over() -> None:
+    chart = Gantt.of(MOVED)
+    left = 10.0 - 0.08 * 8.5
+    parts = {
+        name: [(bar.what, bar.begin + left, bar.begin + bar.seconds + left) for bar in bars]
+        for name, bars in chart.rows
+    }
+    right = pytest.approx(18.5 + 0.08 * 8.5)
+    assert parts["ps-0"] == [("serves", pytest.approx(left), right)]
+    assert parts["ps-1"] == [("serves", pytest.approx(left), pytest.approx(18.5))], "old ones serve until the end"
+    assert parts["ps-2"] == [("starts", 10.0, 14.0), ("copies", 15.0, 18.0), ("serves", 18.5, right)]
+    assert chart.hand_over == (pytest.approx(18.0 - left), 0.5)
+    assert chart.note == "8.5 s, hand-over 0.50 s"
+    picture = figures.migrations([MOVED])
+    assert picture is not None and picture.axes[0].get_title() == "2 → 2 parameter servers: 8.5 s, hand-over 0.50 s"
+    assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["ps-0", "ps-1", "ps-2"]
+
+
+def test_a_migration_that_was_given_up_leaves_the_old_servers_as_they_were() -> None:
+    given_up = msgspec.structs.replace(MOVED, handing_over_seconds=None, ended_seconds=16.0, outcome="no room")
+    rows = dict(Gantt.of(given_up).rows)
+    assert [bar.what for bar in rows["ps-2"]] == ["starts", "copies"]
+    assert rows["ps-1"] == rows["ps-0"] and Gantt.of(given_up).note == "no room"
+    assert figures.migrations([]) is None

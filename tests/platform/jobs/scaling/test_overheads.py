@@ -25,16 +25,17 @@ def record(**metrics: float) -> JobRecord:
     return msgspec.structs.replace(RECORD, metrics={name.replace("__", "/"): value for name, value in metrics.items()})
 
 
-def test_medians_over_the_jobs_count_and_every_recovery_is_a_pause() -> None:
+def test_medians_over_the_jobs_count_and_a_pause_is_that_of_a_migration() -> None:
     found = overheads_of(
         [
             record(pods__worker_start_seconds=4.0, pods__parameter_server_start_seconds=2.0),
-            record(pods__worker_start_seconds=6.0, job__rollbacks=2.0, time__recovering_seconds=30.0),
+            record(pods__worker_start_seconds=6.0, pods__migration_pause_seconds=0.2, pods__migration_copy_seconds=3.0),
             record(pods__worker_start_seconds=50.0, job__rollbacks=0.0, time__recovering_seconds=0.0),
         ]
     )
-    assert (found.worker_start_seconds, found.server_start_seconds, found.migration_pause_seconds) == (6.0, 2.0, 15.0)
-    assert found.measured == 5
+    assert (found.worker_start_seconds, found.server_start_seconds) == (6.0, 2.0)
+    assert (found.migration_pause_seconds, found.migration_copy_seconds) == (0.2, 3.0)
+    assert found.measured == 6
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])

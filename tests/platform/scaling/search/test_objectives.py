@@ -38,6 +38,14 @@ def test_a_change_of_servers_stops_the_training_for_a_while() -> None:
     assert outcomes.overhead[1] == 0
 
 
+def test_copying_rows_delays_what_a_change_of_servers_brings_and_does_not_stop_the_training() -> None:
+    overheads = Overheads(server_start_seconds=60, migration_pause_seconds=0, migration_copy_seconds=300)
+    asked = Situation(profile(), known_model(), PRICES, overheads)
+    outcomes = asked.outcomes(Columns.of([allocation(2, 2), allocation(3, 1)]))
+    difference = speed(TRUE, allocation(2, 2)) - speed(TRUE, allocation(2, 1))
+    assert outcomes.overhead[0] == pytest.approx(difference * 360 / 3600, rel=0.02)
+
+
 def test_a_job_that_is_about_to_end_gains_nothing() -> None:
     ending = situation(remaining_samples=speed(TRUE, allocation()) * 20.0)
     assert ending.outcomes(Columns.of([allocation(8, 1)])).gain[0] <= 0

@@ -1,0 +1,83 @@
+"""Migrations of a job as the decisions of its master tell them: their stages, and what one costs here. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.specs.shape import DONE, UNDER_WAY, MigrationSeen, MovedServer
+
+MOST = 64
+"""Kept of a job, the latest ones."""
+_LAST_DECISIONS = {"job_failed", "job_stopped", "job_succeeded"}
+
+
+class MigrationBook:
+    """One job's migrations, the oldest first. Not safe for several threads: its owner locks."""
+
+    def __init__(self, seen: Iterable[MigrationSeen] = ()) -> None:
+        self.seen = list(seen)
+        self._open = bool(self.seen) and self.seen[-1].outcome == UNDER_WAY
+        self._up: dict[str, float] = {}
+
+    def decided(self, seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> None:
+        """The next decision of the job's master, at `seconds` on the job's clock."""
+        match decision:
+            case "migration_begun":
+                self._open = True
+                begun = MigrationSeen(
+                    servers_before=inputs["before"], servers_after=inputs["after"], unix_seconds=unix_seconds,
+                    begun_seconds=seconds,
+                )  # fmt: skip
+                self.seen = [*self.seen, begun][-MOST:]
+                self._up = {}
+            case _ if not self._open:
+                return
+            case "pod_registered":
+                self._up[inputs["pod"]] = seconds
+            case "migration_copies":
+                owners, servers = inputs["owners"], inputs["servers"]
+                both = [*owners, *(name for name in servers if name not in owners)]
+                moved = [
+                    MovedServer(
+                        name=name, is_new=name not in owners, leaves=name not in servers, up_seconds=self._up.get(name)
+                    )
+                    for name in both
+                ]
+                self._change(copying_seconds=seconds, servers_after=len(servers), servers=moved)
+            case "migration_hands_over":
+                self._change(handing_over_seconds=seconds)
+            case "migration_ended":
+                self._end(seconds, DONE)
+            case "migration_cancelled":
+                self._end(seconds, inputs["reason"])
+            case _ if decision in _LAST_DECISIONS:
+                self._end(seconds, decision.replace("_", " "))
+
+    def _change(self, **fields: Any) -> None:
+        self.seen[-1] = msgspec.structs.replace(self.seen[-1], **fields)
+
+    def _end(self, seconds: float, outcome: str) -> None:
+        self._change(ended_seconds=seconds, outcome=outcome)
+        self._open = False
+
+    def medians(self) -> dict[str, float]:
+        """What a migration that came to its end cost, by metric name; empty before the first."""
+        costs = {
+            names.MIGRATION_PAUSE_SECONDS: [each.pause_seconds for each in self.seen],
+            names.MIGRATION_COPY_SECONDS: [each.copied_seconds for each in self.seen],
+        }
+        known = {name: [each for each in values if each is not None] for name, values in costs.items()}
+        return {name: statistics.median(values) for name, values in known.items() if values}
+
+
+def migrations_of(lines: Iterable[tuple[float, float, str, dict[str, Any]]]) -> list[MigrationSeen]:
+    """Those of a journal's decisions: time on the job's clock, on the wall clock, decision, inputs."""
+    book = MigrationBook()
+    for line in lines:
+        book.decided(*line)
+    return book.seen

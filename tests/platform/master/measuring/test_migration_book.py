@@ -1,0 +1,88 @@
+"""Migrations as their master's decisions tell them: stages, servers, what each cost, and why one was given up."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from elastrec.platform.history import metric_names as names
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER
+from elastrec.platform.master.measuring.migration_book import MigrationBook, migrations_of
+from elastrec.platform.specs.shape import DONE, UNDER_WAY
+from tests.platform.master.machine.test_migration import ask, go_on
+from tests.platform.master.world import World, plan
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+
+class Written(World):
+    """A job whose decisions are kept as its journal keeps them."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[float, float, str, dict[str, object]]] = []
+        super().__init__(plan(training_rows=20_000, save_interval_seconds=0.0))
+        while len(self.state.training.held) < 2:
+            self.start_pod()
+            for name in list(self.up):
+                self.act(name)
+
+    def note(self, event: events.Event, effects: list[Effect]) -> None:
+        super().note(event, effects)
+        decided = [effect for effect in effects if isinstance(effect, Decided)]
+        self.lines += [(event.time, 1e9 + event.time, each.decision, each.inputs) for each in decided]
+
+
+def test_a_migration_has_its_stages_its_servers_and_what_it_cost() -> None:
+    world = Written()
+    ask(world, 3)
+    go_on(world)
+    ask(world, 1)
+    go_on(world)
+    grown, shrunk = migrations_of(world.lines)
+    assert (grown.servers_before, grown.servers_after, grown.outcome) == (2, 3, DONE)
+    (new,) = [server for server in grown.servers if server.is_new]
+    assert not any(server.leaves for server in grown.servers) and len(grown.servers) == 3
+    stages = [grown.begun_seconds, new.up_seconds, grown.copying_seconds, grown.handing_over_seconds]
+    assert None not in stages and stages == sorted(stages, key=lambda at: at or 0.0)
+    assert grown.pause_seconds is not None and grown.copied_seconds is not None
+    assert sum(server.leaves for server in shrunk.servers) == 2 and not any(s.is_new for s in shrunk.servers)
+    book = MigrationBook([grown])
+    assert book.medians() == {
+        names.MIGRATION_PAUSE_SECONDS: grown.pause_seconds,
+        names.MIGRATION_COPY_SECONDS: grown.copied_seconds,
+    }
+
+
+def test_one_that_is_under_way_shows_how_far_it_is_and_costs_nothing_yet() -> None:
+    world = Written()
+    ask(world, 3)
+    go_on(world, until=COPYING)
+    (seen,) = migrations_of(world.lines)
+    assert seen.outcome == UNDER_WAY and seen.copying_seconds is not None and seen.handing_over_seconds is None
+    assert MigrationBook([seen]).medians() == {}
+
+
+def test_one_that_was_given_up_says_why_and_is_no_measurement() -> None:
+    world = Written()
+    ask(world, 3)
+    go_on(world, until=HANDING_OVER)
+    world.kill(next(iter(world.state.migration.sources)))  # type: ignore[union-attr]
+    (seen,) = migrations_of(world.lines)
+    assert seen.ended_seconds is not None and seen.outcome not in (DONE, UNDER_WAY)
+    assert seen.pause_seconds is None and MigrationBook([seen]).medians() == {}
+
+
+def test_a_restarted_master_goes_on_with_the_one_that_was_under_way() -> None:
+    world = Written()
+    ask(world, 3)
+    go_on(world, until=COPYING)
+    book = MigrationBook(migrations_of(world.lines))
+    told = len(world.lines)
+    go_on(world)
+    for line in world.lines[told:]:
+        book.decided(*line)
+    assert [each.outcome for each in book.seen] == [DONE]
+    (whole,) = migrations_of(world.lines)
+    assert msgspec.structs.replace(whole, servers=[]) == msgspec.structs.replace(book.seen[0], servers=[])
