@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ settings.register_profile("elastrec", deadline=None)
 settings.load_profile("elastrec")
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def example_factor() -> int:
+    """How many times the usual number of examples the tests run: more than 1 in the nightly lane."""
+    return int(os.environ.get("ELASTREC_EXAMPLES", "1"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,11 +44,19 @@ def logging_as_before() -> Iterator[None]:
         structlog.reset_defaults()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast lane does not even import the tests of services: Airflow and MLflow alone take half a minute."""
+    if config.option.markexpr != "not services" or not collection_path.is_relative_to(_ROOT):
+        return None
+    path = str(collection_path.relative_to(_ROOT)) + ("/" if collection_path.is_dir() else "")
+    return True if path.startswith(SERVICES) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SERVICES):
             item.add_marker("services")
-    factor = int(os.environ.get("ELASTREC_EXAMPLES", "1"))
+    factor = example_factor()
     for test in {getattr(item, "obj", None) for item in items} if factor > 1 else ():
         # hypothesis has no public way to change what a test's own `@settings` says.
         own = getattr(test, "_hypothesis_internal_use_settings", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -46,7 +47,8 @@ def declared() -> set[str]:
     return {MODULES.get(name, name.replace("-", "_")) for name in names}
 
 
-def imported() -> set[str]:
+@functools.cache
+def imported() -> frozenset[str]:
     """Top-level modules that the product imports, without the standard library and our own."""
     modules: set[str] = set()
     for room in ROOMS:
@@ -56,7 +58,7 @@ def imported() -> set[str]:
                     modules |= {alias.name.split(".")[0] for alias in node.names}
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     modules.add(node.module.split(".")[0])
-    return modules - set(sys.stdlib_module_names) - {"elastrec"}
+    return frozenset(modules - set(sys.stdlib_module_names) - {"elastrec"})
 
 
 def test_every_imported_library_is_declared() -> None:

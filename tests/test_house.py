@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import json
 import re
 import subprocess
 import sys
@@ -86,13 +88,18 @@ MOST_MODULES = 17
 """In one room: one with more gets rooms inside that say what they are."""
 
 
+@functools.cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def sources(room: str) -> Iterator[Path]:
     yield from sorted((ROOT / room.replace(".", "/")).rglob("*.py"))
 
 
 def imported(file: Path) -> Iterator[str]:
     """Modules of ours that a file imports, without the leading package name."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -132,9 +139,21 @@ def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -
     assert system.stdout.strip() == "Linux"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def loaded_by(modules: tuple[str, ...], unwanted: tuple[str, ...]) -> dict[str, list[str]]:
+    """Unwanted libraries that are there after the import of one module, which a new process imports in turn."""
+    code = (
+        "import importlib, json, sys\n"
+        "for module in sys.argv[2].split():\n"
+        "    importlib.import_module(module)\n"
+        "    print(json.dumps([module, [name for name in sys.argv[1].split() if name in sys.modules]]))"
+    )
+    command = [sys.executable, "-c", code, " ".join(unwanted), " ".join(modules)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return dict(json.loads(line) for line in done.stdout.strip().splitlines()[-len(modules) :])
+
+
+def test_the_light_processes_never_load_torch() -> None:
+    light = (
         "elastrec.platform.master.service.service",
         "elastrec.platform.clusters.local.agent.service",
         "elastrec.platform.cli.commands.run",
@@ -142,20 +161,14 @@ def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -
         "elastrec.trainers.parameter_server.pod",
         "elastrec.checkpoints",
         "elastrec.operators.training",
-    ],
-)
-def test_the_light_processes_never_load_torch(module: str) -> None:
-    code = f"import sys, {module}; print(sorted(m for m in ('torch', 'torchrec', 'fbgemm_gpu') if m in sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip().splitlines()[-1] == "[]"
+    )
+    assert loaded_by(light, ("torch", "torchrec", "fbgemm_gpu")) == {module: [] for module in light}
 
 
-@pytest.mark.parametrize("module", ["elastrec.platform.master.__main__", "elastrec.platform.jobs"])
-def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_need(module: str) -> None:
+def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_need() -> None:
+    starting = ("elastrec.platform.master.__main__", "elastrec.platform.jobs")
     unneeded = ("pandas", "scipy", "mlflow", "matplotlib", "numba")
-    code = f"import sys, {module}; print(sorted(m for m in {unneeded} if m in sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert loaded.stdout.strip().splitlines()[-1] == "[]"
+    assert loaded_by(starting, unneeded) == {module: [] for module in starting}
 
 
 def test_only_a_jobs_master_touches_single_pods_of_the_job() -> None:
@@ -199,7 +212,7 @@ def test_every_folder_with_modules_says_what_it_is_for() -> None:
         for room in ROOMS
         for file in sources(room)
         if file.name != "__init__.py" or file.read_text().strip()
-        if not ast.get_docstring(ast.parse(file.read_text()))
+        if not ast.get_docstring(parsed(file))
     ]
     assert not silent
 
@@ -222,7 +235,7 @@ def test_nothing_is_ever_unpickled() -> None:
     wrong = []
     for room in ROOMS:
         for file in sources(room):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in ast.walk(parsed(file)):
                 if isinstance(node, ast.Import):
                     wrong += [f"{file}: {a.name}" for a in node.names if a.name.split(".")[0] in forbidden]
                 elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in forbidden:

@@ -24,8 +24,11 @@ def test_the_reason_is_read_from_pytests_report() -> None:
     assert skips.reason_of(("test_x.py", 3, "Skipped: no disk can be mounted here")) == "no disk can be mounted here"
 
 
-@pytest.mark.parametrize("streams", [(), ("-n", "1")], ids=["alone", "xdist"])
-@pytest.mark.parametrize(("complete", "status"), [("1", 1), ("0", 0)])
+@pytest.mark.parametrize(
+    ("complete", "status", "streams"),
+    [("1", 1, ()), ("0", 0, ()), ("1", 1, ("-n", "1"))],
+    ids=["complete", "not complete", "complete, xdist"],
+)
 def test_a_skip_that_is_not_listed_fails_a_complete_run_alone(
     tmp_path: Path, complete: str, status: int, streams: tuple[str, ...]
 ) -> None:

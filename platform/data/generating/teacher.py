@@ -13,7 +13,7 @@ logit = bias + scale * (id weights + list weights + dense terms + pairwise facto
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ _FACTORS = 4
 _IDS, _LISTS, _DENSE, _PAIRS = 0.62, 0.08, 0.20, 0.10
 # From this rank on, the weights of ids shrink.
 _HEAD = 100.0
+_LARGEST_SCALE = 12.0
 
 Floats = NDArray[np.float32]
 
@@ -85,11 +86,13 @@ class Teacher:
             [math.sqrt(s / sum(present)) / sd if s else 0.0 for s, sd in zip(present, deviations, strict=True)]
         )
         raw = np.sort(np.tensordot(self._shares, np.stack(parts), 1))
-        low, high = 0.0, 12.0
-        for _ in range(24):
-            self.scale = (low + high) / 2
-            self.bias = _bias_for(raw * self.scale, click_rate)
-            low, high = (low, self.scale) if _expected_auc(raw * self.scale + self.bias) > auc else (self.scale, high)
+
+        def excess_auc(scale: float) -> float:
+            return _expected_auc(raw * scale + _bias_for(raw * scale, click_rate)) - auc
+
+        is_within_reach = excess_auc(_LARGEST_SCALE) > 0
+        self.scale = _root(excess_auc, 0.0, _LARGEST_SCALE) if is_within_reach else _LARGEST_SCALE
+        self.bias = _bias_for(raw * self.scale, click_rate)
 
     def prepare(self, day: int) -> None:
         """Turn the weights to a day; afterwards `probability` may be called by several threads."""
@@ -152,12 +155,14 @@ def _factors(seed: int, pair: int, side: int, size: int) -> Floats:
 
 
 def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
-    low, high = -30.0, 30.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        rate = float(np.mean(1 / (1 + np.exp(-(logits + middle)))))
-        low, high = (low, middle) if rate > click_rate else (middle, high)
-    return (low + high) / 2
+    return _root(lambda bias: float(np.mean(1 / (1 + np.exp(-(logits + bias))))) - click_rate, -30.0, 30.0)
+
+
+def _root(rising: Callable[[float], float], low: float, high: float) -> float:
+    # Only generating needs it: the start of a job, which loads this room, does not wait for scipy.
+    from scipy.optimize import brentq
+
+    return float(brentq(rising, low, high, xtol=1e-9))
 
 
 def _expected_auc(rising: NDArray[np.float64]) -> float:

@@ -1,17 +1,42 @@
-"""Which fake cluster a test of the master runs under: a module that says `usefixtures("fleet")` runs under each."""
+"""Which fake clusters a test of the master runs under.
+
+A module whose promise is about pods says `usefixtures("fleet")` and runs under each kind of cluster. A module whose
+promise is about something else says `usefixtures("some_fleet")`: each of its tests runs under one kind, always the
+same one, and under each in the nightly lane.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
+from tests.conftest import example_factor
 from tests.platform.clusters.fleets import FLEETS, choose
 
+_KINDS = sorted(FLEETS)
 
-@pytest.fixture(params=sorted(FLEETS))
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "some_fleet" in metafunc.fixturenames:
+        own = _KINDS[crc32(metafunc.function.__name__.encode()) % len(_KINDS)]
+        metafunc.parametrize("some_fleet", _KINDS if example_factor() > 1 else [own], indirect=True)
+
+
+@pytest.fixture(params=_KINDS)
 def fleet(request: pytest.FixtureRequest) -> Iterator[str]:
     """The kind of cluster that `World` and `FakeCluster` have in this test."""
-    before = choose(request.param)
-    yield request.param
+    yield from _chosen(request.param)
+
+
+@pytest.fixture
+def some_fleet(request: pytest.FixtureRequest) -> Iterator[str]:
+    """As `fleet`, for a promise that is not about pods."""
+    yield from _chosen(request.param)
+
+
+def _chosen(kind: str) -> Iterator[str]:
+    before = choose(kind)
+    yield kind
     choose(before)

@@ -101,4 +101,6 @@ class Stage:
             pod.killed.set()
         self.stop()
         for pod in self.pods.values():
+            # Some may have come while the master was being stopped.
+            pod.killed.set()
             pod.thread.join(10)

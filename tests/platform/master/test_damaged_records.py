@@ -13,7 +13,7 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart
 from tests.platform.master.world import World, plan, running
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def act(world: World, rounds: int = 1) -> None:

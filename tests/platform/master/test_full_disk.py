@@ -24,7 +24,7 @@ from tests.platform.master.stage import Stage
 from tests.platform.master.world import plan
 from tests.processes import wait_for
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.heads import encoded
 from tests.platform.master.fakes import FakeCluster
 from tests.platform.master.world import World, plan, running
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def beat(pod: str, **metrics: Any) -> Heartbeat:

@@ -30,7 +30,7 @@ from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.platform.master.test_terms import saved, trained
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 ROWS, DIGEST = 4000, "digest of the files"
 
 

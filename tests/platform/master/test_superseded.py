@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from elastrec.platform.master.service.journal import encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import Answer, Heartbeat, Leased, LeaseShards, Mode, Register, Registered
 from elastrec.trainers.worker.identity import Identity
@@ -88,10 +89,10 @@ def test_a_late_registration_of_a_superseded_process_changes_nothing(pod: str) -
     first = dict(w.up[pod])
     w.up[pod] |= {"incarnation": "second"}
     w.register(pod)
-    before = w.history[-1], w.state.membership.losses[w.up[pod]["role"]]
+    before = encode_state(w.state), w.state.membership.losses[w.up[pod]["role"]]
     second, w.up[pod] = w.up[pod], first
     w.register(pod)
-    assert w.history[-1] == before[0] and w.state.membership.losses[first["role"]] == before[1] == 1
+    assert encode_state(w.state) == before[0] and w.state.membership.losses[first["role"]] == before[1] == 1
     assert w.directive(pod).mode is Mode.EXIT
     w.up[pod] = second
     assert w.directive(pod).mode is not Mode.EXIT

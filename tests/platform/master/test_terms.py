@@ -35,7 +35,7 @@ from elastrec.platform.transport.messages.observer import GetStatus, SaveNow, St
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 Make = Callable[..., Stage]
 
@@ -68,7 +68,8 @@ def stage(tmp_path: Path) -> Iterator[Make]:
             return of
 
         yield make
-        for of in made:
+        # The newest one first: it is the one that would go on to make pods.
+        for of in reversed(made):
             if hasattr(of, "service"):
                 of.close()
 

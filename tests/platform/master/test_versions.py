@@ -16,7 +16,7 @@ from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, disturb, plan, running
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 class Comparing(World):

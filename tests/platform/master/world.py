@@ -18,7 +18,6 @@ from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.pods.observed import Observed
 from elastrec.platform.master.pods.operations import PodOperations
 from elastrec.platform.master.pods.wanted import MEMBER_ROLES, WantedPod, compare, wanted
-from elastrec.platform.master.service.journal import encode_state
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.row_ranges import RowRanges
@@ -73,7 +72,6 @@ class World:
         self._forget_observations()
         self.time = 0.0
         self.events: list[events.Event] = []
-        self.history: list[bytes] = []
         self.up: dict[str, dict[str, Any]] = {}
         self.commits: list[CommitRecord] = []
         self.phases = [Phase.PENDING]
@@ -157,7 +155,6 @@ class World:
     def note(self, event: events.Event, effects: list[Effect]) -> None:
         """What is kept of an event that was handled."""
         self.events.append(event)
-        self.history.append(encode_state(self.state))
 
     def directive(self, name: str) -> Directive:
         """What the pod's process is told."""

@@ -64,7 +64,7 @@ def name_of(uri: str) -> str:
     return uri.rpartition("/")[2]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     steps=st.lists(
         st.one_of(
@@ -216,7 +216,7 @@ def test_a_record_without_its_base_is_no_record(tmp_path: Path) -> None:
         restore(server, delta, routing_of(["nowhere"], buckets=64), 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     before=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 60)), max_size=4),
     during=st.lists(st.tuples(st.sampled_from(["push", "push", "evict"]), st.integers(0, 450)), max_size=12),

@@ -49,7 +49,7 @@ def routing(servers: int = 1, epoch: int = 1) -> Any:
     return routing_of(["nowhere"] * servers, buckets=BUCKETS, epoch=epoch)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     chosen=st.sets(st.integers(0, BUCKETS - 1), max_size=BUCKETS),
     later=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), max_size=4),

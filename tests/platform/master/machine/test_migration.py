@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("fleet")
 
 
 def long_job(**changes: object) -> World:
-    return running(plan(training_rows=20_000, save_interval_seconds=0.0, **changes))
+    return running(plan(training_rows=3_000, save_interval_seconds=0.0, **changes))
 
 
 def ask(world: World, servers: int) -> None:

@@ -11,7 +11,7 @@ from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.messages.job import RestoreOrder
 from tests.platform.master.world import World, running
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def order_of(world: World, pod: str) -> str:

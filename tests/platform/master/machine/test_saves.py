@@ -14,7 +14,7 @@ from elastrec.platform.transport.messages.job import Mode, SavedPart, SaveOrder
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 TEMPLATE = "file:///store/j/records/000000000000-abcdef01-12345678"
 CUT = Positions({"training": StreamPositions(4, [])}), 40

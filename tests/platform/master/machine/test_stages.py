@@ -13,7 +13,7 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import Mode, SavedPart
 from tests.platform.master.world import World, plan, running
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 TIMEOUT = 40.0
 

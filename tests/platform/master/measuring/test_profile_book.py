@@ -11,7 +11,7 @@ from elastrec.platform.transport.messages.job import WindowMetrics
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change, shape
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 STEPS = WindowMetrics(samples=200, steps=4, pull_seconds=0.2, push_seconds=0.1)
 # In whole steps of memory: the size that a pod is granted is the one that was asked for, in every fleet.

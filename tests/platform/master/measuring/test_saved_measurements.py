@@ -24,7 +24,7 @@ from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.shapes import shape
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 TWO = shape(2, 2, 1.0, 1.0, 1000, 1000)
 

@@ -12,7 +12,7 @@ from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, running
 from tests.shapes import change
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def added_worker(world: World, book: StartBook, time: float) -> str:

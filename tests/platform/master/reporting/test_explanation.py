@@ -34,7 +34,7 @@ from tests.platform.master.fakes import job
 from tests.platform.master.service.test_service import Stage, stage  # noqa: F401
 from tests.platform.master.world import World, disturb, plan
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def in_training(world: World) -> None:

@@ -17,7 +17,7 @@ from elastrec.platform.transport.messages.ledger import Attempt, StreamNow
 from tests.platform.master.fakes import job
 from tests.platform.master.service.test_service import Stage, stage  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("fleet")
+pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 def queue(cursor: int, begun: list[tuple[int, int]] | None = None, *, shuffle: bool = False) -> StreamNow:

@@ -31,7 +31,8 @@ from tests.platform.master.stage import Stage
 from tests.shapes import change
 from tests.splits import progress_of
 
-pytestmark = pytest.mark.usefixtures("fleet")
+about_pods = pytest.mark.usefixtures("fleet")
+not_about_pods = pytest.mark.usefixtures("some_fleet")
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
         yield make
 
 
+@about_pods
 def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callable[..., Stage]):
     s = stage()
     s.wait_for(Phase.SUCCEEDED)
@@ -66,6 +68,7 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
     assert s.call(FinishJob()).accepted
 
 
+@about_pods
 def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
     s = stage(rows=10_000)
     s.wait(lambda: s.service.state.training.done > 20)
@@ -78,6 +81,7 @@ def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage:
     assert s.service.state.phases.generation == 0
 
 
+@about_pods
 def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
     s = stage(rows=20_000)
     s.wait(lambda: s.service.state.training.done > 5)
@@ -87,6 +91,7 @@ def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
     assert "clicks-1-worker-1" in s.cluster.deleted
 
 
+@about_pods
 def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
     play = Stage._play
 
@@ -105,6 +110,7 @@ def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., St
     assert "was not ready to work after" in told and "spec.faults.start_timeout" in told
 
 
+@about_pods
 def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):
     s = stage(rows=4000)
     s.wait(lambda: s.service.state.training.done > 10)
@@ -124,6 +130,7 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
     assert sum(s.rows_trained(generation=1)) == 4000 - queue.covered_rows()
 
 
+@not_about_pods
 def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
     s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=6000)
     s.wait_for(Phase.SUCCEEDED, 60)
@@ -133,6 +140,7 @@ def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
     assert 1 <= len(records) <= 2
 
 
+@not_about_pods
 def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..., Stage]):
     s = stage()
     s.fail_on = lambda pod, shard: pod.fail("division by zero", retryable=False)
@@ -141,6 +149,7 @@ def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..
     assert "division by zero" in status.failure and "Traceback" in status.failure
 
 
+@not_about_pods
 def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable[..., Stage], tmp_path: Path):
     files = [
         DataFile(uri=f"file:///data/day=1/{name}", partition="day=1", rows=rows, bytes=1, row_group_rows=[rows])
@@ -161,6 +170,7 @@ def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable
     assert "bad row" in s.service.state.failure
 
 
+@about_pods
 def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage]):
     s = stage(job(checkpoint={"interval": 0.3}), rows=4000)
     for done in (5, 60, 120):
@@ -175,6 +185,7 @@ def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage
     assert len({line.number for line in ledger if line.outcome == "done"}) == 200
 
 
+@about_pods
 def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
     s = stage(rows=100_000)
     s.wait_for(Phase.TRAINING)
@@ -187,6 +198,7 @@ def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
     assert not s.cluster.pods
 
 
+@about_pods
 def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
@@ -199,6 +211,7 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
     assert s.service.state.membership.losses == {}
 
 
+@about_pods
 @pytest.mark.parametrize("servers", [1, 3])
 def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int):
     s = stage(rows=10_000)
@@ -213,6 +226,7 @@ def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[...,
     assert s.rows_trained() == [1] * 10_000
 
 
+@not_about_pods
 def test_with_bsp_the_number_of_servers_changes_on_a_complete_record(stage: Callable[..., Stage]):
     training = {"batch_size": 10, "batches_per_shard": 2, "consistency": {"mode": "bsp"}}
     s = stage(job(training=training), rows=6000)
@@ -225,6 +239,7 @@ def test_with_bsp_the_number_of_servers_changes_on_a_complete_record(stage: Call
     assert s.rows_trained() == [1] * 6000
 
 
+@not_about_pods
 def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
     s = stage(rows=10_000)
     s.wait_for(Phase.TRAINING)
@@ -241,6 +256,7 @@ def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
     s.wait_for(Phase.SUCCEEDED)
 
 
+@not_about_pods
 def test_threads_end_with_the_service(stage: Callable[..., Stage]):
     s = stage()
     s.wait_for(Phase.SUCCEEDED)
@@ -249,6 +265,7 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
     s.start()
 
 
+@not_about_pods
 def test_nothing_is_answered_or_done_before_its_event_is_on_disk(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):

@@ -303,7 +303,7 @@ class AdmittedBuckets(Buckets):
     admit_after, evicts = 2, True
 
 
-_SETTINGS = settings(max_examples=40, stateful_step_count=40, deadline=None)
+_SETTINGS = settings(max_examples=20, stateful_step_count=40, deadline=None)
 for machine in (Buckets, EvictedBuckets, AdmittedBuckets):
     machine.TestCase.settings = _SETTINGS
 
