@@ -158,8 +158,8 @@ class Model:
             return Initialised(fresh=True, steps=dense.steps)
 
     def usage(self) -> list[TableUsage]:
-        """Rows and bytes per table."""
-        return [usage for store in self.stores for usage in store.usage()]
+        """Rows and bytes per table of the place's buckets: those that come or go count where they are served."""
+        return [usage for store in self.stores for usage in store.usage(self.place.owned)]
 
 
 def _part_of(store: RowStore, counts: Array) -> Array:

@@ -42,4 +42,11 @@ def warm_kernels() -> None:
         for copied in list(copy_frozen(store, buckets, 1 << 20)):
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)
+        # What servers that give and take buckets run while they serve.
+        changes = [store.bucket(bucket).changes(-1) for bucket in range(plan.virtual_buckets)]
+        store.push(counts, ids, sightings, gradients, 0.0)
         store.evict(1e6)
+        for bucket, whole in enumerate(changes):
+            changed = store.bucket(bucket).changes(whole.version)
+            store.bucket(bucket).take_in(whole)
+            store.bucket(bucket).take_in(changed)

@@ -21,11 +21,9 @@ from elastrec.trainers.parameter_server.migration.messages import (
 from elastrec.trainers.parameter_server.serving.place import Place, marks_within
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import Changes
+from elastrec.trainers.parameter_server.storage.bucket import PART_BYTES
 
 Array = np.ndarray[Any, Any]
-
-_ANSWER_BYTES = 2**24
-"""An answer ends with the bucket that reaches it: both servers hold one in memory."""
 
 
 class Giver:
@@ -50,9 +48,9 @@ class Giver:
         """
         server = self._server
         found: list[tuple[int, Changes]] = []
-        left_bytes = _ANSWER_BYTES
-        for bucket, since in zip(request.buckets, request.since, strict=True):
-            # Inside the gate: a save freezes buckets while it is closed, and a bucket is frozen once.
+        left_bytes = PART_BYTES  # an answer ends with the bucket that reaches it
+        for bucket, since, left in zip(request.buckets, request.since, request.left, strict=True):
+            # Inside the gate: a save freezes buckets, and a hand-over gives them away, while it is closed.
             with server.gate.passed():
                 model = server.model
                 if model is None or server.generation != request.generation:
@@ -61,16 +59,18 @@ class Giver:
                 if not store.owned[bucket]:
                     raise IncompatibleError(f"server {server.name} does not hold bucket {bucket}")
                 try:
-                    changes = store.bucket(bucket).changes(since)
+                    changes = store.bucket(bucket).changes(since, left, left_bytes)
                 except ElastrecError:
-                    break  # a save copies it
+                    break  # a save copies it, and began before its changes were logged
             found.append((bucket, changes))
-            left_bytes -= changes.rows.nbytes + changes.candidates.nbytes + changes.deleted.nbytes
-            if left_bytes <= 0:
+            left_bytes -= changes.size_bytes
+            if left_bytes <= 0 or changes.left != (0, 0):
                 break
         server.transfers += 1
         parts = [
-            BucketCells(bucket, each.version, each.is_whole, len(each.rows), len(each.candidates), len(each.deleted))
+            BucketCells(
+                bucket, each.version, each.is_whole, len(each.rows), len(each.candidates), len(each.deleted), each.left
+            )
             for bucket, each in found
         ]
         return Copied(parts=parts), _joined([changes for _, changes in found])

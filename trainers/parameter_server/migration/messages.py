@@ -23,16 +23,18 @@ class CopyBuckets(Message, frozen=True):
 
     Attributes:
         since: for each bucket the version that an answer named; only what has changed after it is wanted. -1: all.
+        left: for each bucket what that answer left to be copied; (0, 0): it left nothing.
     """
 
     generation: int
     group: int
     buckets: list[int]
     since: list[int]
+    left: list[tuple[int, int]]
 
 
 class BucketCells(msgspec.Struct, frozen=True, array_like=True):
-    """How many of an answer's cells are of one bucket; see `storage.Changes`."""
+    """How many of an answer's cells are of one bucket; see `storage.Changes`. One with something left is the last."""
 
     bucket: int
     version: int
@@ -40,6 +42,7 @@ class BucketCells(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     candidates: int
     deleted: int
+    left: tuple[int, int]
 
 
 class Copied(Message, frozen=True):

@@ -66,6 +66,8 @@ class Mover:
     ) -> bool:
         """Takes the buckets of an order over, however often a server is out of reach; false when it is given up."""
         self.follow(order, generation)
+        if (at_work := self._taker) is not None:
+            at_work.hurry()
         while self.taken != order.order_id and is_wanted() and self._is_in_force(order):
             with self._working:
                 try:

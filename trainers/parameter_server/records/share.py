@@ -89,7 +89,7 @@ def save_part(
         held: dict[str, int] = {}
         for store, buckets, _ in groups:
             store.cuts.remember(cut, buckets)
-            held |= dict(zip(_tables(store), store.cuts.frozen_rows.sum(axis=0).tolist(), strict=True))
+            held |= dict(zip(_tables(store), store.cuts.frozen_rows.tolist(), strict=True))
         froze()
         with PartWriter(
             uri,

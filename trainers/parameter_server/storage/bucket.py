@@ -1,4 +1,4 @@
-"""One virtual bucket of a store: copied while it is written to, listed by version, moved, dropped."""
+"""One virtual bucket of a store: copied in parts while it is written to, listed by version, moved, dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
-    COPIED,
+    CELL_VERSION,
     COUNT,
     FROZEN,
     LOG_FROM,
@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     VERSION,
     Shelf,
 )
-from elastrec.trainers.parameter_server.storage.kernels.changes import changed_places, copy_cells, copy_frozen, gather
+from elastrec.trainers.parameter_server.storage.kernels.changes import changed_places, copy_before, copy_cells, gather
 from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
 
 if TYPE_CHECKING:
@@ -27,6 +27,12 @@ Array = np.ndarray[Any, Any]
 
 COPY_STEP_CELLS = 16_384
 """Copied under one lock: about half a millisecond."""
+_STEP_BYTES = 2**20
+"""Copied under one lock where cells are wide."""
+PART_BYTES = 2**24
+"""Of one part of a bucket; both servers hold it in memory."""
+_LISTED_PARTS = 8
+"""A listing is in one answer, however long: a quarter of a frame at most."""
 
 
 class ThawedError(CheckpointError):
@@ -35,13 +41,16 @@ class ThawedError(CheckpointError):
 
 @dataclass(frozen=True)
 class Changes:
-    """What a bucket holds, or what has changed in it since a version.
+    """What a bucket holds, or what has changed in it since a version; or the next part of either.
 
     Attributes:
-        is_whole: the receiver replaces its bucket; else it removes `deleted` and then enters the others.
-        version: of the bucket at the listing: changes since then are later ones.
+        is_whole: the receiver empties its bucket first; else it removes `deleted` and then enters the others.
+        version: of the bucket when the listing began: changes since then are later ones, and a part that was copied
+            after them has them already.
         rows, candidates: [n, W], [c, 5] uint32 cells.
         deleted: [d, 4] uint32: ids (two words), version, table.
+        left: rows and candidates of the bucket that are still to be copied; what was passed here is complete at
+            (0, 0).
     """
 
     is_whole: bool
@@ -49,6 +58,11 @@ class Changes:
     rows: Array
     candidates: Array
     deleted: Array
+    left: tuple[int, int] = (0, 0)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.rows.nbytes + self.candidates.nbytes + self.deleted.nbytes
 
 
 def _by_table(cells: Array) -> Array:
@@ -79,58 +93,6 @@ class Bucket:
     def is_frozen(self) -> bool:
         return bool(self._store.marks[self.number, FROZEN] >= 0)
 
-    def freeze(self) -> None:
-        """From now on `copy` gives the bucket as it is now, whatever is pushed or evicted.
-
-        Raises:
-            ElastrecError: it is frozen.
-        """
-        with self._store.locked(self.number):
-            self._require_thawed()
-            self._store.cuts.freeze_held(np.array([self.number]))
-
-    def _require_thawed(self) -> None:
-        if self.is_frozen:
-            raise ElastrecError(f"bucket {self.number} is frozen already; thaw it, or wait for its copy")
-
-    def copy(self) -> tuple[Array, Array]:
-        """Cells of rows [n, W] and candidates [c, 5] of a frozen bucket as it was; once per freeze.
-
-        Takes the lock for some thousand cells at a time, so that requests go on meanwhile.
-        """
-        first, second = (self._copy_shelf(shelf) for shelf in self._shelves)
-        return first, second
-
-    def _copy_shelf(self, shelf: Shelf) -> Array:
-        parts = []
-        state = shelf.pool.buckets[self.number]
-        while True:
-            with self._store.locked(self.number):
-                self._require_frozen()
-                left = int(state[COUNT] - state[COPIED])
-                if left <= 0:
-                    # Nothing more is put into the shadows: every cell was passed.
-                    shadows = np.empty(
-                        (int(shelf.shadows.buckets[self.number, COUNT]), shelf.pool.shape.width), np.uint32
-                    )
-                    copy_cells(shelf.shadows, self.number, -1, 0, shadows)
-                    break
-                part = np.empty((min(left, COPY_STEP_CELLS), shelf.pool.shape.width), np.uint32)
-                parts.append(part[: copy_frozen(shelf, self._store.marks, self.number, part)])
-        parts.append(shadows)
-        filled = [part for part in parts if len(part)]
-        if len(filled) == 1:
-            return filled[0]
-        return np.concatenate(filled) if filled else shadows
-
-    def _require_frozen(self) -> None:
-        if not self.is_frozen:
-            raise ThawedError(f"bucket {self.number} was thawed while it was copied; freeze it and copy it again")
-
-    def thaw(self) -> None:
-        """Ends a freeze, copied or not; a bucket that is not frozen stays as it is."""
-        self._store.cuts.thaw([self.number])
-
     def mark(self) -> int:
         """The version that the bucket has had so far. From now on changes are listed at what they cost."""
         with self._store.locked(self.number):
@@ -148,42 +110,87 @@ class Bucket:
             marks[LOGGING], marks[LOG_FROM] = 1, before
         return before
 
-    def changes(self, since: int) -> Changes:
+    def changes(self, since: int, left: tuple[int, int] = (0, 0), part_bytes: int = PART_BYTES) -> Changes:
         """What has changed after `mark` returned this version, and a mark; -1: everything.
 
-        It is whole also where the log does not reach back that far: it was never begun, or had become longer than a
-        quarter of the bucket.
+        It is everything also where the log does not reach back that far: it was never begun, or had become longer than
+        a quarter of the bucket; and where the listing would be longer than some parts. Everything comes in parts.
+
+        Args:
+            left: of the part before this one, with its version as `since`: its next part. (0, 0): no part is missing.
+            part_bytes: of cells in a part; one cell in any case.
+
+        Raises:
+            ElastrecError: the bucket is frozen, and its changes are not logged: only once it is thawed is there a
+                version from which they are.
         """
         with self._store.locked(self.number):
-            marks = self._store.marks[self.number]
-            is_whole = bool(since < 0 or not marks[LOGGING] or since < marks[LOG_FROM])
-            if is_whole:
-                self._require_thawed()
-            else:
-                rows, candidates = (self._changed_of(shelf, since) for shelf in self._shelves)
-            deleted = np.empty((0, 4), np.uint32) if is_whole else self._deleted(since)
-            version = self._mark()
-            if is_whole:
-                self._store.cuts.begin_copies(np.array([self.number]))
-        if is_whole:
-            rows, candidates = self.copy()
-            self.thaw()
-        return Changes(is_whole, version, rows, candidates, deleted)
+            marks, version = self._store.marks[self.number], since
+            is_logged = since >= 0 and bool(marks[LOGGING]) and since >= marks[LOG_FROM]
+            is_next = is_logged and left != (0, 0)
+            if is_logged and not is_next:
+                listing = self._listing(since, _LISTED_PARTS * part_bytes)
+                if listing is not None:
+                    return listing
+            if not is_next:
+                if self.is_frozen and not marks[LOGGING]:
+                    raise ElastrecError(
+                        f"bucket {self.number} is frozen, and its changes are not logged; thaw it first"
+                    )
+                version, left = self._mark(), self._held
+        rows, rows_left = self._part(0, left[0], part_bytes)
+        candidates, candidates_left = self._part(1, left[1], part_bytes - rows.nbytes)
+        nothing = np.empty((0, 4), np.uint32)
+        return Changes(not is_next, version, rows, candidates, nothing, (rows_left, candidates_left))
+
+    @property
+    def _held(self) -> tuple[int, int]:
+        rows, candidates = (int(shelf.pool.buckets[self.number, COUNT]) for shelf in self._shelves)
+        return rows, candidates
+
+    def _listing(self, since: int, most_bytes: int) -> Changes | None:
+        """What has changed after a version that the logs reach back to, and a mark; None: more than so many bytes."""
+        places = [self._changed_places(shelf, since) for shelf in self._shelves]
+        deleted = self._deleted(since)
+        pools = [shelf.pool for shelf in self._shelves]
+        if deleted.nbytes + sum(4 * pool.shape.width * len(each) for pool, each in zip(pools, places, strict=True)) > (
+            most_bytes
+        ):
+            return None
+        cells = [np.empty((len(each), pool.shape.width), np.uint32) for pool, each in zip(pools, places, strict=True)]
+        for pool, each, out in zip(pools, places, cells, strict=True):
+            gather(pool, each, out)
+        return Changes(False, self._mark(), *cells, deleted)
+
+    def _part(self, kind: int, end: int, most_bytes: int) -> tuple[Array, int]:
+        """Cells of one shelf with numbers below `end`, the last ones first, and how many numbers are left.
+
+        A cell changes its number only when it moves into the place of a removed one, from the end: what was passed
+        never comes to lie below `end`, and what lies there is not lost.
+        """
+        pool = self._shelves[kind].pool
+        cell_bytes = 4 * pool.shape.width
+        step, parts = max(1, min(COPY_STEP_CELLS, _STEP_BYTES // cell_bytes)), []
+        room = 0 if most_bytes <= 0 and kind else max(1, most_bytes // cell_bytes)
+        while end and room:
+            part = np.empty((min(end, step, room), pool.shape.width), np.uint32)
+            with self._store.locked(self.number):
+                end, copied = copy_before(pool, self.number, end, part)
+            parts.append(part[:copied])
+            room -= copied
+        return np.concatenate(parts) if parts else np.empty((0, pool.shape.width), np.uint32), end
 
     def forget_changes(self, version: int) -> None:
         """Frees what only listings since a version before this one need; those become whole."""
         with self._store.locked(self.number):
             self._store.cuts.trim(self.number, version)
 
-    def _changed_of(self, shelf: Shelf, since: int) -> Array:
+    def _changed_places(self, shelf: Shelf, since: int) -> Array:
         entries, held = (int(pool.buckets[self.number, COUNT]) for pool in (shelf.log, shelf.pool))
-        if not entries:
-            return np.empty((0, shelf.pool.shape.width), np.uint32)
         places = np.empty(entries, np.int64)
-        found = changed_places(shelf, self.number, since, np.zeros(held // 64 + 1, np.uint64), places)
-        cells = np.empty((found, shelf.pool.shape.width), np.uint32)
-        gather(shelf.pool, places[:found], cells)
-        return cells
+        if not entries:
+            return places
+        return places[: changed_places(shelf, self.number, since, np.zeros(held // 64 + 1, np.uint64), places)]
 
     def _deleted(self, since: int) -> Array:
         tombs = self._store.tombs_memory.pool
@@ -192,7 +199,7 @@ class Bucket:
         return cells[:found]
 
     def take_in(self, changes: Changes) -> None:
-        """Takes what `changes` of the same bucket of another store lists, versions included.
+        """Takes what `changes` of the same bucket of another store lists, versions included; parts in their order.
 
         Raises:
             ElastrecError: the bucket is frozen, or not this store's.
@@ -201,11 +208,14 @@ class Bucket:
         store = self._store
         if self.is_frozen or not store.owned[self.number]:
             raise ElastrecError(f"bucket {self.number} cannot take rows in: it is frozen, or not this server's")
-        if changes.is_whole and (self.rows or self._shelves[1].pool.buckets[self.number, COUNT]):
+        if changes.is_whole and any(self._held):
             store.forget_bucket(self.number)
             self.own()
+        # A part that was copied after a later mark holds later versions: no cell may have one that is yet to come.
+        versions = [int(cells[:, CELL_VERSION].max()) for cells in (changes.rows, changes.candidates) if len(cells)]
         with store.locked(self.number):
-            store.marks[self.number, VERSION] = max(store.marks[self.number, VERSION], changes.version + 1)
+            latest = max(changes.version, *versions) if versions else changes.version
+            store.marks[self.number, VERSION] = max(store.marks[self.number, VERSION], latest + 1)
         if len(changes.deleted):
             store.remove(self._look_up(_by_table(changes.deleted)))
         for kind, cells in enumerate((changes.rows, changes.candidates)):

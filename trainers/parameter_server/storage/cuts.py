@@ -37,7 +37,7 @@ class Cuts:
 
     Attributes:
         logs: whether a freeze begins to log what changes after it, so that a later save need not be whole.
-        frozen_rows: [S, T] int64, rows by stripe and table at the last freeze.
+        frozen_rows: [T] int64, rows by table at the last freeze.
     """
 
     def __init__(
@@ -52,14 +52,16 @@ class Cuts:
         self._shelves, self._tombs, self._marks = shelves, tombs, marks
         self._stripe_of, self._locks, self._entries = stripe_of, locks, entries
         self.logs = False
-        self.frozen_rows = np.zeros(entries.shape[:2], np.int64)
+        self.frozen_rows = np.zeros(entries.shape[1], np.int64)
         # [V] int64, since when the changes of a frozen bucket were logged when it was frozen.
         self._logged_from = np.full(len(marks), _NEVER, np.int64)
         # By save, [V] int64, the version of each bucket in it.
         self._saved: dict[str, Array] = {}
 
     def freeze(self, buckets: Sequence[int] | Array) -> None:
-        """See Bucket.freeze; of one moment if nothing is pushed or evicted meanwhile.
+        """From now on a copy gives these buckets as they are now, whatever is pushed or evicted.
+
+        Of one moment if nothing is pushed or evicted meanwhile.
 
         Raises:
             ElastrecError: one of them is frozen; none was changed, if nobody else freezes them now.
@@ -72,7 +74,7 @@ class Cuts:
         for stripe in np.unique(stripes).tolist():
             with self._locks.held(stripe):
                 mine = chosen[stripes == stripe]
-                self.frozen_rows[stripe] = self._entries[stripe, :, 0]
+                self.frozen_rows += self._entries[mine, :, 0].sum(axis=0)
                 self._logged_from[mine] = np.where(marks[mine, LOGGING] > 0, marks[mine, LOG_FROM], _NEVER)
                 if self.logs:
                     self._begin_logs(mine[marks[mine, LOGGING] == 0])
@@ -99,7 +101,7 @@ class Cuts:
         self._marks[buckets, LOGGING], self._marks[buckets, LOG_FROM] = 1, self._marks[buckets, VERSION]
 
     def thaw(self, buckets: Sequence[int] | Array) -> None:
-        """See Bucket.thaw."""
+        """Ends a freeze, copied or not; buckets that are not frozen stay as they are."""
         chosen = np.asarray(buckets, np.int64)
         stripes = self._stripe_of[chosen]
         for stripe in np.unique(stripes).tolist():

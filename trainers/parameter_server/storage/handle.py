@@ -34,7 +34,7 @@ class Guarded(NamedTuple):
     Attributes:
         marks: [V, 4] int64; owned: [V] bool; stripe_of: [V] int64.
         locks: words of Locks; moves: [S] int64.
-        usage: [S, T, 2] int64; counters: [2] int64, buckets that were dropped, most rows.
+        usage: [V, T, 2] int64; counters: [2] int64, buckets that were dropped, most rows.
     """
 
     marks: Array
@@ -193,6 +193,6 @@ def guarded_of(handle):  # type: ignore[no-untyped-def]
         _array(handle[at + 3], (buckets,), np.int64),
         _array(handle[at + 4], (handle[at + 5],), np.int64),
         _array(handle[at + 6], (stripes,), np.int64),
-        _array(handle[at + 8], (stripes, tables, 2), np.int64),
+        _array(handle[at + 8], (buckets, tables, 2), np.int64),
         _array(handle[at + 9], (2,), np.int64),
     )

@@ -80,7 +80,7 @@ class RowStore:
         marks: [V, 4] int64, versions of the buckets (`arrays`).
         stripe_of: [V] int64, whose lock guards a bucket.
         moves: [S] int64, how often places of a stripe became others: a lookup from before is of no use.
-        entries: [S, T, 2] int64, rows and candidates by stripe and table.
+        entries: [V, T, 2] int64, rows and candidates by bucket and table.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RowStore:
         self.locks = Locks(stripes)
         self.moves = np.zeros(stripes, np.int64)
         self._counters = np.array([0, self.capacity_rows], np.int64)
-        self.entries = np.zeros((stripes, tables, 2), np.int64)
+        self.entries = np.zeros((buckets, tables, 2), np.int64)
         tables_of_group = plan.tables[group.first_table : group.end_table]
         self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
         self.settings = Settings(
@@ -295,13 +295,16 @@ class RowStore:
         """Of slabs, index and what is kept beside."""
         return self.rows_memory.bytes + self.waiting_memory.bytes + self.tombs_memory.bytes
 
-    def usage(self) -> list[TableUsage]:
+    def usage(self, buckets: Array | None = None) -> list[TableUsage]:
         """Rows and bytes per table, candidates and index shared out by entries.
+
+        Args:
+            buckets: [V] bool, those that count; default: all.
 
         What a row more costs, for forecasts multiply it by rows: slabs and runs that few rows leave unused are not in
         it (see `memory_bytes`).
         """
-        counts = self.entries.sum(axis=0)
+        counts = (self.entries if buckets is None else self.entries[buckets]).sum(axis=0)
         entries = counts.sum(axis=1)
         total = int(entries.sum())
         index = min(self.rows_memory.index.bytes + self.waiting_memory.index.bytes, round(_INDEX_BYTES * total))
@@ -357,13 +360,10 @@ class RowStore:
             self.owned[bucket] = False
             self._counters[DROPS] += 1
             self.moves[stripe] += 1
-            parts = [memory.detach(bucket) for memory in (self.rows_memory, self.waiting_memory)]
+            memories = self.rows_memory, self.waiting_memory
+            slabs = [memory.detach(bucket)[0] for memory in memories]
             self.cuts.forget_bucket(bucket)
+            self.entries[bucket] = 0
         # Nobody else knows these slabs any more.
-        for kind, memory in enumerate((self.rows_memory, self.waiting_memory)):
-            slabs, count = parts[kind]
-            lost = np.zeros(len(self.salts), np.int64)
-            access.count_tables(memory.shelf.pool, slabs, count, lost)
-            with self.locks.held(stripe):
-                self.entries[stripe, :, kind] -= lost
-            memory.rows.free(slabs.tolist())
+        for memory, mine in zip(memories, slabs, strict=True):
+            memory.rows.free(mine.tolist())

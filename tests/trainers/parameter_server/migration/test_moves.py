@@ -18,6 +18,7 @@ from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, Tak
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.migration import giving
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.messages import ANSWERS, HandOver
 from elastrec.trainers.parameter_server.migration.mover import Mover
@@ -351,6 +352,35 @@ def test_an_older_routing_in_a_directive_does_not_undo_a_hand_over() -> None:
         server.adopt(before, 1, [], 1, moves=True)
         assert server.ready and server.epoch == moved.routing.epoch
         assert server.place is not None and server.place.owned.sum() == BUCKETS // 2
+
+
+def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving, "PART_BYTES", 1)
+    with cluster(2, 2) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        for _ in range(3):
+            worker.step()
+
+        def rows() -> int:
+            return sum(table.rows for server in moved.servers.values() for table in server.usage())
+
+        held, after = rows(), moved.table(1, moved.routing.owners)
+        taker = Taker(moved.servers["ps-0"], moved.orders(after)["ps-0"], 1, moved.connect)
+        asked = moved.servers["ps-0"].transfers
+        taker.copy_round()
+        assert moved.servers["ps-0"].transfers - asked > 2 * BUCKETS  # requests for half of the buckets
+        assert rows() == held > 500
+        taker.take_over(after)
+        # The one that gave them away has them still, until it is told that they are owned.
+        assert rows() == held and moved.servers["ps-1"].stores[0].rows > 0
+        moved.servers["ps-1"].forget()
+        assert rows() == held
+        worker.step()
+        for _ in range(worker.steps):
+            control.step()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
 
 
 def test_buckets_that_are_not_held_are_refused() -> None:

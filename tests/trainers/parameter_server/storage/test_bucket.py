@@ -14,6 +14,9 @@ from elastrec.platform.specs.optimizers import OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+from elastrec.trainers.parameter_server.storage.copying import copy_frozen
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION
+from elastrec.trainers.parameter_server.storage.layout import ids_of
 from tests.trainers.parameter_server.storage.copies import columns_of
 
 BUCKETS, DIMENSION = 4, 16
@@ -129,9 +132,55 @@ def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_say
     with pytest.raises(ElastrecError, match="frozen already"):
         store.cuts.freeze([1, 2])
     assert not store.bucket(2).is_frozen
+    rest = copy_frozen(store, np.array([0, 1]), 1)
+    next(rest)
     store.cuts.thaw([0, 1])
     with pytest.raises(ThawedError, match="freeze it and copy it again"):
-        store.bucket(0).copy()
+        list(rest)
+
+
+def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go() -> None:
+    here, there, random = (
+        store_of(table=TableSpec(evict_after=1000.0)),
+        store_of(table=TableSpec(evict_after=1000.0)),
+        np.random.default_rng(0),
+    )
+    push(here, np.arange(40_000), now=5000.0)
+    source, target = here.bucket(0), there.bucket(0)
+    part_bytes, parts, largest = 100_000, 0, 0
+    changes = source.changes(-1, part_bytes=part_bytes)
+    while True:
+        parts, largest = parts + 1, max(largest, changes.size_bytes)
+        target.take_in(changes)
+        assert target.version > changes.rows[:, CELL_VERSION].max()
+        if changes.left == (0, 0):
+            break
+        source.mark()
+        # Some rows change, some are new, and those of the last turn go: others move into their places.
+        push(here, random.integers(0, 40_000, 50), now=5000.0)
+        push(here, 100_000 + 50 * parts + np.arange(50), now=3000.0 + parts)
+        here.evict(4000.0 + parts)
+        changes = source.changes(changes.version, changes.left, part_bytes)
+        assert not changes.is_whole
+    assert parts > 5 and largest <= part_bytes
+    rest = source.changes(changes.version)
+    assert not rest.is_whole and 0 < len(rest.rows) < source.rows / 4
+    target.take_in(rest)
+    mine, theirs = (store.bucket(0).changes(-1).rows for store in (here, there))
+    assert len(mine) == source.rows
+    for each in mine, theirs:
+        each[:] = each[np.argsort(ids_of(each))]
+    np.testing.assert_array_equal(mine, theirs)
+
+
+def test_usage_counts_the_rows_of_the_chosen_buckets_alone() -> None:
+    store, ids = store_of(stripes=2), np.arange(1000)
+    push(store, ids)
+    of_bucket = np.bincount(buckets_of(ids, "t", BUCKETS), minlength=BUCKETS)
+    assert [row.rows for row in store.usage(np.array([True, False, True, False]))] == [of_bucket[0] + of_bucket[2]]
+    store.bucket(2).drop()
+    assert store.usage(np.array([False, False, True, False]))[0].rows == 0
+    assert store.usage()[0].rows == len(ids) - of_bucket[2] == store.rows
 
 
 def test_of_a_bucket_that_was_dropped_since_a_save_everything_has_changed() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastrec.platform.specs.errors import IncompatibleError
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
@@ -19,6 +19,7 @@ from elastrec.trainers.parameter_server.storage import Changes, RowStore, copyin
 from elastrec.trainers.parameter_server.storage import store as store_module
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.copying import Copied, copy_frozen
+from elastrec.trainers.parameter_server.storage.kernels.arrays import LOGGING
 from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
 from tests.trainers.parameter_server.storage.copies import copied, take
 
@@ -74,10 +75,9 @@ class Buckets(RuleBasedStateMachine):
         self.here, self.there = (self.store(plan, np.ones(BUCKETS, np.bool_), stripes) for _ in range(2))
         self.now = 1000
         self.oracle: Oracle = ({}, {})
-        self.frozen: dict[int, Oracle] = {}
         self.dropped: set[int] = set()
-        # What `there` was told last, and until which version of `here`.
-        self.told: dict[int, tuple[int, Oracle]] = {}
+        # Until which version of `here` `there` was told, which part of it is left, and what it holds once none is.
+        self.told: dict[int, tuple[int, tuple[int, int], Oracle | None]] = {}
         # A copy of many buckets that is under way: of which, as they were, and what has come of it.
         self.copying: tuple[set[int], Oracle, Iterator[Copied], list[Copied]] | None = None
 
@@ -148,22 +148,6 @@ class Buckets(RuleBasedStateMachine):
                 late += 1
         assert self.here.evict(self.now) == late
 
-    @precondition(lambda self: self.oracle[0])
-    @rule(bucket=bucket_numbers)
-    def freeze(self, bucket: int) -> None:
-        if bucket not in self.frozen and bucket not in self.dropped and not self.is_copied(bucket):
-            self.here.bucket(bucket).freeze()
-            self.frozen[bucket] = of_bucket(self.oracle, bucket)
-
-    @precondition(lambda self: self.frozen)
-    @rule(data=st.data(), copies=st.sampled_from([True, True, True, False]))
-    def thaw(self, data: st.DataObject, copies: bool) -> None:
-        bucket = data.draw(st.sampled_from(sorted(self.frozen)))
-        expected = self.frozen.pop(bucket)
-        if copies:
-            self.check(*self.here.bucket(bucket).copy(), expected)
-        self.here.bucket(bucket).thaw()
-
     def is_copied(self, bucket: int) -> bool:
         return self.copying is not None and bucket in self.copying[0]
 
@@ -171,7 +155,7 @@ class Buckets(RuleBasedStateMachine):
     @rule(chunk_bytes=st.sampled_from([1, 100, 400, 10_000]))
     def begin_copy(self, chunk_bytes: int) -> None:
         """Freezes all buckets that are there, to be copied chunk by chunk."""
-        buckets = [bucket for bucket in range(BUCKETS) if bucket not in self.frozen and bucket not in self.dropped]
+        buckets = [bucket for bucket in range(BUCKETS) if bucket not in self.dropped]
         self.here.cuts.freeze(buckets)
         whole: Oracle = tuple(
             {key: value for key, value in part.items() if bucket_of(key) in buckets} for part in self.oracle
@@ -211,25 +195,32 @@ class Buckets(RuleBasedStateMachine):
         before = self.here.bucket(bucket).version
         assert self.here.bucket(bucket).mark() == before < self.here.bucket(bucket).version
 
-    @rule(bucket=bucket_numbers, forget=st.booleans())
-    def tell(self, bucket: int, forget: bool) -> None:
-        """`there` takes what has changed since it was told last."""
-        if bucket in self.frozen or bucket in self.dropped or self.is_copied(bucket):
+    @rule(bucket=bucket_numbers, forget=st.booleans(), part_bytes=st.sampled_from([1, 200, 10_000]))
+    def tell(self, bucket: int, forget: bool, part_bytes: int) -> None:
+        """`there` takes what has changed since it was told last, or a part of what is there."""
+        if bucket in self.dropped:
             return
-        version, _ = self.told.get(bucket, (-1, ({}, {})))
-        changes = self.here.bucket(bucket).changes(version)
-        now = of_bucket(self.oracle, bucket)
-        if version < 0:
-            assert changes.is_whole
+        version, left, _ = self.told.get(bucket, (-1, (0, 0), None))
+        was_logging = self.here.marks[bucket, LOGGING]
+        try:
+            changes = self.here.bucket(bucket).changes(version, left, part_bytes)
+        except ElastrecError:
+            assert self.is_copied(bucket) and not was_logging
+            return
+        is_part = changes.is_whole or left != (0, 0)
+        assert len(changes.rows) <= 1 or changes.rows.nbytes <= (1 if is_part else 8) * part_bytes
         self.there.bucket(bucket).take_in(changes)
-        self.told[bucket] = changes.version, now
-        if forget:
+        # What was copied in several parts is of no one moment; what has changed since makes it so.
+        is_settled = changes.left == (0, 0) and (changes.is_whole or left == (0, 0))
+        assert version >= 0 or changes.is_whole
+        self.told[bucket] = changes.version, changes.left, of_bucket(self.oracle, bucket) if is_settled else None
+        if forget and is_settled and not self.is_copied(bucket):
             self.here.bucket(bucket).forget_changes(changes.version)
 
     @precondition(lambda self: not self.dropped)
     @rule(bucket=bucket_numbers)
     def drop(self, bucket: int) -> None:
-        if bucket in self.frozen or self.is_copied(bucket):
+        if self.is_copied(bucket):
             return
         self.here.bucket(bucket).drop()
         self.dropped.add(bucket)
@@ -254,7 +245,7 @@ class Buckets(RuleBasedStateMachine):
 
     @rule()
     def save_and_restore(self) -> None:
-        if self.frozen or self.copying:
+        if self.copying:
             return
         new = self.store(self.here.plan, self.here.owned, len(self.here.moves))
         take(new, copied(self.here, chunk_bytes=200))
@@ -290,9 +281,10 @@ class Buckets(RuleBasedStateMachine):
 
     @invariant()
     def there_has_what_it_was_told(self) -> None:
-        for bucket, (_, expected) in getattr(self, "told", {}).items():
-            changes: Changes = self.there.bucket(bucket).changes(-1)
-            self.check(changes.rows, changes.candidates, expected)
+        for bucket, (_, _, expected) in getattr(self, "told", {}).items():
+            if expected is not None:
+                changes: Changes = self.there.bucket(bucket).changes(-1)
+                self.check(changes.rows, changes.candidates, expected)
 
 
 class EvictedBuckets(Buckets):

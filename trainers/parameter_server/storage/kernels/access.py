@@ -185,7 +185,7 @@ def make(  # type: ignore[no-untyped-def]
         shelf, waiting: rows, and candidates for rows.
         sightings: [U] of each id in this push; only used with admission.
         room: rows that may be made.
-        usage: [S, T, 2] int64, rows and candidates per table.
+        usage: [V, T, 2] int64, rows and candidates per table.
         places: [U] in and out.
     """
     made, found = 0, 0
@@ -225,13 +225,13 @@ def make(  # type: ignore[no-untyped-def]
         if seen >= settings.admit_after:
             if candidate >= 0:
                 remove(waiting, marks, bucket, stripe, candidate, settings.salts)
-                usage[stripe, table, 1] -= 1
+                usage[bucket, table, 1] -= 1
             places[j] = make_row(shelf, settings, marks, bucket, stripe, row_hash, key, table)
-            usage[stripe, table, 0] += 1
+            usage[bucket, table, 0] += 1
             made += 1
         else:
             count_sightings(waiting, marks, bucket, stripe, candidate, row_hash, key, table, seen, now_seconds)
-            usage[stripe, table, 1] += candidate < 0
+            usage[bucket, table, 1] += candidate < 0
     report[0], report[2] = DONE, request.starts[stripe + 1] - request.starts[stripe]
     report[3] += made + found
 
@@ -264,7 +264,7 @@ def evict(  # type: ignore[no-untyped-def]
     From the last cell to the first: the one that moves into a removed one's place was looked at before.
 
     Args:
-        kind: 0 rows, 1 candidates, of `usage` [S, T, 2].
+        kind: 0 rows, 1 candidates, of `usage` [V, T, 2].
         report: code, -, number of the last cell that was not looked at plus one, removed. A negative number begins.
     """
     pool = shelf.pool
@@ -284,7 +284,7 @@ def evict(  # type: ignore[no-untyped-def]
             # Its slab may be released; until the lock is, its neighbours in the chain can still be read from it.
             remove(shelf, marks, bucket, stripe, place, salts)
             bury(tombs, marks, bucket, stripe, low, high, table)
-            usage[stripe, table, kind] -= 1
+            usage[bucket, table, kind] -= 1
             report[3] += 1
         number -= 1
         if number % _EVICTED_BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
@@ -303,7 +303,7 @@ def take_in(  # type: ignore[no-untyped-def]
     Args:
         kind: 0: rows, and `other` are the candidates, of which each id is removed; 1: candidates, and `other` are the
             rows, whose ids are left out.
-        usage: [S, T, 2].
+        usage: [V, T, 2].
     """
     pool = shelf.pool
     for k in range(request.starts[stripe] + report[2], request.starts[stripe + 1]):
@@ -325,13 +325,13 @@ def take_in(  # type: ignore[no-untyped-def]
             return
         if there >= 0:
             remove(other, marks, bucket, stripe, there, settings.salts)
-            usage[stripe, table, 1] -= 1
+            usage[bucket, table, 1] -= 1
         if place < 0:
             place = append(pool, bucket, stripe)
             _begin(pool, place, key, marks[bucket, VERSION], table)
             enter(shelf.slots, bucket, row_hash, place)
             log_change(shelf, marks, bucket, stripe, place)
-            usage[stripe, table, kind] += 1
+            usage[bucket, table, kind] += 1
         elif np.int64(pool.words[offset_of(pool.shape, place) + CELL_VERSION]) != marks[bucket, VERSION]:
             note_change(shelf, marks, bucket, stripe, place)
         at = offset_of(pool.shape, place)
@@ -362,13 +362,5 @@ def take_out(  # type: ignore[no-untyped-def]
         low, high = shelf.pool.words[at + ID], shelf.pool.words[at + ID + 1]
         remove(shelf, marks, bucket, stripe, place, settings.salts)
         bury(tombs, marks, bucket, stripe, low, high, np.uint32(table))
-        usage[stripe, table, kind] -= 1
+        usage[bucket, table, kind] -= 1
     report[0], report[2] = DONE, request.starts[stripe + 1] - request.starts[stripe]
-
-
-@kernel
-def count_tables(pool, slabs, count, out):  # type: ignore[no-untyped-def]
-    """Adds to `out` [T] how many of a chain's cells are of each table."""
-    for k in range(slabs.shape[0]):
-        for number in range(min(pool.shape.per_slab, count - k * pool.shape.per_slab)):
-            out[pool.words[slabs[k] * pool.shape.slab_words + number * pool.shape.width + TABLE] & _TABLE_BITS] += 1

@@ -113,29 +113,22 @@ def bury(tombs, marks, bucket, stripe, low, high, table):  # type: ignore[no-unt
 
 
 @kernel
-def copy_frozen(shelf, marks, bucket, out):  # type: ignore[no-untyped-def]
-    """Copies the next cells of a frozen bucket into `out` [n, W] uint32; returns how many.
+def copy_before(pool, bucket, end, out):  # type: ignore[no-untyped-def]
+    """Copies a bucket's cells with numbers below `end`, from the last one down, into `out` [n, W] uint32.
 
-    The copy passes as many cells as there is room for, those that are younger than the freeze included: it ends when
-    `pool.buckets[bucket, COPIED]` has reached the count.
+    Returns the number of the last cell that was copied, and how many were: fewer than there is room for at 0 only.
     """
-    pool = shelf.pool
-    number, count = pool.buckets[bucket, COPIED], pool.buckets[bucket, COUNT]
-    slab, copied, passed = slab_at(pool, bucket, number), 0, 0
-    frozen = marks[bucket, FROZEN]
-    while number < count and passed < out.shape[0]:
-        place = (slab << pool.shape.shift) | (number % pool.shape.per_slab)
-        at = offset_of(pool.shape, place)
-        if np.int64(pool.words[at + CELL_VERSION]) <= frozen:
-            for word in range(pool.shape.width):
-                out[copied, word] = pool.words[at + word]
-            copied += 1
-        number += 1
-        passed += 1
-        if number % pool.shape.per_slab == 0:
-            slab = pool.slabs[slab, FOLLOWING]
-    pool.buckets[bucket, COPIED] = number
-    return copied
+    number, copied = min(end, pool.buckets[bucket, COUNT]), 0
+    slab = slab_at(pool, bucket, number - 1) if number else np.int64(-1)
+    while number > 0 and copied < out.shape[0]:
+        number -= 1
+        at = offset_of(pool.shape, (slab << pool.shape.shift) | (number % pool.shape.per_slab))
+        for word in range(pool.shape.width):
+            out[copied, word] = pool.words[at + word]
+        copied += 1
+        if number % pool.shape.per_slab == 0 and number:
+            slab = np.int64(pool.slabs[slab, PREVIOUS])
+    return number, copied
 
 
 @kernel

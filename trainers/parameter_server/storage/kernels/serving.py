@@ -16,6 +16,7 @@ from elastrec.trainers.parameter_server.storage.handle import (
 )
 from elastrec.trainers.parameter_server.storage.kernels import access
 from elastrec.trainers.parameter_server.storage.kernels.access import find_all, lay_out_request, make
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock_next, unlock
 from elastrec.trainers.parameter_server.storage.rules import apply_rules
@@ -45,11 +46,10 @@ def _owns(owned, request, stripe):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rows(usage):  # type: ignore[no-untyped-def]
+def _rows(pool):  # type: ignore[no-untyped-def]
     rows = 0
-    for stripe in range(usage.shape[0]):
-        for table in range(usage.shape[1]):
-            rows += usage[stripe, table, 0]
+    for bucket in range(pool.buckets.shape[0]):
+        rows += pool.buckets[bucket, COUNT]
     return rows
 
 
@@ -135,7 +135,7 @@ def push_request(  # type: ignore[no-untyped-def]
                 found[stripe, 1] = guarded.moves[stripe]
         if state[STAGE] == MAKE:
             if found[stripe, 0]:
-                room = guarded.counters[MOST_ROWS] - _rows(guarded.usage)
+                room = guarded.counters[MOST_ROWS] - _rows(rows.pool)
                 make(
                     rows, waiting_of(handle), tombs_of(handle), settings, guarded.marks, request, stripe, sightings,
                     now_seconds, room, guarded.usage, places, report,
