@@ -33,6 +33,7 @@ def test_a_fault_of_the_table_is_tried_where_the_table_says(tried: Tried) -> Non
 def test_the_short_campaign_of_the_suite_strikes_twice_at_once_and_longer_than_a_lease() -> None:
     runs = [draw_run(SEED, number) for number in NUMBERS]
     assert any(len(strike.faults) == 2 for run in runs for strike in run.strikes)
+    assert any(run.plans for run in runs)
     stops = [fault for run in runs for fault in run.faults if fault.kind is Kind.STOP]
     assert any(fault.seconds > LEASE_SECONDS and fault.victim is Victim.WORKER for fault in stops)
     assert all(fault.seconds > HEARTBEAT_TIMEOUT_SECONDS for fault in stops)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.campaign.plan import FAULTS_PER_RUN, SHAPES, Kind, Victim, draw_run
+from tests.faults.campaign.plan import FAULTS_PER_RUN, MOST_SERVERS, PLANS_PER_RUN, SHAPES, Kind, Victim, draw_run
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))
@@ -26,6 +27,15 @@ def test_a_run_strikes_places_that_its_job_has_in_order_of_progress(seed: int, n
     assert all(fault.index < places.get(fault.victim, 1) for fault in run.faults)
     starved = [(f.victim, f.index) for f in run.faults if f.kind is Kind.OUT_OF_MEMORY]
     assert len(starved) == len(set(starved))
+
+
+@given(st.integers(0, 2**32), st.integers(0, 1000))
+def test_plans_arrive_in_every_second_run_each_for_another_number_of_servers(seed: int, number: int) -> None:
+    run = draw_run(seed, 2 * number)
+    assert not draw_run(seed, 2 * number + 1).plans and PLANS_PER_RUN[0] <= len(run.plans) <= PLANS_PER_RUN[1]
+    counts = [run.shape.servers, *(plan.servers for plan in run.plans)]
+    assert all(before != after and 1 <= after <= MOST_SERVERS for before, after in pairwise(counts))
+    assert [plan.at for plan in run.plans] == sorted(plan.at for plan in run.plans)
 
 
 def test_what_cannot_be_inflicted_is_not_drawn() -> None:

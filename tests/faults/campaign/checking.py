@@ -5,12 +5,17 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from elastrec.checkpoints import list_terms
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from elastrec.checkpoints import list_records, list_terms, open_record
+from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.master.reporting.explanation import read_explanation
 from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
 from tests.faults.campaign.books import Size, check_books, check_restores, journals, rows_told
 from tests.faults.campaign.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
@@ -87,10 +92,23 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         outcome.problems.append(f"{books.lost} samples were never trained")
     pods = kept.pods()
     servers = []
-    for index in range(run.shape.servers):
+    for index in range(max(run.shape.servers, *(plan.servers for plan in run.plans), 0)):
         first = pod_name(prepared.job_id, Role.PARAMETER_SERVER, index)
         held = [pod for pod in pods if pod == first or pod.startswith(f"{first}-r")]
         # Oldest first: `-r10` came after `-r9`.
         servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
-    outcome.problems += check_restores(servers, story, begun)
+    outcome.problems += check_restores(servers, story, begun, is_fixed=not outcome.plans)
+    outcome.problems += check_rows(site, prepared)
     outcome.problems += torn_records(site.store, job_name)
+
+
+def check_rows(site: Site, prepared: Prepared) -> list[str]:
+    """That the last record has one row for every id of the training data: none was lost, none is there twice."""
+    job = job_from_json(prepared.job_json)
+    names = [feature.name for feature in job.spec.data.sparse]
+    files = [file.uri for file in read_manifest(prepared.training_manifest).files]
+    data = pa.concat_tables([pq.read_table(file, columns=names) for file in files])
+    newest, _ = list_records(str(site.store), job.metadata.name, prepared.job_id)[0]
+    held = open_record(newest).manifest.rows
+    ids = {name: len(data[name].drop_null().unique()) for name in names}
+    return [f"table {name}: {held.get(name)} rows of {ids[name]} ids" for name in names if held.get(name) != ids[name]]

@@ -28,6 +28,7 @@ _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
+_LIVE = "faults/test_live_jobs.py::test_a_job_whose_servers_go_from_2_to_3_to_1_to_2_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
 _TERMS = "platform/master/test_terms.py::test_"
@@ -45,6 +46,11 @@ TRIED = (
         "the master's journal is lost while the master is killed",
         ((Kind.JOURNAL, Victim.MASTER),),
         (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so", RANDOM),
+    ),
+    Tried(
+        "plans for other servers arrive, also while faults strike",
+        (),
+        (f"{_LIVE}trains_on_and_every_row_counts_once", RANDOM),
     ),
     Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
     Tried("SIGTERM to a worker", ((Kind.TERMINATE, Victim.WORKER),), (RANDOM,)),

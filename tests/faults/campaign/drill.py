@@ -16,6 +16,7 @@ import msgspec
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.identity import secret_of
+from elastrec.platform.jobs.scaling.asking import ask_for_shape
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
@@ -23,6 +24,7 @@ from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
@@ -48,7 +50,10 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
     """
     outcome = Outcome(
         seed=run.seed, number=run.number, shape=str(run.shape),
-        plan=[f"at {strike.at:.2f}: {fault}" for strike in run.strikes for fault in strike.faults],
+        plan=[
+            *(f"at {strike.at:.2f}: {fault}" for strike in run.strikes for fault in strike.faults),
+            *(f"at {plan.at:.2f}: {plan.servers} servers are asked for" for plan in run.plans),
+        ],
     )  # fmt: skip
     began, before = time.monotonic(), shared_memory()
     prepared = site.prepare(run.shape, run.deltas)
@@ -98,6 +103,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     threads.start(partial(kept.follow, watch.is_over))
     struck: list[list[Hit]] = []
     striking = threads.start(lambda: _strike_all(run.strikes, watch, scene, struck, outcome))
+    asking = threads.start(lambda: _ask_all(run, platform, job_id, watch, outcome))
     deadline = time.monotonic() + LONGEST_RUN_SECONDS
     try:
         while not ((observation := _observe(platform, job_id)) and observation.metrics.phase.is_final):
@@ -105,6 +111,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
             time.sleep(_OBSERVE_SECONDS)
         # Strikes that are under way end before anything is checked; the others have no victim any more.
         striking.join()
+        asking.join()
     finally:
         watch.is_over.set()
         threads.join()
@@ -112,7 +119,8 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     lost_journals, outcome.generations = divmod(observation.metrics.generation, NUMBERS_PER_TERM)
     # Each journal that was lost is a way back to a record, too; how often jobs went back before is lost with it.
     outcome.generations += lost_journals
-    if not outcome.generations:
+    if not outcome.generations and not outcome.plans:
+        # A server that comes later has not counted from the beginning.
         outcome.in_flight = watch.rows
     lost_workers = sum(pod.restarts for pod in observation.metrics.pods if pod.role is Role.WORKER)
     shaken = sum(fault.victim is not Victim.AGENT for fault in run.faults) * run.shape.workers
@@ -153,6 +161,22 @@ def _rows(platform: jobs.Platform, job_id: str) -> int | None:
     except (TransportError, ClusterError):
         return None
     return max(taken, default=None)
+
+
+def _ask_all(run: Run, platform: jobs.Platform, job_id: str, watch: Watch, outcome: Outcome) -> None:
+    """Asks for the servers of each plan once it is due, as often as it takes until the master answers."""
+    for plan in run.plans:
+        if watch.wait_for_share(plan.at) is None:
+            return
+        wanted = {Role.PARAMETER_SERVER: PlacesChange(count=plan.servers)}
+        while not watch.is_over.is_set():
+            try:
+                answer = ask_for_shape(platform, job_id, wanted, live_only=False)
+            except (ClusterError, TransportError):
+                time.sleep(_OBSERVE_SECONDS)  # the master or the node agent is away
+                continue
+            outcome.plans.append(f"{plan.servers} servers: {answer.reason or 'accepted'}")
+            break
 
 
 def _strike_all(

@@ -10,6 +10,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
         faults: those that were inflicted, by name; a job may end before its last ones.
+        plans: for other servers that arrived, and what the master said to them.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
         in_flight: rows that servers applied but the master was never told of, because the worker that sent them was
@@ -23,6 +24,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     shape: str
     plan: list[str] = []
     faults: list[str] = []
+    plans: list[str] = []
     recoveries: list[float] = []
     problems: list[str] = []
     lost: int = 0

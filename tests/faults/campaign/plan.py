@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 FAULTS_PER_RUN = 5, 9
+PLANS_PER_RUN, MOST_SERVERS = (1, 3), 3
+"""Plans for other servers that arrive in every second run, and how many servers they ask for at most."""
 
 
 class Kind(StrEnum):
@@ -123,6 +125,18 @@ class Strike:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """Somebody asks for so many servers.
+
+    Attributes:
+        at: as of a strike.
+    """
+
+    at: float
+    servers: int
+
+
+@dataclass(frozen=True)
 class Run:
     """One job and what happens to it."""
 
@@ -130,6 +144,7 @@ class Run:
     number: int
     shape: Shape
     strikes: tuple[Strike, ...]
+    plans: tuple[Planned, ...] = ()
 
     @property
     def deltas(self) -> int:
@@ -165,7 +180,19 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
         strikes.append(Strike(at, tuple(faults)))
         left -= size
     strikes.sort(key=lambda strike: strike.at)
-    return Run(seed, number, shape, tuple(strikes))
+    return Run(seed, number, shape, tuple(strikes), _draw_plans(seed, number, shape))
+
+
+def _draw_plans(seed: int, number: int, shape: Shape) -> tuple[Planned, ...]:
+    """Others than the faults' dice: a run has the same faults with and without plans."""
+    if number % 2:
+        return ()
+    dice = random.Random(f"{seed}/{number}/plans")
+    plans, before = list[Planned](), shape.servers
+    for at in sorted(dice.uniform(0.02, 0.9) for _ in range(dice.randint(*PLANS_PER_RUN))):
+        before = dice.choice([count for count in range(1, MOST_SERVERS + 1) if count != before])
+        plans.append(Planned(at, before))
+    return tuple(plans)
 
 
 def _draw_fault(
