@@ -9,8 +9,8 @@ steps without either.
 Servers and workers are processes of the product's own code; the parent says what a master would, and the network's
 forward is that of a logistic regression. The restart leaves the worker's process as it is, so it is quicker than that
 of a whole job. A server that names its buckets copied at once (`Mover`: `is_small` true) makes the pause red, one that
-copies without a pause between its requests (`_COPY_SHARE` 1) the throughput while it copies. Most of a large copy is its
-first round; with few bytes nearly all rounds are short ones.
+copies without a pause between its requests (`_COPY_SHARE` 1) the throughput while it copies. Most of a large copy is
+its first round; with few bytes nearly all rounds are short ones.
 """
 
 from __future__ import annotations
