@@ -160,7 +160,8 @@ class Bucket:
         cells = [np.empty((len(each), pool.shape.width), np.uint32) for pool, each in zip(pools, places, strict=True)]
         for pool, each, out in zip(pools, places, cells, strict=True):
             gather(pool, each, out)
-        return Changes(False, self._mark(), *cells, deleted)
+        rows, candidates = cells
+        return Changes(False, self._mark(), rows, candidates, deleted)
 
     def _part(self, kind: int, end: int, most_bytes: int) -> tuple[Array, int]:
         """Cells of one shelf with numbers below `end`, the last ones first, and how many numbers are left.
