@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from benchmarks.common.figures import Figure
@@ -151,6 +152,13 @@ def test_both_strategies_of_data_executors_are_measured() -> None:
     figures = data_executors.measure(Namespace(seeds=1, executors=5))
     check(figures, "data_executors")
     assert {figure.figure.split(".")[2] for figure in figures} >= {"needed_500", "noise_0", "needed_800"}
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.2])
+def test_the_ideal_executor_lets_one_per_cent_of_its_work_wait(noise: float) -> None:
+    wanted = np.exp(noise * np.random.default_rng(0).standard_normal(400_000))
+    cores = 0.99 * wanted.mean() / data_executors.ideal_share(noise)
+    assert np.maximum(wanted - cores, 0.0).sum() / wanted.sum() == pytest.approx(0.01, rel=0.03)
 
 
 def test_jobs_whose_memory_is_short_are_forecast_too() -> None:
