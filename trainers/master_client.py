@@ -25,7 +25,7 @@ _LOOK_SECONDS = 2.0
 
 
 class MasterGoneError(TransportError):
-    """No master has answered for `faults.master_timeout`: nobody will ever need this pod."""
+    """No master has answered for `faults.master_timeout`: this pod is not needed any more."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def answers(tracking_uri: str) -> bool:
         with urllib.request.urlopen(f"{without_credentials(tracking_uri).rstrip('/')}/health", timeout=_ANSWER_SECONDS):
             return True
     except urllib.error.HTTPError as error:
-        # A proxy that wants a password or knows no such page is alive; one that has nobody behind it is not.
+        # A proxy that asks for a password or does not know the page is alive; one without a server behind it is not.
         return error.code < _FIRST_SERVER_ERROR
     except (OSError, ValueError):
         return False
@@ -56,7 +56,7 @@ def client_loaded_beside() -> Iterator[None]:
     """mlflow, whose import takes a second, is loaded on another thread while something else is waited for inside."""
 
     def load() -> None:
-        # What is wrong with it is told by its first use.
+        # Its first use reports what is wrong with it.
         with suppress(Exception):
             import mlflow.tracking  # noqa: F401
 
@@ -144,13 +144,13 @@ class Connection:
         return make_artifacts_folder(self._database) if self._database else None
 
     def run_url(self, run_id: str) -> str:
-        """Page of a run; empty when nobody serves MLflow's pages (a database file as tracking URI)."""
+        """Page of a run; empty if no server shows MLflow's pages (a database file as tracking URI)."""
         if not self._ui:
             return ""
         return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType={_VIEW}"
 
     def job_url(self, job_id: str) -> str:
-        """Page that lists a job's runs, also before there is one; empty when nobody serves MLflow's pages."""
+        """Page that lists a job's runs, also before there is one; empty if no server shows MLflow's pages."""
         if not self._ui:
             return ""
         search = quote(f"tags.`{TAG_JOB_ID}` = '{job_id}'")

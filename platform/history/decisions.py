@@ -48,7 +48,7 @@ class Decisions(Connection):
             figures: points of the series, by metric name.
         """
         milliseconds, step = int(decision.unix_seconds * 1000), decision.samples_trained
-        told = [*self.decisions(run_id), decision][-_MOST_DECISIONS:]
+        decisions = [*self.decisions(run_id), decision][-_MOST_DECISIONS:]
         with self._explained(f"write a scaling decision into run {run_id}"):
             lines = [
                 {"unix_seconds": decision.unix_seconds, "samples_trained": step, "applied": decision.changed, **one}
@@ -56,10 +56,10 @@ class Decisions(Connection):
             ]
             if lines:
                 self._append_table(run_id, lines)
-            self._client.log_text(run_id, msgspec.json.encode(told).decode(), DECISIONS_FILE)
+            self._client.log_text(run_id, msgspec.json.encode(decisions).decode(), DECISIONS_FILE)
             for name, value in figures.items():
                 self._client.log_metric(run_id, name, value, milliseconds, step)
-        return told
+        return decisions
 
     def decisions(self, run_id: str) -> list[Decision]:
         """Every round that was written into the run; none before the first."""
@@ -74,19 +74,19 @@ class Decisions(Connection):
             ) from error
 
     def samples_trained(self, run_id: str) -> int:
-        """The last that the run was told."""
+        """The last value that was written into the run."""
         with self._explained(f"read run {run_id}"):
             return int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
 
-    def log_throughput(self, run_id: str, told: Sequence[Decision]) -> None:
+    def log_throughput(self, run_id: str, decisions: Sequence[Decision]) -> None:
         """Draws speed and workers over time with every decision, from the run's own series."""
         picture = scaling_figures.throughput(
-            self._timed(run_id, names.SAMPLES_PER_SECOND), self._timed(run_id, names.WORKERS_RUNNING), told
+            self._timed(run_id, names.SAMPLES_PER_SECOND), self._timed(run_id, names.WORKERS_RUNNING), decisions
         )
         self._log_figures(run_id, {"figures/throughput.png": picture})
 
     def log_coefficients(self, run_id: str, coefficients: Coefficients) -> None:
-        """Leaves the job's fitted model for similar jobs to come."""
+        """Stores the job's fitted model for similar jobs in the future."""
         from mlflow.entities import Metric
 
         step, milliseconds = self.samples_trained(run_id), int(time.time() * 1000)
@@ -97,18 +97,18 @@ class Decisions(Connection):
     def log_model(
         self,
         run_id: str,
-        told: Sequence[Decision],
+        decisions: Sequence[Decision],
         considered: Sequence[Considered],
         model: ThroughputModel | None,
         observations: Sequence[Observation],
     ) -> None:
         """Draws the fit, the front and whether the last plans brought what was predicted.
 
-        A picture is drawn when it means something: any model meets the only size that was measured, and a front needs
-        something else to do than to stay.
+        A picture is drawn only if it can inform: any model fits a single measured configuration, and a front needs an
+        alternative to the present allocation.
         """
         batch = model.shape.batch_size if model else 0
-        kept = scaling_figures.kept_promises(told, observations, batch) if model else []
+        kept = scaling_figures.kept_promises(decisions, observations, batch) if model else []
         if kept:
             with self._explained(f"write a scaling decision into run {run_id}"):
                 last = kept[-1]
@@ -130,7 +130,7 @@ class Decisions(Connection):
         self._log_figures(run_id, {scaling_figures.MIGRATIONS_PICTURE: scaling_figures.migrations(seen)})
 
     def page(self, run_id: str) -> str:
-        """Address of the run's page; empty when nobody serves pages."""
+        """Address of the run's page; empty if no server shows pages."""
         with self._explained(f"read run {run_id}"):
             experiment_id = self._client.get_run(run_id).info.experiment_id
         return f"{self._ui}/#/experiments/{experiment_id}/runs/{run_id}" if self._ui else ""

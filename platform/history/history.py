@@ -1,4 +1,7 @@
-"""History: the job records in MLflow, written at a job's start and end and read by whoever wants to learn from them."""
+"""History: the job records in MLflow, written at a job's start and end.
+
+Warm start, scaling and the commands that look back read them.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ class History(Connection):
         return (opened[:1] or succeeded[-1:] or [None])[0]
 
     def open_run(self, job_id: str) -> str:
-        """The job's run that nobody has closed yet; empty when there is none."""
+        """The job's run that is not closed yet; empty if there is none."""
         opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
         return str(opened[0].info.run_id) if opened else ""
 

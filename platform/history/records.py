@@ -207,7 +207,7 @@ def _quoted(text: str) -> str:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a run is told at its start."""
+    """What is written into a run at its start."""
 
     params: dict[str, str]
     tags: dict[str, str]

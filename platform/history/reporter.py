@@ -53,7 +53,6 @@ class Reporter:
         self._interval = interval_seconds
         self._spool = spool
         self._points: deque[Point] = deque(spool.points if spool else ())
-        self._tags: dict[str, str] = {}
         self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
         self._dropped = 0
         self._changed = threading.Condition()
@@ -113,12 +112,6 @@ class Reporter:
         if first_loss:
             _log.warning("history points dropped", run_id=self._run_id, capacity=self._capacity)
 
-    def set_tags(self, tags: dict[str, str]) -> None:
-        """Sets tags of the run with the next call; the last value wins."""
-        with self._changed:
-            self._tags.update(tags)
-            self._changed.notify()
-
     def close(self, deadline_seconds: float = 5.0) -> bool:
         """Sends what waits, then ends the thread; True when nothing was lost. May be called twice."""
         with self._changed:
@@ -129,16 +122,14 @@ class Reporter:
         lost = len(self._points) + self._dropped
         if lost:
             _log.warning("history is incomplete", run_id=self._run_id, unsent=len(self._points), dropped=self._dropped)
-        return not lost and not self._tags
+        return not lost
 
     def _run(self) -> None:
         pause, down = self._interval, False
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: (self._run_id and (self._points or self._tags)) or self._deadline is not None
-                )
-                if not self._run_id or (not self._points and not self._tags):
+                self._changed.wait_for(lambda: (self._run_id and self._points) or self._deadline is not None)
+                if not self._run_id or not self._points:
                     return
             timeout = self._time_left()
             if timeout <= 0:
@@ -166,11 +157,10 @@ class Reporter:
     def _send(self, timeout_seconds: float) -> None:
         with self._changed:
             batch = list(islice(self._points, POINTS_PER_CALL))
-            tags = dict(self._tags)
             self._taken = len(batch)
         refused = False
         try:
-            self._sink.send(self._run_id, batch, tags, timeout_seconds)
+            self._sink.send(self._run_id, batch, timeout_seconds)
         except RefusedError as error:
             refused = True
             _log.warning("history points refused", run_id=self._run_id, points=len(batch), reason=str(error))
@@ -180,9 +170,6 @@ class Reporter:
             self._note_gone(self._taken)
             self._dropped += len(batch) if refused else 0
             self._taken = 0
-            for key, value in tags.items():
-                if self._tags.get(key) == value:
-                    del self._tags[key]
 
     def _note_gone(self, count: int) -> None:
         if self._spool is not None and count:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from elastrec.platform.scaling.model.throughput import ThroughputModel
 
 MIGRATIONS_PICTURE = "figures/migrations.png"
-_TOLD = 6
+_CAPTIONS = 6
 _LINE = 118
 _COLORS = {
     CandidateKind.STAY: "tab:gray",
@@ -81,44 +81,45 @@ def change(before: Allocation, after: Allocation) -> str:
 
 
 def throughput(speed: Sequence[Timed], workers: Sequence[Timed], decisions: Sequence[Decision]) -> Figure | None:
-    """Speed and workers over time, every decision marked, the latest told in words; None before anything was measured.
+    """Speed and workers over time, every decision marked, the latest with captions; None before anything was measured.
 
     A line marks a round that changed the job, a tick on the axis one that left it as it is.
     """
     if not speed:
         return None
     zero = speed[0].unix_seconds
-    told = [each for each in decisions if each.changed or each.before != each.after][-_TOLD:]
-    text = [_sentence(number, each, zero) for number, each in enumerate(told, 1)]
-    lines = sum(len(each.splitlines()) for each in text)
+    with_plans = [decision for decision in decisions if decision.changed or decision.before != decision.after]
+    captioned = with_plans[-_CAPTIONS:]
+    captions = [_caption(number, decision, zero) for number, decision in enumerate(captioned, 1)]
+    lines = sum(len(caption.splitlines()) for caption in captions)
     figure, (axis,) = new_figure(rows=1, more_inches=0.2 * lines)
-    minutes = [(each.unix_seconds - zero) / 60 for each in speed]
-    axis.plot(minutes, [each.value for each in speed], color="tab:blue", alpha=0.3, linewidth=0.9)
-    axis.plot(minutes, _smooth([each.value for each in speed]), color="tab:blue", linewidth=1.8, label="samples/s")
-    axis.set_ylim(bottom=0, top=1.18 * max(each.value for each in speed) or 1.0)
+    minutes = [(point.unix_seconds - zero) / 60 for point in speed]
+    axis.plot(minutes, [point.value for point in speed], color="tab:blue", alpha=0.3, linewidth=0.9)
+    axis.plot(minutes, _smooth([point.value for point in speed]), color="tab:blue", linewidth=1.8, label="samples/s")
+    axis.set_ylim(bottom=0, top=1.18 * max(point.value for point in speed) or 1.0)
     axis.set(xlabel="minutes since the first step", ylabel="samples per second")
     axis.set_title("Throughput and what scaling decided")
     axis.yaxis.set_major_formatter("{x:,.0f}")
     _draw_workers(axis, workers, zero)
-    quiet = [(each.unix_seconds - zero) / 60 for each in decisions if each not in told]
+    quiet = [(decision.unix_seconds - zero) / 60 for decision in decisions if decision not in captioned]
     axis.plot(quiet, [0.0] * len(quiet), "|", color="tab:gray", markersize=12, clip_on=False)
-    for number, each in enumerate(told, 1):
-        at = (each.unix_seconds - zero) / 60
-        color = "tab:red" if each.changed else "tab:gray"
+    for number, decision in enumerate(captioned, 1):
+        at = (decision.unix_seconds - zero) / 60
+        color = "tab:red" if decision.changed else "tab:gray"
         axis.axvline(at, color=color, linestyle="--", linewidth=1)
         axis.annotate(
             str(number), (at, 1.0), xycoords=("data", "axes fraction"), xytext=(0, -11), textcoords="offset points",
             ha="center", color="white", fontsize=9, bbox={"boxstyle": "circle", "fc": color, "ec": color, "pad": 0.25},
         )  # fmt: skip
-    if text:
-        figure.supxlabel("\n".join(text), x=0.02, ha="left", fontsize=8.5, family="sans-serif")
+    if captions:
+        figure.supxlabel("\n".join(captions), x=0.02, ha="left", fontsize=8.5, family="sans-serif")
     return figure
 
 
-def _sentence(number: int, each: Decision, zero: float) -> str:
-    what = change(each.before, each.after) + ("" if each.changed else " (not done)")
-    minute = (each.unix_seconds - zero) / 60
-    return textwrap.fill(f"{number}  {minute:.1f} min: {what}. {each.reason}", _LINE, subsequent_indent="    ")
+def _caption(number: int, decision: Decision, zero: float) -> str:
+    what = change(decision.before, decision.after) + ("" if decision.changed else " (not done)")
+    minute = (decision.unix_seconds - zero) / 60
+    return textwrap.fill(f"{number}  {minute:.1f} min: {what}. {decision.reason}", _LINE, subsequent_indent="    ")
 
 
 def _smooth(values: Sequence[float], window: int = 7) -> list[float]:
@@ -253,7 +254,7 @@ def kept_promises(decisions: Sequence[Decision], observations: Sequence[Observat
 
 def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predicted and measured") -> Figure | None:
     """Bars side by side; None as long as no plan was carried out and measured."""
-    shown = kept[-_TOLD:]
+    shown = kept[-_CAPTIONS:]
     if not shown:
         return None
     figure, (axis,) = new_figure()
@@ -279,7 +280,7 @@ def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predict
 
 def migrations(seen: Sequence[MigrationSeen]) -> Figure | None:
     """A Gantt chart of each of the last migrations of parameter servers; None before the first."""
-    charts = [chart for chart in map(Gantt.of, seen[-_TOLD:]) if chart.rows]
+    charts = [chart for chart in map(Gantt.of, seen[-_CAPTIONS:]) if chart.rows]
     if not charts:
         return None
     from matplotlib.patches import Patch

@@ -31,7 +31,7 @@ class RefusedError(HistoryError):
 class Sink(Protocol):
     """Where a Reporter sends to; called by one thread."""
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         """Stores at most POINTS_PER_CALL points; the same points twice are stored once.
 
         Raises:
@@ -68,7 +68,7 @@ class RestSink:
         self._url = f"{without_credentials(tracking_uri).rstrip('/')}/api/2.0/mlflow/runs/log-batch"
         self._headers = {"Content-Type": "application/json", **_authorization(tracking_uri, os.environ)}
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         body = {
             "run_id": run_id,
             "metrics": [
@@ -80,7 +80,6 @@ class RestSink:
                 }
                 for point in points
             ],
-            "tags": [{"key": key, "value": value} for key, value in tags.items()],
         }
         request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")
         try:
@@ -119,9 +118,9 @@ class ClientSink:
         self._tracking_uri = tracking_uri
         self._client: Any = None
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         del timeout_seconds  # a local database has its own
-        from mlflow.entities import Metric, RunTag
+        from mlflow.entities import Metric
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
@@ -133,7 +132,6 @@ class ClientSink:
                 metrics=[
                     Metric(point.name, point.value, int(point.unix_seconds * 1000), point.step) for point in points
                 ],
-                tags=[RunTag(key, value) for key, value in tags.items()],
             )
         except MlflowException as error:
             kind = RefusedError if error.get_http_status_code() in (400, 404) else HistoryError

@@ -89,7 +89,7 @@ class InverseKeyedJaggedTensor:
     def from_numpy(cls, group: InverseJagged) -> InverseKeyedJaggedTensor:
         """The group's own memory where it is int64."""
         with warnings.catch_warnings():
-            # Arrow's buffers are read-only and torch warns of that; nobody writes to inputs.
+            # Arrow's buffers are read-only and torch warns of that; inputs are never written to.
             warnings.simplefilter("ignore", UserWarning)
             return cls(
                 group.keys,

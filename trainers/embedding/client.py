@@ -7,7 +7,7 @@
     pulled = client.pull(client.router.route(...), dense=True)  # returns at once
     rows = pulled.rows()                                        # waits
     client.push(pulled, row_gradients, dense_gradient, samples, origin, hold=True)  # leaves with the next pull
-    client.leave()                                              # nobody waits for this worker now
+    client.leave()                                              # no server waits for this worker now
     client.pushes_applied                                       # how many pushes are in the parameters
 
 Requests to one server are answered in the order in which they were made: a pull made after a push sees it. Errors of a
@@ -328,7 +328,7 @@ class ParameterClient:
         self._unapplied.share = join(list(self._lanes.values()), batch_size)
 
     def leave(self) -> None:
-        """Flushes, and lets nobody wait for this worker: call it before pausing, and when there are no more shards.
+        """Flushes, and leaves the rounds of all servers: call it before pausing, and when there are no more shards.
 
         Pushes may still wait for a whole step of bsp; called again, it learns whether they were applied meanwhile.
         Raises like `flush`; RoutingChangedError also when a server has dropped pushes of this worker.

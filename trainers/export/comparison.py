@@ -86,7 +86,7 @@ class Champion:
 def compare_on(manifest: DataManifest, challenger: Scorer, champion_model: Any | None) -> Comparison:
     """Scores every evaluation row with both models.
 
-    A champion that fails does not stop the challenger: the reason is told and the challenger stands alone.
+    A champion that fails does not stop the challenger: the reason is reported, and the challenger is scored alone.
 
     Raises:
         DataError: the challenger cannot read the rows.

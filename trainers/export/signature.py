@@ -48,7 +48,7 @@ def described_inputs(data: TrainingData) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for reading in RowEncoder(data).readings:
         found.setdefault(reading.column, {})[_described(reading)] = None
-    # Whoever looks only at what is missing takes what the others take.
+    # A step that looks only at missing values takes the types that the other steps take.
     anything = "anything, or empty"
     return {
         column: "; also ".join(kind for kind in kinds if kind != anything) or anything

@@ -1,4 +1,4 @@
-"""FeatureSchema: what a model is told about its inputs, and the embedding tables that follow from a job."""
+"""FeatureSchema: what a model knows about its inputs, and the embedding tables that follow from a job."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ class Join(Message, frozen=True):
     """The worker takes part in bsp and ssp from now on. Training requests join by themselves.
 
     Attributes:
-        round: with bsp, nobody is to wait for the worker before this round.
+        round: with bsp, no server waits for the worker before this round.
         batch_size: as `Push.batch_size`. The answer to a worker that asks for a share comes when its round is open, or
             after a second.
     """
@@ -197,7 +197,7 @@ class Join(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The worker will neither pull nor push for a while: nobody waits for it. Its pushes that wait stay valid.
+    """The worker will neither pull nor push for a while, and no server waits for it. Its waiting pushes stay valid.
 
     When the last member leaves, the server takes a step with what waits. Sent again, it asks for what is applied.
 

@@ -2,7 +2,7 @@
 
 Three threads: one beats and never does anything long, so that a server which saves or restores for minutes is not taken
 for dead; the caller's thread restores; one writes parts of records (`saver.py`). A master that restarts (`known`
-false) finds the server's state intact: it is told the order that was restored, and asks for no other restore.
+false) finds the server's state intact: it learns which order was restored, and asks for no other restore.
 """
 
 from __future__ import annotations

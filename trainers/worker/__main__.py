@@ -1,6 +1,6 @@
 """`python -m elastrec.trainers.worker`: one worker pod, from its environment to its exit code.
 
-Exit codes: 0 told to stop; 1 an error that another process may not meet; 2 an error of the job itself (bad data,
+Exit codes: 0 ordered to stop; 1 an error that another process may not meet; 2 an error of the job itself (bad data,
 a bug in the user's model, a refused token), which a new worker would only meet again.
 """
 

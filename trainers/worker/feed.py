@@ -42,7 +42,7 @@ class Item:
 
 
 class Waiting:
-    """The master has no shard for now; some may come back from others."""
+    """The master has no shard for now; other workers may still return some."""
 
 
 class Finished:

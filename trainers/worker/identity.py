@@ -20,7 +20,7 @@ class Identity:
     """A pod's name, its job, and how it reaches the master.
 
     Attributes:
-        incarnation: random per process, so that a restarted process is not taken for the old one.
+        incarnation: random per process, so that a restarted process is not mistaken for the old one.
     """
 
     job_id: str

@@ -35,7 +35,7 @@ def inputs_of(batch: pa.RecordBatch, ids: JaggedIds | None = None) -> Inputs:
     """
     deduplicated = any(name.startswith(PREFIX) for name in batch.schema.names)
     with warnings.catch_warnings():
-        # Arrow's buffers are read-only and torch warns of that; nobody writes to inputs.
+        # Arrow's buffers are read-only and torch warns of that; inputs are never written to.
         warnings.simplefilter("ignore", UserWarning)
         sparse = (
             DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(ids or ids_of(batch), batch.num_rows)

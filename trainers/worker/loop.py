@@ -42,7 +42,7 @@ def run(worker: Worker) -> None:
         Exception: whatever the user's model or transform raised.
     """
     session = worker.session
-    told = ""
+    last_warning = ""
     refusals, refused_at = 0, 0.0
     while (directive := session.directive).mode is not Mode.EXIT:
         try:
@@ -65,11 +65,11 @@ def run(worker: Worker) -> None:
                 refused_at = time.monotonic()
                 if refusals > _REFUSALS:
                     raise
-            if str(error) != told:  # a server that stays away would fill the log
+            if str(error) != last_warning:  # an unreachable server would fill the log
                 log.warning("step_dropped", reason=str(error), generation=directive.generation)
-                told = str(error)
+                last_warning = str(error)
             worker.drop()
-            # A rolled-back job comes with a new directive; after a passing fault the same one is tried again.
+            # After a rollback there is a new directive; after a temporary fault the same one is tried again.
             if not worker.trainer.redirected(error):
                 session.wait_for_change(directive, _PATIENCE_SECONDS)
     _leave(worker, directive)

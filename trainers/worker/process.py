@@ -65,7 +65,7 @@ def run_worker(identity: Identity) -> int:
 def is_retryable(error: BaseException) -> bool:
     """Whether another process may get past this error: lost connections, full disks and memory, not bugs or bad data.
 
-    An error outside our hierarchy was raised by the user's model or transform, or is a bug of ours; both come back.
+    An error outside our hierarchy was raised by the user's model or transform, or is a bug of ours; both would recur.
     """
     if isinstance(error, SpecError | DataError | JobFailedError | IncompatibleError):
         return False

@@ -96,7 +96,7 @@ class Session:
     def is_idle(self) -> bool:
         """Whether this worker takes no minibatch: as ordered, or as its master has to hear first what it has let go of.
 
-        Else shards that it leases then would be taken for those that it had before.
+        Otherwise shards that it leases then would be mistaken for those that it had before.
         """
         with self._changed:
             ordered = self._orders is not None and self._orders.is_idle
@@ -125,10 +125,10 @@ class Session:
         return self._directive
 
     def wait_for_change(self, seen: Directive, timeout_seconds: float, *, is_idle: bool | None = None) -> Directive:
-        """Returns as soon as the directive is another one than `seen`, or when the time is over.
+        """Returns as soon as the directive differs from `seen`, or after the timeout.
 
         Args:
-            is_idle: where it matters, what `is_idle` was; returns as well once that has changed.
+            is_idle: the last known value of `is_idle`; if given, a change of it ends the wait, too.
         """
         deadline = time.monotonic() + timeout_seconds
         with self._changed:
@@ -141,7 +141,7 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether this pod was told to go, by a signal rather than by the master."""
+        """Whether this pod was ordered to stop by a signal rather than by the master."""
         return self._stopped
 
     def stop(self) -> None:
@@ -175,8 +175,8 @@ class Session:
     def lease(self, generation: int, kind: str, count: int, cancelled: Callable[[], bool]) -> Leased | None:
         """Asks for shards until the master answers; None once `cancelled` says so.
 
-        A lost answer costs nothing: the same request gets the same shards. The progress that waits goes along, so that
-        however rare the heartbeats are, a finished shard is told by the time the next one is asked for.
+        A lost answer costs nothing: the same request gets the same shards. The request carries all unsent progress, so
+        that a finished shard is reported before the next one is leased, however rare the heartbeats are.
         """
         with self._changed:
             sent = {key: value for key, value in self._progress.items() if key[0] == generation}
@@ -359,7 +359,7 @@ class Session:
         self._client.close()
 
     def failed(self, *, retryable: bool, reason: str, traceback: str = "", shard: ShardProgress | None = None) -> None:
-        """Tells the master why this pod is about to exit; gives up quietly when nobody answers."""
+        """Reports to the master why this pod is about to exit; gives up silently if the master does not answer."""
         message = Failed(
             pod=self.identity.pod,
             incarnation=self.identity.incarnation,

@@ -116,7 +116,7 @@ class Trainer(Protocol):
 
         Args:
             rate_scale: a factor of the learning rates.
-            leaves: this worker has no other minibatch for now, so that nobody is to wait for one.
+            leaves: this worker has no other minibatch for now, so no server waits for one.
 
         Raises:
             JobFailedError: the model cannot be trained like this, such as a loss that is not finite.
@@ -132,7 +132,7 @@ class Trainer(Protocol):
         ...
 
     def rest(self, directive: Directive) -> None:
-        """Nobody waits for this worker from here on, until it trains again.
+        """From now on no server waits for this worker, until it trains again.
 
         In a synchronous job gradients may wait until others complete the step, or rest as well: `applied` tells.
         """

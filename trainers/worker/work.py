@@ -163,7 +163,7 @@ class Worker:
     # Settling
 
     def rest(self, directive: Directive) -> bool:
-        """Lets nobody wait for this worker, and acknowledges what is applied.
+        """Leaves the rounds of all servers, and acknowledges what they have applied.
 
         Returns:
             Whether everything is. In bsp gradients may wait for others to fill the global batch, or to rest as well,

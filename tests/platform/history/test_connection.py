@@ -79,8 +79,8 @@ def guarded_server() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 def test_the_password_of_a_tracking_uri_is_sent_with_every_point() -> None:
     with guarded_server() as (uri, seen):
         assert answers(uri)
-        RestSink(uri).send("run", [Point("loss", 0.5, 1, 0.0)], {}, 10)
+        RestSink(uri).send("run", [Point("loss", 0.5, 1, 0.0)], 10)
         assert seen[-1][0] == "/api/2.0/mlflow/runs/log-batch"
         with pytest.raises(HistoryError, match="answered 401") as refused:
-            RestSink(uri.replace("sec%2F", "wrong-")).send("run", [Point("loss", 0.5, 1, 0.0)], {}, 10)
+            RestSink(uri.replace("sec%2F", "wrong-")).send("run", [Point("loss", 0.5, 1, 0.0)], 10)
         assert "wrong-" not in str(refused.value)

@@ -146,13 +146,11 @@ def test_a_reporter_over_http_fills_the_series_and_nan_is_kept(
     for samples in range(0, 2000, 100):
         reporter.log(window_points(metrics_at(samples), time.time()))
     reporter.log([Point(names.LOSS, float("nan"), 2000, time.time()), Point("odd", float("-inf"), 1, time.time())])
-    reporter.set_tags({"elastrec.phase": "Training"})
     assert reporter.close(10)
     loss = history.series(run_id, names.LOSS)
     assert [step for step, _ in loss] == list(range(0, 2001, 100))
     assert loss[5] == (500, pytest.approx(0.65)) and np.isnan(loss[-1][1])
     assert len(history.series(run_id, names.SLOWEST_STEP_SECONDS)) == 20
-    assert history.record(run_id).phase is Phase.TRAINING
 
 
 def test_a_finished_job_has_its_pictures_status_and_reason(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,14 +21,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.stored: list[float] = []
-        self.tags: dict[str, str] = {}
         self.calls: list[float] = []
         self.error: HistoryError | None = None
         self.open = threading.Event()
         self.open.set()
         self.called = threading.Event()
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         self.calls.append(time.monotonic())
         self.called.set()
         self.open.wait(timeout_seconds)
@@ -36,7 +35,6 @@ class Recorder:
             raise self.error
         assert len(points) <= POINTS_PER_CALL
         self.stored += [point.value for point in points]
-        self.tags |= tags
 
 
 def points(first: int, last: int) -> list[Point]:
@@ -48,10 +46,8 @@ def test_points_arrive_once_and_in_order_in_calls_of_bounded_size() -> None:
     reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
     for first in range(0, 5000, 10):
         reporter.log(points(first, first + 10))
-    reporter.set_tags({"phase": "Training"})
     assert reporter.close(10)
     assert sink.stored == [float(number) for number in range(5000)]
-    assert sink.tags == {"phase": "Training"}
 
 
 def test_calls_keep_their_distance() -> None:

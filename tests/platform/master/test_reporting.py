@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -113,7 +113,7 @@ class Slow:
         self.points: list[Point] = []
         self.open = threading.Event()
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         if not self.open.is_set():
             raise HistoryError("away")
         self.points += points

@@ -77,7 +77,7 @@ def list_changed(shelf, marks, buckets, since, most, progress, starts, bits):  #
         words = starts[k + 1] - starts[k]
         left = log.buckets[bucket, COUNT] if progress[_ENTRY] < 0 else progress[_ENTRY]
         if left > log.buckets[bucket, COUNT]:
-            return _THAWED  # the log was given up: nobody may do so while its bucket is frozen
+            return _THAWED  # the log was discarded, which must not happen while its bucket is frozen
         slab = slab_at(log, bucket, left - 1) if left and words else np.int64(-1)
         while slab >= 0 and passed < most:
             left -= 1
@@ -182,7 +182,7 @@ def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, c
 def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
     """Frozen buckets [b] as they were, chunk by chunk; thaws those that were copied.
 
-    Requests go on meanwhile: a stripe's lock is taken for some thousand cells at a time.
+    Requests are served meanwhile: a stripe's lock is held for some thousand cells at a time.
 
     Args:
         chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.

@@ -64,7 +64,7 @@ class Cuts:
         Of one moment if nothing is pushed or evicted meanwhile.
 
         Raises:
-            ElastrecError: one of them is frozen; none was changed, if nobody else freezes them now.
+            ElastrecError: one of them is frozen; none was changed, unless another thread freezes them at the same time.
         """
         marks, chosen = self._marks, np.asarray(buckets, np.int64)
         if (marks[chosen, FROZEN] >= 0).any():
@@ -128,7 +128,7 @@ class Cuts:
         return np.where((of_cut < _NEVER) & (self._logged_from[buckets] <= of_cut), of_cut, -1)
 
     def forget_changes(self, cut: str) -> None:
-        """Nobody will ask for changes since an earlier cut than this one."""
+        """Changes since a cut earlier than this one will not be requested any more."""
         versions = self._saved.get(cut)
         if versions is None:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,7 +151,7 @@ class Listing:
 class Nowhere:
     """A tracking server that takes everything."""
 
-    def send(self, run_id: str, points: Sequence[Point], tags: Mapping[str, str], timeout_seconds: float) -> None: ...
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None: ...
 
 
 def history(*pods: PodStatus) -> HistorySink:

@@ -108,7 +108,7 @@ def lock(locks, number):  # type: ignore[no-untyped-def]
 
 @kernel
 def unlock(locks, number):  # type: ignore[no-untyped-def]
-    """It is free, whoever held it."""
+    """Releases the lock, whichever thread holds it."""
     _clear(locks, number * _WORDS + _HELD)
 
 

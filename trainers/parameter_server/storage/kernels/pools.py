@@ -133,7 +133,7 @@ def list_slabs(pool, first, out):  # type: ignore[no-untyped-def]
 def cut_first(pool, bucket, version_word, version, out):  # type: ignore[no-untyped-def]
     """Takes full slabs off the front of a chain while their last cell's version is no later; returns how many.
 
-    Only for pools whose cells nobody finds by number: logs and tombstones.
+    Only for pools whose cells are never looked up by number: logs and tombstones.
     """
     cut = 0
     while pool.buckets[bucket, COUNT] > pool.shape.per_slab:
