@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import resource
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -45,6 +46,7 @@ from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
+from elastrec.trainers.parameter_server.serving.load import LoadMeter
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
@@ -124,6 +126,7 @@ class ServerPod:
         self._server: ParameterServer | None = None
         self._saver: Saver | None = None
         self._mover: Mover | None = None
+        self._load = LoadMeter()
         self._address = ""
         self._beat_seconds = 0.0
 
@@ -392,10 +395,15 @@ class ServerPod:
                 transfers=self._server.transfers,
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
+                load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
                 memory_bytes=self._memory_bytes(),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,
             )
+
+    def _owned(self) -> Any:
+        place = None if self._server is None else self._server.place
+        return None if place is None else place.owned
 
     def _take(self, directive: Directive) -> None:
         with self._changed:

@@ -215,6 +215,22 @@ class ShapeTakenBack(_Event, frozen=True, kw_only=True):
     request_id: str
 
 
+class ServerHot(_Event, frozen=True, kw_only=True):
+    """Buckets are to leave a server that has more load than the others.
+
+    Attributes:
+        ratio: of its load per core to the mean of the others; ratio_after: what it is to become.
+        moves: name of the new owner by virtual bucket.
+        ownership_epoch: under which the load was measured; nothing moves under another one.
+    """
+
+    server: str
+    ratio: float
+    ratio_after: float
+    moves: dict[int, str]
+    ownership_epoch: int
+
+
 class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline of the state has passed."""
 
@@ -256,6 +272,7 @@ Event = (
     | SaveAsked
     | ShapeAsked
     | ShapeTakenBack
+    | ServerHot
     | Ticked
     | Restarted
     | Measured

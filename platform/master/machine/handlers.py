@@ -26,6 +26,7 @@ from elastrec.platform.master.machine.events import (
     ResizeRefused,
     Restarted,
     SaveAsked,
+    ServerHot,
     ShapeAsked,
     ShapeTakenBack,
     ShardsAsked,
@@ -220,6 +221,7 @@ HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     SaveAsked: _save_asked,
     ShapeAsked: shape.shape_asked,
     ShapeTakenBack: shape.shape_taken_back,
+    ServerHot: migration.relieve,
     Ticked: losses.ticked,
     Measured: _measured,
 }

@@ -14,7 +14,7 @@ import msgspec
 
 from elastrec.platform.master.machine import rollback
 from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.events import PodReported
+from elastrec.platform.master.machine.events import PodReported, ServerHot
 from elastrec.platform.master.pods import losses
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.buckets import balanced_owners
@@ -34,6 +34,8 @@ class Migration(msgspec.Struct, kw_only=True):
     Attributes:
         order_id: of the orders to the servers that take buckets over.
         begun, since: when it began, and its stage.
+        moves: names of new owners by virtual bucket, where buckets leave a hot server; empty: the number of servers
+            changes, and all share the buckets.
         servers: that will own something, in the order of the routing table; owners, dense_owners: for each virtual and
             dense bucket, an index into them. Empty while it is STARTING.
         sources: by the server that takes, what it takes, by the server that gives: virtual and dense buckets.
@@ -44,6 +46,7 @@ class Migration(msgspec.Struct, kw_only=True):
     begun: float
     since: float
     stage: str = STARTING
+    moves: dict[int, str] = {}
     servers: list[str] = []
     owners: list[int] = []
     dense_owners: list[int] = []
@@ -79,8 +82,10 @@ def step(state: JobState, effects: list[Effect]) -> bool:
             _begin(state, effects)
             return True
         return False
-    if migration.stage != HANDING_OVER and (state.has_wanted_servers or not is_possible(state)):
-        reason = "other servers are not wanted any more" if state.has_wanted_servers else f"the job is {state.phase}"
+    is_unwanted = state.has_wanted_servers != bool(migration.moves)
+    if migration.stage != HANDING_OVER and (is_unwanted or not is_possible(state)):
+        unwanted = "other servers are wanted" if migration.moves else "other servers are not wanted any more"
+        reason = unwanted if is_unwanted else f"the job is {state.phase}"
         cancel(state, reason, effects)
         return True
     if migration.stage == STARTING:
@@ -97,6 +102,24 @@ def step(state: JobState, effects: list[Effect]) -> bool:
         _end(state, migration, effects)
         return True
     return False
+
+
+def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
+    """Buckets of a hot server go to others that are there; nothing happens where servers change anyway, or have."""
+    servers, ownership = state.ownership.servers, state.ownership
+    if state.migration is not None or not (is_possible(state) and state.has_wanted_servers):
+        return
+    is_known = event.ownership_epoch == ownership.epoch and set(event.moves.values()) <= set(servers)
+    if not is_known or {server.name for server in _targets(state)} != set(servers):
+        return
+    inputs = {
+        "server": event.server,
+        "ratio": round(event.ratio, 3),
+        "ratio_after": round(event.ratio_after, 3),
+        "buckets": {str(bucket): name for bucket, name in event.moves.items()},
+    }
+    effects.append(Decided(decision="server_relieved", inputs=inputs))
+    _begin(state, effects, event.moves)
 
 
 def blocks_saves(state: JobState) -> bool:
@@ -175,8 +198,9 @@ def waiting(state: JobState, time: float) -> str:
             set(migration.sources) - set(migration.copied if migration.stage == COPYING else migration.taken)
         )
     count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    what = f"{len(migration.moves)} hot buckets" if migration.moves else f"to {count} parameter servers"
     of = f" of {', '.join(names[:_SHOWN_PODS])}" if names else ""
-    return f"to {count} parameter servers: {migration.stage}{of} for {time - migration.since:.0f} s"
+    return f"{what}: {migration.stage}{of} for {time - migration.since:.0f} s"
 
 
 def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
@@ -190,9 +214,9 @@ def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
         _dismiss(state, effects)
 
 
-def _begin(state: JobState, effects: list[Effect]) -> None:
+def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None = None) -> None:
     order_id = f"move-{state.phases.next_order()}"
-    state.migration = Migration(order_id=order_id, begun=state.time, since=state.time)
+    state.migration = Migration(order_id=order_id, begun=state.time, since=state.time, moves=moves or {})
     after = state.wanted_shape[Role.PARAMETER_SERVER].count
     inputs = {"order": order_id, "before": len(state.ownership.servers), "after": after}
     effects.append(Decided(decision="migration_begun", inputs=inputs))
@@ -234,6 +258,14 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
     kept = [places.get(name) for name in ownership.servers]
     for kind, before in (("owners", ownership.owners), ("dense_owners", ownership.dense_owners)):
         setattr(migration, kind, balanced_owners(len(before), len(targets), [kept[owner] for owner in before]))
+    if migration.moves:
+        if not {*migration.moves.values(), *ownership.servers} <= set(places):
+            cancel(state, "its servers are others now", effects)
+            return True
+        # The others stay where they are, however many each server has.
+        names = [migration.moves.get(bucket, ownership.servers[old]) for bucket, old in enumerate(ownership.owners)]
+        migration.owners = [places[name] for name in names]
+        migration.dense_owners = [places[ownership.servers[owner]] for owner in ownership.dense_owners]
     migration.sources = {}
     for number, (before, after) in enumerate(
         ((ownership.owners, migration.owners), (ownership.dense_owners, migration.dense_owners))

@@ -11,7 +11,7 @@ from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.metrics import HeadMetrics
-from elastrec.platform.transport.messages.job import Heartbeat, TableUsage
+from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, TableUsage
 
 WINDOW_SECONDS = 5.0
 FIRST_WINDOW_SECONDS = 1.0
@@ -37,6 +37,7 @@ class PodSample(msgspec.Struct):
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0
+    load: ServerLoad = ServerLoad()
     tables: list[TableUsage] = []
     incarnation: str = ""
     window: int = 0
@@ -93,6 +94,7 @@ class Monitor:
         """
         pod = self.pods.setdefault(beat.pod, PodSample())
         pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
+        pod.load = beat.load
         pod.problem = beat.restore_problem.reason if beat.restore_problem else ""
         if beat.tables:
             pod.tables = beat.tables

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from elastrec.platform.history.points import Costs
+from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.growth_book import GrowthBook, GrowthPoint
+from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Relief
 from elastrec.platform.master.measuring.migration_book import MigrationBook
 from elastrec.platform.master.measuring.monitor import Monitor, Window
 from elastrec.platform.master.measuring.profile_book import ProfileBook, is_settled
@@ -58,6 +60,7 @@ class Observations:
         self._monitor = Monitor(now)
         self._profile = ProfileBook()
         self._starts = StartBook()
+        self._hot_servers = HotServers()
         self.growth = GrowthBook()
         self.migrations = MigrationBook()
         self.window: Window | None = None
@@ -138,6 +141,19 @@ class Observations:
         """Forgets what other pods did."""
         for gone in self._monitor.pods.keys() - members.keys():
             self.monitor.forget(gone)
+
+    def relief(self, state: JobState, now: float) -> Relief | None:
+        """Buckets that should leave a hot server, if it was one for long enough and nothing else changes."""
+        if state.migration is not None or not migration.is_possible(state) or not state.has_wanted_servers:
+            self._hot_servers.forget()
+            return None
+        loads = {}
+        for server in state.owners():
+            sample = self._monitor.pods.get(server.name)
+            if sample is None or not sample.load.rows_per_second:
+                return None
+            loads[server.name] = Load(sample.load.rows_per_second, server.cores, sample.load.hottest)
+        return self._hot_servers.look(loads, now)
 
     def close_window(self, state: JobState, now: float) -> bool:
         """Whether a window of the job's figures ended."""

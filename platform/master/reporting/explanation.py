@@ -75,6 +75,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return f"refused another shape that {by} asked for: {inputs['wanted']}", why
         case "migration_begun":
             return f"parameter servers: {inputs['before']} → {inputs['after']} while it trains", inputs["order"]
+        case "server_relieved":
+            what = f"{len(inputs['buckets'])} hot buckets leave {inputs['server']}"
+            return what, f"it has {inputs['ratio']:.2f} × the others' load, {inputs['ratio_after']:.2f} × afterwards"
         case "migration_copies":
             return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
         case "migration_hands_over":

@@ -106,6 +106,7 @@ class TimedWork(ServicePart):
         if remembered is not None:
             self._saved_measurements.keep(remembered, self._clock())
         self._measure()
+        self._relieve()
         if not self.state.phase.is_final:
             self._report()
 
@@ -123,6 +124,17 @@ class TimedWork(ServicePart):
             share = self._seen.monitor.take_waiting_share()
         if share is not None:
             self.submit(lambda now: events.Measured(time=now, waiting_share=share))
+
+    def _relieve(self) -> None:
+        with self._lock:
+            relief, epoch = self._seen.relief(self.state, self.now()), self.state.ownership.epoch
+        if relief is not None:
+            self.submit(
+                lambda now: events.ServerHot(
+                    time=now, server=relief.server, ratio=relief.ratio, ratio_after=relief.ratio_after,
+                    moves=relief.moves, ownership_epoch=epoch,
+                )
+            )  # fmt: skip
 
     def _report_end(self) -> None:
         # At once, not with the next window: callers that wait for the end read its figures.

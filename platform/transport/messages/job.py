@@ -311,6 +311,18 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     store_away: bool = False
 
 
+class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What requests ask of one server, averaged over some heartbeats.
+
+    Attributes:
+        rows_per_second: that requests name, in the buckets which it serves.
+        hottest: numbers of the buckets that have most of them, and their rows per second, from the highest on.
+    """
+
+    rows_per_second: float = 0.0
+    hottest: list[tuple[int, float]] = []
+
+
 class Heartbeat(Message, frozen=True):
     """Heartbeat, progress and metrics of one pod.
 
@@ -345,6 +357,7 @@ class Heartbeat(Message, frozen=True):
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's share of the dense parameters
+    load: ServerLoad = ServerLoad()  # of a server
 
 
 class Answer(Message, frozen=True, omit_defaults=True):

@@ -35,6 +35,7 @@ class Guarded(NamedTuple):
         marks: [V, 4] int64; owned: [V] bool; stripe_of: [V] int64.
         locks: words of Locks; moves: [S] int64.
         usage: [V, T, 2] int64; counters: [2] int64, buckets that were dropped, most rows.
+        load: [V] int64, rows that requests have named.
     """
 
     marks: Array
@@ -44,6 +45,7 @@ class Guarded(NamedTuple):
     moves: Array
     usage: Array
     counters: Array
+    load: Array
 
 
 def _pool_words(pool: Pool) -> list[int]:
@@ -76,7 +78,7 @@ def make_handle(rows: Shelf, waiting: Shelf, tombs: Pool, settings: Settings, gu
     beside = [
         guarded.marks.ctypes.data, len(guarded.marks), guarded.owned.ctypes.data, guarded.stripe_of.ctypes.data,
         guarded.locks.ctypes.data, len(guarded.locks), guarded.moves.ctypes.data, len(guarded.moves),
-        guarded.usage.ctypes.data, guarded.counters.ctypes.data,
+        guarded.usage.ctypes.data, guarded.counters.ctypes.data, guarded.load.ctypes.data,
     ]  # fmt: skip
     words = [*_shelf_words(rows), *_shelf_words(waiting), *_pool_words(tombs), *constants, *beside]
     handle = np.zeros(_WORDS, np.int64)
@@ -195,4 +197,5 @@ def guarded_of(handle):  # type: ignore[no-untyped-def]
         _array(handle[at + 6], (stripes,), np.int64),
         _array(handle[at + 8], (buckets, tables, 2), np.int64),
         _array(handle[at + 9], (2,), np.int64),
+        _array(handle[at + 10], (buckets,), np.int64),
     )

@@ -81,6 +81,7 @@ class RowStore:
         stripe_of: [V] int64, whose lock guards a bucket.
         moves: [S] int64, how often places of a stripe became others: a lookup from before is of no use.
         entries: [V, T, 2] int64, rows and candidates by bucket and table.
+        load: [V] int64, rows of each bucket that requests have named.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class RowStore:
         self.moves = np.zeros(stripes, np.int64)
         self._counters = np.array([0, self.capacity_rows], np.int64)
         self.entries = np.zeros((buckets, tables, 2), np.int64)
+        self.load = np.zeros(buckets, np.int64)
         tables_of_group = plan.tables[group.first_table : group.end_table]
         self.salts = np.array([table.salt for table in tables_of_group], np.uint64)
         self.settings = Settings(
@@ -130,7 +132,14 @@ class RowStore:
         )
         self._no_sightings = np.empty(0, np.int32)
         guarded = Guarded(
-            self.marks, self.owned, self.stripe_of, self.locks.words, self.moves, self.entries, self._counters
+            self.marks,
+            self.owned,
+            self.stripe_of,
+            self.locks.words,
+            self.moves,
+            self.entries,
+            self._counters,
+            self.load,
         )
         self.cuts = Cuts(
             (self.rows_memory, self.waiting_memory), self.tombs_memory, self.marks, self.stripe_of, self.locks,

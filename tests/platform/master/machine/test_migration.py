@@ -7,6 +7,7 @@ import random
 import pytest
 
 from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.observer import ShapeOutcome
@@ -255,3 +256,71 @@ def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
     assert all(member.role is not Role.PARAMETER_SERVER for member in world.state.membership.members.values())
+
+
+def hot(world: World, moves: dict[int, str], epoch: int | None = None) -> None:
+    epoch = world.state.ownership.epoch if epoch is None else epoch
+    server = world.state.ownership.servers[0]
+    world.tell(
+        events.ServerHot(time=world.time, server=server, ratio=2.0, ratio_after=1.1, moves=moves, ownership_epoch=epoch)
+    )
+
+
+def test_hot_buckets_move_between_servers_that_are_there_and_nothing_else_does():
+    world = long_job()
+    before, servers = owners(world), list(world.state.ownership.servers)
+    dense = [servers[owner] for owner in world.state.ownership.dense_owners]
+    mine = [bucket for bucket in range(64) if before[bucket] == servers[0]][:3]
+    hot(world, dict.fromkeys(mine, servers[1]))
+    assert any(effect.decision == "server_relieved" for effect in world.effects if isinstance(effect, Decided))
+    go_on(world)
+    check(world)
+    assert owners(world) == [servers[1] if bucket in mine else owner for bucket, owner in enumerate(before)]
+    assert [world.state.ownership.servers[owner] for owner in world.state.ownership.dense_owners] == dense
+    assert [server.name for server in world.state.membership.servers()] == servers
+    assert world.state.recovery.rollbacks == 0
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize("stage", [COPYING, HANDING_OVER])
+def test_a_server_that_is_lost_while_hot_buckets_move_leaves_every_bucket_with_one_owner(stage: str):
+    world = long_job()
+    servers = list(world.state.ownership.servers)
+    hot(world, dict.fromkeys([bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5], servers[1]))
+    go_on(world, until=stage)
+    world.kill(servers[1])
+    for _ in range(30):
+        world.start_pod()
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+    check(world)
+    assert set(owners(world)) == set(world.state.ownership.servers)
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
+    world = long_job()
+    servers, before = list(world.state.ownership.servers), owners(world)
+    hot(world, {0: servers[1], 1: servers[0]}, epoch=world.state.ownership.epoch - 1)
+    hot(world, {0: "somebody"})
+    assert world.state.migration is None
+    ask(world, 3)
+    assert world.state.migration is not None
+    order = world.state.migration.order_id
+    hot(world, {0: servers[1], 1: servers[0]})
+    assert world.state.migration.order_id == order and owners(world) == before
+
+
+def test_other_servers_that_are_wanted_end_a_move_of_hot_buckets():
+    world = long_job()
+    servers = list(world.state.ownership.servers)
+    hot(world, dict.fromkeys([bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5], servers[1]))
+    go_on(world, until=COPYING)
+    ask(world, 3)
+    assert world.state.migration is not None and not world.state.migration.moves
+    go_on(world)
+    check(world)
+    assert len(set(owners(world))) == 3 and world.state.recovery.rollbacks == 0

@@ -36,12 +36,13 @@ _S16 = np.uint32(16)
 
 
 @kernel
-def lay_out_request(counts, ids, salts, owned, stripe_of, request, at):  # type: ignore[no-untyped-def]
+def lay_out_request(counts, ids, salts, owned, stripe_of, load, request, at):  # type: ignore[no-untyped-def]
     """Fills a request for ids [U], counts [T] of them per table; returns how many lie in buckets not `owned` [V].
 
     Those are in no stripe's order.
 
     Args:
+        load: [V] int64, ids are counted in it, without a lock: of two requests at once a count may be lost.
         request: its `starts` are zero.
         at: [S] int64, scratch.
     """
@@ -60,6 +61,7 @@ def lay_out_request(counts, ids, salts, owned, stripe_of, request, at):  # type:
             buckets[j] = bucket
             tables[j] = t
             order[j] = j
+            load[bucket] += 1
             if owned[bucket]:
                 request.starts[stripe_of[bucket] + 1] += 1
             else:

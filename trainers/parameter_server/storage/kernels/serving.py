@@ -58,7 +58,7 @@ def lay_out(handle, counts, request, scratch):  # type: ignore[no-untyped-def]
     """See lay_out_request."""
     guarded = guarded_of(handle)
     return lay_out_request(
-        counts, request.ids, settings_of(handle).salts, guarded.owned, guarded.stripe_of, request, scratch
+        counts, request.ids, settings_of(handle).salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch
     )
 
 
@@ -75,7 +75,7 @@ def pull_request(handle, counts, request, zero_if_absent, places, found, out, sc
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
     drops = guarded.counters[DROPS]
     foreign = lay_out_request(
-        counts, request.ids, settings.salts, guarded.owned, guarded.stripe_of, request, scratch[0]
+        counts, request.ids, settings.salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch[0]
     )
     if foreign:
         return foreign

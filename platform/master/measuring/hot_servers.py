@@ -1,0 +1,128 @@
+"""Which server is hot, and which of its buckets others should have: a move of buckets, before a pod more is asked for.
+
+Requests of a step go to all servers and the step waits for the slowest, so a server with twice the rows of the others
+holds all workers up. Pure but for what `HotServers` remembers: since when a server is hot, and when one was relieved.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+HOT_RATIO = 1.4
+"""Load of a hot server ÷ the mean of the others'. Buckets are spread by hash, so that 256 of them on a few servers
+differ by some per cent; 1.4 is far from that, and from what a relief leaves (`RELIEVED_RATIO`): none follows from one.
+"""
+RELIEVED_RATIO = 1.15
+"""Buckets move until the server has no more than this."""
+HOT_SECONDS = 30.0
+"""For so long it has to be hot: two averaging times of `LoadMeter`."""
+COOL_DOWN_SECONDS = 120.0
+"""Between two reliefs: what the last one changed has to show first."""
+LEAST_ROWS_PER_SECOND = 1000.0
+"""Of a hot server: less than this keeps no core busy."""
+MOST_MOVES = 8
+"""Buckets of one relief: those that are copied first change anew while the others are."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Of one server.
+
+    Attributes:
+        rows_per_core_second: that requests name ÷ cores.
+        cores: of its pod.
+        hottest: some of its buckets and their rows per second, from the highest on.
+    """
+
+    rows_per_second: float
+    cores: float
+    hottest: Sequence[tuple[int, float]]
+
+    @property
+    def rows_per_core_second(self) -> float:
+        return self.rows_per_second / self.cores
+
+
+class Relief(msgspec.Struct, frozen=True):
+    """A decision.
+
+    Attributes:
+        server: that is hot; ratio: of its load to the mean of the others, ratio_after: what it is to become.
+        moves: new owner by bucket.
+    """
+
+    server: str
+    ratio: float
+    ratio_after: float
+    moves: dict[int, str]
+
+
+def ratio_of(loads: Mapping[str, Load], server: str) -> float:
+    """Load per core of a server ÷ the mean of the others; 0 where there are none, or they have none."""
+    others = [load.rows_per_core_second for name, load in loads.items() if name != server]
+    mean = statistics.fmean(others) if others else 0.0
+    return loads[server].rows_per_core_second / mean if mean else 0.0
+
+
+def hot_server(loads: Mapping[str, Load]) -> str:
+    """The server with the highest load per core if that is hot; empty: none is."""
+    if len(loads) < 2:
+        return ""
+    server = max(sorted(loads), key=lambda name: loads[name].rows_per_core_second)
+    is_hot = loads[server].rows_per_second >= LEAST_ROWS_PER_SECOND and ratio_of(loads, server) >= HOT_RATIO
+    return server if is_hot else ""
+
+
+def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
+    """Moves the hottest buckets of a server, each to the one with the least load, while that makes the worst less.
+
+    None: no move does, for a single bucket is what makes it hot, or its load is spread over more than it names.
+    """
+    rates = {name: load.rows_per_second for name, load in loads.items()}
+    moves: dict[int, str] = {}
+
+    def per_core(name: str) -> float:
+        return rates[name] / loads[name].cores
+
+    def ratio() -> float:
+        return per_core(server) / statistics.fmean(per_core(name) for name in rates if name != server)
+
+    before = ratio()
+    for bucket, rate in loads[server].hottest:
+        if len(moves) == MOST_MOVES or ratio() <= RELIEVED_RATIO:
+            break
+        target = min((name for name in sorted(rates) if name != server), key=per_core)
+        if (rates[target] + rate) / loads[target].cores < per_core(server):
+            moves[bucket] = target
+            rates[target] += rate
+            rates[server] -= rate
+    return Relief(server, before, ratio(), moves) if moves else None
+
+
+class HotServers:
+    """What was seen until now; asked once per window."""
+
+    def __init__(self) -> None:
+        self._server = ""
+        self._since = 0.0
+        self._relieved: float | None = None
+
+    def look(self, loads: Mapping[str, Load], now: float) -> Relief | None:
+        """A relief that is due; `now` is on the job's clock."""
+        server = hot_server(loads)
+        if server != self._server:
+            self._server, self._since = server, now
+        if not server or now - self._since < HOT_SECONDS:
+            return None
+        if self._relieved is not None and now - self._relieved < COOL_DOWN_SECONDS:
+            return None
+        relief = relief_of(loads, server)
+        if relief is not None:
+            self._relieved = now
+        return relief
+
+    def forget(self) -> None:
+        """Nothing counts that was seen until now: the servers, or what they own, are others."""
+        self._server = ""

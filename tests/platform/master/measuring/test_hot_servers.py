@@ -1,0 +1,106 @@
+"""A server with more load than the others gives its hottest buckets away, and is then left alone for a while."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastrec.platform.master.measuring.hot_servers import (
+    COOL_DOWN_SECONDS,
+    HOT_RATIO,
+    HOT_SECONDS,
+    MOST_MOVES,
+    RELIEVED_RATIO,
+    HotServers,
+    Load,
+    hot_server,
+    ratio_of,
+    relief_of,
+)
+
+
+def loads(*rows_per_second: float, cores: float = 1.0, hottest: float = 400.0) -> dict[str, Load]:
+    """Servers with such a load; each names eight of its buckets."""
+    return {
+        f"ps-{number}": Load(rows, cores, [(100 * number + bucket, hottest) for bucket in range(8)])
+        for number, rows in enumerate(rows_per_second)
+    }
+
+
+def after(before: dict[str, Load], moves: dict[int, str]) -> dict[str, float]:
+    rates = {name: load.rows_per_second for name, load in before.items()}
+    of_bucket = {bucket: (name, rate) for name, load in before.items() for bucket, rate in load.hottest}
+    for bucket, target in moves.items():
+        giver, rate = of_bucket[bucket]
+        rates[giver] -= rate
+        rates[target] += rate
+    return rates
+
+
+def test_the_hottest_buckets_go_to_the_server_with_the_least_load_until_it_is_no_more_hot():
+    before = loads(6000.0, 3000.0, 2000.0)
+    relief = relief_of(before, hot_server(before))
+    assert relief is not None and relief.server == "ps-0" and relief.ratio == 2.4
+    rates = after(before, relief.moves)
+    assert rates["ps-0"] / ((rates["ps-1"] + rates["ps-2"]) / 2) <= RELIEVED_RATIO
+    assert list(relief.moves.items())[:2] == [(0, "ps-2"), (1, "ps-2")]  # which has least until they are there
+    assert "ps-1" in relief.moves.values() or rates["ps-2"] <= rates["ps-1"] + 400
+
+
+def test_load_counts_per_core():
+    even = {"ps-0": Load(4000.0, 2.0, [(1, 500.0)]), "ps-1": Load(2000.0, 1.0, [(2, 500.0)])}
+    assert not hot_server(even)
+    hot = {**even, "ps-1": Load(4000.0, 1.0, [(2, 500.0)])}
+    relief = relief_of(hot, hot_server(hot))
+    assert relief is not None and relief.moves == {2: "ps-0"}
+
+
+def test_servers_that_differ_little_or_have_little_to_do_are_left_alone():
+    assert not hot_server(loads(3900.0, 3000.0)) and HOT_RATIO > 3900 / 3000
+    assert not hot_server(loads(900.0, 100.0))
+    assert not hot_server(loads(5000.0))
+
+
+def test_a_single_bucket_that_makes_a_server_hot_stays_for_it_would_make_the_next_one_so():
+    before = {"ps-0": Load(5000.0, 1.0, [(7, 4900.0)]), "ps-1": Load(1000.0, 1.0, [(8, 10.0)])}
+    assert hot_server(before) == "ps-0" and relief_of(before, "ps-0") is None
+
+
+@given(
+    rates=st.lists(st.floats(0.0, 1e5), min_size=2, max_size=6),
+    shares=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=16),
+)
+def test_a_relief_makes_the_worst_server_less_and_no_other_as_bad(rates: list[float], shares: list[float]):
+    before = {
+        f"ps-{number}": Load(
+            rate, 1.0, [(100 * number + k, share * rate) for k, share in enumerate(sorted(shares, reverse=True))]
+        )
+        for number, rate in enumerate(rates)
+    }
+    server = hot_server(before)
+    relief = relief_of(before, server) if server else None
+    if relief is None:
+        return
+    rates_after = after(before, relief.moves)
+    assert len(relief.moves) <= MOST_MOVES and server not in relief.moves.values()
+    assert max(rates_after.values()) <= before[server].rows_per_second
+    assert relief.ratio_after <= relief.ratio == ratio_of(before, server)
+
+
+def test_a_server_is_relieved_once_it_was_hot_for_long_enough_and_not_again_before_that_shows():
+    seen, hot = HotServers(), loads(6000.0, 2000.0)
+    assert seen.look(hot, 10.0) is None
+    assert seen.look(hot, 10.0 + HOT_SECONDS - 1) is None
+    assert seen.look(hot, 10.0 + HOT_SECONDS) is not None
+    relieved = 10.0 + HOT_SECONDS
+    assert seen.look(hot, relieved + COOL_DOWN_SECONDS - 1) is None
+    assert seen.look(hot, relieved + COOL_DOWN_SECONDS) is not None
+
+
+def test_a_server_that_was_hot_for_a_moment_or_before_the_servers_changed_is_not_relieved():
+    seen, hot, even = HotServers(), loads(6000.0, 2000.0), loads(3000.0, 3000.0)
+    seen.look(hot, 0.0)
+    seen.look(even, HOT_SECONDS / 2)
+    assert seen.look(hot, HOT_SECONDS) is None
+    seen.forget()
+    assert seen.look(hot, 2 * HOT_SECONDS - 1) is None

@@ -1,0 +1,54 @@
+"""What a server says of its load: rows per second that requests name, and the buckets that have most of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastrec.platform.transport.messages.job import ServerLoad
+from elastrec.trainers.parameter_server.hashing import buckets_of
+from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.serving.load import LoadMeter
+from elastrec.trainers.parameter_server.storage import RowStore
+
+BUCKETS = 64
+
+
+def store_of() -> RowStore:
+    plan = make_plan({"t": 4}, virtual_buckets=BUCKETS)
+    return RowStore(plan, plan.groups[0], np.ones(BUCKETS, np.bool_), 10_000, stripes=4)
+
+
+def pull(store: RowStore, ids: np.ndarray) -> None:
+    store.pull(np.array([len(ids)], np.int32), ids, read_only=True)
+
+
+def test_a_constant_load_is_told_by_bucket_and_in_all():
+    store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
+    ids = np.arange(1000)
+    (hot,) = set(buckets_of(ids[:1], "t", BUCKETS).tolist())
+    assert meter.measure([store], owned, 0.0) == ServerLoad()
+    for second in range(1, 121):
+        pull(store, ids)
+        pull(store, np.full(200, ids[0]))
+        load = meter.measure([store], owned, float(second))
+    assert load.rows_per_second == pytest.approx(1200, rel=0.01)
+    assert load.hottest[0][0] == hot and load.hottest[0][1] == pytest.approx(
+        200 + np.sum(buckets_of(ids, "t", BUCKETS) == hot), rel=0.01
+    )
+    assert len(load.hottest) == 16 and [rate for _, rate in load.hottest] == sorted(
+        (rate for _, rate in load.hottest), reverse=True
+    )
+
+
+def test_buckets_that_are_others_now_and_counters_of_a_model_before_do_not_count():
+    store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
+    meter.measure([store], owned, 0.0)
+    pull(store, np.arange(1000))
+    everything = meter.measure([store], owned, 1.0).rows_per_second
+    half = np.arange(BUCKETS) < BUCKETS // 2
+    pull(store, np.arange(1000))
+    load = meter.measure([store], half, 2.0)
+    assert 0 < load.rows_per_second < 2 * everything and all(bucket < BUCKETS // 2 for bucket, _ in load.hottest)
+    assert meter.measure([store_of()], owned, 3.0) == ServerLoad()
+    assert meter.measure([], None, 4.0) == ServerLoad()

@@ -1,0 +1,57 @@
+"""How many rows of each bucket requests name: what says which server is hot, and which buckets make it so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elastrec.platform.transport.messages.job import ServerLoad
+from elastrec.trainers.parameter_server.storage import RowStore
+
+Array = np.ndarray[Any, Any]
+
+_MEAN_SECONDS = 15.0
+"""Over which load is averaged: some heartbeats, so that a few large minibatches are no trend."""
+_MOST_NAMED = 16
+"""Buckets that a heartbeat names."""
+
+
+class LoadMeter:
+    """Rates of one server's buckets, exponentially averaged; for one thread."""
+
+    def __init__(self) -> None:
+        self._seconds = -math.inf
+        self._stores: list[RowStore] = []
+        self._before: Array = np.zeros(0, np.int64)
+        self._rates: Array = np.zeros(0)
+
+    def measure(self, stores: Sequence[RowStore], owned: Array | None, now_seconds: float) -> ServerLoad:
+        """The load until now.
+
+        Args:
+            owned: [V] bool, buckets that are served; None: none.
+            now_seconds: of a clock that does not jump.
+        """
+        if owned is None or not stores:
+            self._stores = []
+            return ServerLoad()
+        counted = np.sum([store.load for store in stores], axis=0)
+        if len(stores) != len(self._stores) or any(a is not b for a, b in zip(stores, self._stores, strict=True)):
+            # Another model: its counters began at zero.
+            self._stores, self._before, self._rates = list(stores), counted, np.zeros(len(counted))
+            self._seconds = now_seconds
+            return ServerLoad()
+        seconds = now_seconds - self._seconds
+        if seconds > 0:
+            weight = 1 - math.exp(-seconds / _MEAN_SECONDS)
+            self._rates += weight * ((counted - self._before) / seconds - self._rates)
+            self._before, self._seconds = counted, now_seconds
+        rates = np.where(owned, self._rates, 0.0)
+        hottest = np.argsort(-rates, kind="stable")[:_MOST_NAMED]
+        return ServerLoad(
+            rows_per_second=round(float(rates.sum()), 1),
+            hottest=[(int(bucket), round(float(rates[bucket]), 1)) for bucket in hottest if rates[bucket] > 0],
+        )
