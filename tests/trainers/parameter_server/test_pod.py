@@ -108,6 +108,8 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
             parts = [PartManifest.from_json(part.manifest_json) for part in saved if part]
             commit_record(uri, parts, b"{}", job=job, job_id="job-1", kind="periodic", step=150, generation=1)
             rows = sum(usage.rows for pod in pods for usage in master.heartbeats[pod].tables)
+            loads = [master.heartbeats[pod].load for pod in pods]
+            assert all(load.rows_per_second > 0 and len(load.hottest) > 1 for load in loads)
             stats = RpcClient(addresses[0], TOKEN).call(GetStats(), Stats)
             assert 0 < sum(table.rows for table in stats.tables) < rows
 

@@ -26,6 +26,7 @@ from elastrec.trainers.parameter_server.migration.taking import Taker
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from tests.processes import wait_for
 from tests.splits import origin_of
 from tests.trainers.parameter_server.filled import contents
 from tests.trainers.parameter_server.running import TOKEN, training_job
@@ -314,6 +315,95 @@ def test_lost_connections_lose_and_repeat_nothing_also_in_the_hand_over() -> Non
         control.client.close()
         assert len(streams) == 4
         same(moved, still)
+
+
+class Held:
+    """A stream whose second request has no answer until it is cut."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.requests = stream, 0
+        self.is_held, self.is_cut = threading.Event(), threading.Event()
+
+    def request(self, message: Any) -> Any:
+        self.requests += 1
+        if self.requests == 2:
+            self.is_held.set()
+            assert self.is_cut.wait(30)
+            raise TransportError("the connection was cut", retryable=True)
+        return self.stream.request(message)
+
+    def cut(self) -> None:
+        self.is_cut.set()
+
+    def close(self) -> None:
+        self.stream.close()
+
+
+def test_an_order_that_is_taken_back_while_a_copy_hangs_leaves_nothing_and_the_next_one_is_carried_out() -> None:
+    with cluster(2, 1) as moved, cluster(1, 1) as still:
+        worker, control = Worker(moved.routing), Worker(still.routing)
+        for _ in range(3):
+            worker.step()
+        after, streams = moved.table(2, moved.routing.owners), list[Any]()
+
+        def connect(address: str) -> Any:
+            streams.append(moved.connect(address) if streams else Held(moved.connect(address)))
+            return streams[-1]
+
+        mover, server = Mover(moved.servers["ps-1"], connect, lambda: None), moved.servers["ps-1"]
+        order = moved.orders(after)["ps-1"]
+        mover.follow(order, 1)
+        wait_for(lambda: bool(streams) and streams[0].is_held.is_set(), 30, "a copy that hangs")
+        mover.cancel()
+        assert streams[0].is_cut.is_set() and not mover.copied and server.model is None
+        assert moved.servers["ps-0"].ready and moved.servers["ps-0"].left is None
+        worker.step()
+        again = TakeOrder("another", order.sources)
+        assert mover.take_over(again, 1, after, lambda: True)
+        moved.servers["ps-0"].drop_left()
+        worker.step()
+        for _ in range(worker.steps):
+            control.step()
+        mover.cancel()
+        worker.client.close()
+        control.client.close()
+        same(moved, still)
+
+
+def test_a_server_that_is_lost_after_it_gave_its_buckets_away_leaves_nobody_who_serves_half_of_them() -> None:
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
+        worker.step()
+        after = moved.table(2, moved.routing.owners)
+        requests: list[str] = []
+
+        class Dying:
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
+
+            def request(self, message: Any) -> Any:
+                requests.append(type(message).__name__)
+                if "HandOver" in requests[:-1]:
+                    moved.rpcs["ps-0"].shutdown()
+                return self.stream.request(message)
+
+            def cut(self) -> None:
+                self.stream.cut()
+
+            def close(self) -> None:
+                self.stream.close()
+
+        taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, lambda a: Dying(moved.connect(a)))
+        taker.copy_round()
+        worker.step()
+        with pytest.raises(TransportError):
+            taker.take_over(after)
+        assert requests[-1] == "CopyBuckets" and "HandOver" in requests
+        # Its rows are lost: the master goes back to a record. Until then the new owner serves none of them.
+        assert not moved.servers["ps-1"].ready and moved.servers["ps-1"].model is None
+        taker.give_up()
+        assert moved.servers["ps-1"].usage() == []
+        worker.client.close()
 
 
 def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> None:
