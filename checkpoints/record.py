@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,10 +113,12 @@ class Record:
         uri: the record's folder.
     """
 
-    def __init__(self, store: Store, manifest: RecordManifest) -> None:
+    def __init__(
+        self, store: Store, manifest: RecordManifest, through: Callable[[Store], Store] = lambda store: store
+    ) -> None:
         self.uri = store.uri
         self.manifest = manifest
-        self._store = store
+        self._store, self._through = store, through
         self._indices: dict[str, list[SectionEntry]] = {}
         self._lock = threading.Lock()
 
@@ -176,7 +178,7 @@ class Record:
         """
         records = [self]
         while name := records[0].manifest.base:
-            records.insert(0, open_record(f"{self.uri.rpartition('/')[0]}/{name}"))
+            records.insert(0, open_record(f"{self.uri.rpartition('/')[0]}/{name}", self._through))
             if len(records) > _LONGEST_CHAIN:
                 raise DamagedRecordError(f"{self.uri}: builds on more than {_LONGEST_CHAIN} records, or on itself")
         return records
@@ -347,14 +349,17 @@ def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[list[SectionEntry]]
         yield group
 
 
-def open_record(uri: str) -> Record:
+def open_record(uri: str, through: Callable[[Store], Store] = lambda store: store) -> Record:
     """Opens a complete record: the manifest is checked now, an index and each array when it is read.
+
+    Args:
+        through: by which its parts are read, and those of the records that it builds on (`flash.MemoryStore`).
 
     Raises:
         CheckpointError: the folder is no record, or its manifest is damaged; says where.
     """
     store = open_store(uri)
-    return Record(store, read_manifest(store))
+    return Record(through(store), read_manifest(store), through)
 
 
 def read_manifest(store: Store) -> RecordManifest:

@@ -26,7 +26,7 @@ from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 _CHUNK_BYTES = 8 * 2**20
 _FILLED_AT_ONCE = 1_000_000
-_ROUTING = RoutingTable(epoch=1, owners=[0] * 256, servers=["ps-0"], addresses=["nowhere"])
+ROUTING = RoutingTable(epoch=1, owners=[0] * 256, servers=["ps-0"], addresses=["nowhere"])
 
 
 class Checkpoints:
@@ -40,7 +40,7 @@ class Checkpoints:
     def __init__(self, folder: Path, rows: int) -> None:
         self._folder = folder
         self._spec = job_of("dlrm")
-        self._server = _full_server(rows, self._spec)
+        self._server = full_server(rows, self._spec)
         self._uri, self._file, self._step = "", folder, 0
         self.bytes = self._save()
         # The same bytes, touched: neither side pays for pages that come into being.
@@ -66,7 +66,7 @@ class Checkpoints:
 
     def restore(self) -> None:
         """The whole part into a server that forgets what it has."""
-        restore(self._server, self._uri, _ROUTING, 1)
+        restore(self._server, self._uri, ROUTING, 1)
 
     def memcpy(self) -> None:
         """The part's bytes from memory to memory."""
@@ -74,17 +74,7 @@ class Checkpoints:
 
     def raw_write(self) -> None:
         """The part's bytes into a file, made durable as the store does: file, name, folder."""
-        temporary, path = self._folder / "raw.tmp", self._folder / "raw.bin"
-        view = self._source.data
-        with temporary.open("wb", buffering=0) as file:
-            for start in range(0, len(view), _CHUNK_BYTES):
-                file.write(view[start : start + _CHUNK_BYTES])
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        path.unlink()
+        write_durably(self._folder, self._source.data)
 
     def raw_read(self) -> None:
         """The part's file into memory that exists."""
@@ -101,10 +91,24 @@ class Checkpoints:
         return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
 
 
-def _full_server(rows: int, spec: Any) -> ParameterServer:
+def write_durably(folder: Path, data: memoryview) -> None:
+    """Writes bytes into a file of a folder as a store does: file, name, folder; and deletes it."""
+    temporary, path = folder / "raw.tmp", folder / "raw.bin"
+    with temporary.open("wb", buffering=0) as file:
+        for start in range(0, len(data), _CHUNK_BYTES):
+            file.write(data[start : start + _CHUNK_BYTES])
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    path.unlink()
+
+
+def full_server(rows: int, spec: Any) -> ParameterServer:
     warm_kernels()
     server = ParameterServer("ps-0", spec, capacity_rows=rows + _FILLED_AT_ONCE)
-    server.start_empty(_ROUTING, 1)
+    server.start_empty(ROUTING, 1)
     random = np.random.default_rng(0)
     for table in range(FEATURES):
         ids = random.permutation(np.arange(rows // FEATURES, dtype=np.int64) * 7919 + table)

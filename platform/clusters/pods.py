@@ -132,6 +132,17 @@ class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, tag_field="backe
     """
 
 
+class MemoryVolume(msgspec.Struct, frozen=True):
+    """Memory of a node that pods of one job map, one after the other. It is charged to none of them.
+
+    Attributes:
+        name: unique in the job: a pod that names it gets what an earlier pod on that node has left in it.
+    """
+
+    name: str
+    size_bytes: int
+
+
 class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One pod to create.
 
@@ -150,6 +161,8 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
         startup_cores: what the pod may use of cores that are idle while it starts, where that is more than its size:
             an attempt begins with this limit and keeps it until its process says that it is ready, or for a minute at
             most. Nothing is reserved by it: a backend without such cores gives it its size.
+        memory_volume: memory that outlives the pod, as the file that `ELASTREC_MEMORY` names: until the job has no pod
+            on the node that runs or waits. The node must have room for it beside the pod's size. None: it needs none.
         group: with which pods it starts together; None: by itself.
         placement: None: anywhere.
         priority: of pods that wait for room, those of a higher priority start first. Whether running pods of a lower
@@ -172,6 +185,7 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
     grace_seconds: float = 10.0
     labels: dict[str, str] = {}
     startup_cores: float = 0.0
+    memory_volume: MemoryVolume | None = None
     group: PodGroup | None = None
     placement: Placement | None = None
     priority: int = 0
@@ -267,6 +281,7 @@ __all__ = [
     "BackendOptions",
     "EndCause",
     "EndReason",
+    "MemoryVolume",
     "Placement",
     "PodEvent",
     "PodEventKind",

@@ -27,6 +27,8 @@ FILES = "ELASTREC_FILES"
 """Folder with the pod's files (PodSpec.files, PodSpec.secrets)."""
 WORK = "ELASTREC_WORK"
 """The pod's own folder: survives a restart in place, vanishes with the pod."""
+MEMORY = "ELASTREC_MEMORY"
+"""File of memory that the node keeps for the pod and its successors (PodSpec.memory_volume); often absent."""
 
 TOKEN_FILE = "token"
 """The job's token, in FILES."""

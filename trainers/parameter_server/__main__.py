@@ -59,6 +59,7 @@ def read_settings() -> PodSettings:
         token=token,
         tls=TlsConfig.from_folder(files, job_server_name(os.environ[environment.JOB])),
         terms=TermPlace.read(),
+        memory=Path(memory) if (memory := os.environ.get(environment.MEMORY)) else None,
         # On the loopback no other machine can reach it.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
         local_streams=os.environ.get(environment.STREAMS) != "tcp",

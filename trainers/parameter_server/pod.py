@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -44,6 +45,7 @@ from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stal
 from elastrec.trainers.parameter_server.migration import messages as moves
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.mover import Mover
+from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.load import LoadMeter
@@ -64,6 +66,7 @@ class PodSettings:
 
     Attributes:
         host: name that others reach the pod by; port 0 lets the system choose.
+        memory: of the node, for the newest parts of records; None: it keeps none.
     """
 
     pod: str
@@ -75,6 +78,7 @@ class PodSettings:
     tls: TlsConfig | None = None
     listen: str = "0.0.0.0"
     local_streams: bool = True
+    memory: Path | None = None
     terms: TermPlace = field(default_factory=TermPlace)
 
 
@@ -125,6 +129,7 @@ class ServerPod:
         self._failure: Exception | None = None
         self._server: ParameterServer | None = None
         self._saver: Saver | None = None
+        self._memory = RecordMemory(settings.memory)
         self._mover: Mover | None = None
         self._load = LoadMeter()
         self._address = ""
@@ -165,7 +170,7 @@ class ServerPod:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
-            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail)
+            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
@@ -175,6 +180,7 @@ class ServerPod:
             beating.join(_ATTEMPT_SECONDS)
         finally:
             rpc.shutdown()
+            self._memory.close()
             self._master.close()
 
     # The caller's thread: orders
@@ -266,7 +272,14 @@ class ServerPod:
         while not self._stopped.is_set():
             problem = None
             try:
-                restore(self._server, order.uri, directive.routing, directive.generation, with_marks=order.with_marks)
+                restore(
+                    self._server,
+                    order.uri,
+                    directive.routing,
+                    directive.generation,
+                    with_marks=order.with_marks,
+                    memory=self._memory.opened(),
+                )
             except DamagedRecordError as error:
                 log.error("record_damaged", record=order.uri, reason=str(error))
                 problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=True)
@@ -396,7 +409,7 @@ class ServerPod:
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
                 load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
-                memory_bytes=self._memory_bytes(),
+                memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,
             )

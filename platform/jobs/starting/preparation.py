@@ -220,16 +220,18 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
                     )
                 )
     resources = job.spec.resources
+    for_records = (job.spec.checkpoint.memory or 0) * resources.parameter_server.count
+    beside = " (with spec.checkpoint.memory)" if for_records else ""
     least = [resources.master, *[resources.parameter_server] * resources.parameter_server.count, resources.worker]
     for name, amount, limit in (
         ("cores", sum(pod.cores for pod in least), total.cores),
-        ("memory", sum(pod.memory for pod in least), total.memory_bytes),
+        ("memory", sum(pod.memory for pod in least) + for_records, total.memory_bytes),
     ):
         if amount > limit and not problems:
             problems.append(
                 FieldProblem(
                     f"spec.resources.*.{name}",
-                    f"{_SHOW[name](amount)} for the master, every server and one worker",
+                    f"{_SHOW[name](amount)} for the master, every server{beside} and one worker",
                     f"at most {_SHOW[name](limit)} together, all that the cluster has",
                     "ask for smaller or fewer servers",
                 )

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 
 from elastrec.platform.clusters import ClusterConfig, encode_config
-from elastrec.platform.clusters.pods import PodSize, PodSpec, RestartPolicy
+from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import PodResources, TrainingJob
@@ -225,7 +225,16 @@ def member_pod(
             environment.MASTER_TIMEOUT: f"{request.training_job.spec.faults.master_timeout:g}",
         },
         restart_policy=RestartPolicy.NEVER,
+        memory_volume=_memory_volume(request, role, index),
     )
+
+
+def _memory_volume(request: LaunchRequest, role: Role, index: int) -> MemoryVolume | None:
+    """Of a server's place: its next pod restores from it what the pod before has left."""
+    size_bytes = request.training_job.spec.checkpoint.memory
+    if size_bytes is None or role is not Role.PARAMETER_SERVER:
+        return None
+    return MemoryVolume(f"{_SHORT_ROLE[role]}-{index}", size_bytes)
 
 
 def _pod(
@@ -238,6 +247,7 @@ def _pod(
     secrets: dict[str, str],
     environment_variables: dict[str, str],
     restart_policy: RestartPolicy,
+    memory_volume: MemoryVolume | None = None,
 ) -> PodSpec:
     return PodSpec(
         name=name,
@@ -251,6 +261,7 @@ def _pod(
         serves=role is not Role.WORKER,
         startup_cores=request.training_job.spec.resources.startup_cores,
         restart_policy=restart_policy,
+        memory_volume=memory_volume,
         grace_seconds=_GRACE_SECONDS[role],
         labels={"elastrec.io/role": _SHORT_ROLE[role], TEAM_LABEL: request.training_job.metadata.team},
     )

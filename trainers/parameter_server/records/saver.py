@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
 
-from elastrec.checkpoints import StoreError
+from elastrec.checkpoints import PartManifest, StoreError, open_store
+from elastrec.checkpoints.flash import MemoryStore
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.share import save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
@@ -23,6 +26,7 @@ class Saver:
         froze: takes the id of every order of which the server holds its cut, and so may be pushed to again.
         report: takes every part that was written, or could not be, while its order was in force.
         fail: takes an error that is none of the store's; the thread ends.
+        memory: into which parts are copied first; the store gets them from there.
     """
 
     def __init__(
@@ -31,8 +35,10 @@ class Saver:
         froze: Callable[[str], None],
         report: Callable[[SavedPart], None],
         fail: Callable[[Exception], None],
+        memory: RecordMemory | None = None,
     ) -> None:
         self._server = server
+        self._memory = memory or RecordMemory(None)
         self._froze = froze
         self._report = report
         self._fail = fail
@@ -88,16 +94,37 @@ class Saver:
 
     def _write(self, order: SaveOrder) -> SavedPart:
         try:
-            part = save_part(
-                self._server,
-                order.uri,
-                lambda: self._order is order,
-                cut=order.order_id,
-                base=order.base,
-                froze=lambda: self._froze(order.order_id),
-            )
+            part = self._save(order)
             return SavedPart(order_id=order.order_id, manifest_json=part.to_json())
         except (CheckpointError, OSError) as error:
             log.warning("part_not_saved", uri=order.uri, reason=str(error))
             problem, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
             return SavedPart(order_id=order.order_id, manifest_json=b"", problem=problem, store_away=away)
+
+    def _save(self, order: SaveOrder) -> PartManifest:
+        memory = self._memory.opened()
+        store = None if memory is None else MemoryStore(open_store(order.uri), memory, is_full=not order.base)
+
+        def is_in_force() -> bool:
+            return self._order is order
+
+        def gets_on() -> None:
+            self._server.transfers += 1
+
+        began = time.monotonic()
+        part = save_part(
+            self._server,
+            store or order.uri,
+            is_in_force,
+            cut=order.order_id,
+            base=order.base,
+            froze=lambda: self._froze(order.order_id),
+        )
+        if store is not None and store.in_memory is not None:
+            copied = time.monotonic()
+            self._memory.flush(store.in_memory, is_in_force, gets_on)
+            log.info(
+                "part_durable", order=order.order_id, bytes=part.size_bytes, copy_seconds=round(copied - began, 3),
+                flush_seconds=round(time.monotonic() - copied, 3),
+            )  # fmt: skip
+        return part

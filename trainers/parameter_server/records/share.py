@@ -21,10 +21,12 @@ from elastrec.checkpoints import (
     PartWriter,
     Record,
     SectionKind,
+    Store,
     answer,
     chain_shares,
     open_record,
 )
+from elastrec.checkpoints.flash import MemoryStore, PartMemory
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
@@ -51,16 +53,17 @@ log = structlog.get_logger(__name__)
 
 def save_part(
     server: ParameterServer,
-    uri: str,
+    record: str | Store,
     is_wanted: Callable[[], bool] = lambda: True,
     *,
     cut: str = "",
     base: str = "",
     froze: Callable[[], None] = lambda: None,
 ) -> PartManifest:
-    """Writes the server's part of the record at `uri`, of one moment; requests are served meanwhile.
+    """Writes the server's part of a record, of one moment; requests are served meanwhile.
 
     Args:
+        record: URI of its folder, or a store rooted there.
         is_wanted: asked before each section, and before the part is complete.
         cut: the save that the part is of.
         base: an earlier save, since which changes are enough; buckets of which the server does not know them are
@@ -70,6 +73,8 @@ def save_part(
     Raises:
         CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
     """
+
+    uri = record if isinstance(record, str) else record.uri
 
     def check() -> None:
         if not is_wanted():
@@ -92,7 +97,7 @@ def save_part(
             held |= dict(zip(_tables(store), store.cuts.frozen_rows.tolist(), strict=True))
         froze()
         with PartWriter(
-            uri,
+            record,
             server.name,
             groups=[_answer(*group) for group in groups],
             dense_buckets=sorted(bucket for marks in frozen.marks for bucket in marks.dense_buckets),
@@ -147,7 +152,13 @@ def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], N
 
 
 def restore(
-    server: ParameterServer, uri: str, routing: RoutingTable, generation: int, *, with_marks: bool = False
+    server: ParameterServer,
+    uri: str,
+    routing: RoutingTable,
+    generation: int,
+    *,
+    with_marks: bool = False,
+    memory: PartMemory | None = None,
 ) -> None:
     """Forgets everything and takes the server's virtual and dense buckets from a record; `uri` empty: from nothing.
 
@@ -157,6 +168,7 @@ def restore(
 
     Args:
         with_marks: see RestoreOrder.
+        memory: of the server's node: parts that it holds are read from it, all others from the store.
 
     Raises:
         DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
@@ -169,7 +181,8 @@ def restore(
         log.info("restored_from_nothing", epoch=routing.epoch, generation=generation)
         return
     place = Place.under(routing, server.name)
-    record = open_record(uri)
+    before_bytes = memory.read_bytes if memory is not None else 0
+    record = open_record(uri) if memory is None else open_record(uri, lambda store: MemoryStore(store, memory))
     stores = server.empty_stores(place)
     loader = _load(server, record, stores, np.flatnonzero(place.owned))
     source = _DenseOfRecord(server, record)
@@ -181,6 +194,7 @@ def restore(
     log.info(
         "restored", uri=uri, rows=sum(store.rows for store in stores), tables_new=loader.skipped, epoch=routing.epoch,
         generation=generation, with_marks=with_marks,
+        bytes_from_memory=memory.read_bytes - before_bytes if memory is not None else 0,
     )  # fmt: skip
 
 

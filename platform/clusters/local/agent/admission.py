@@ -6,11 +6,13 @@ that has not started yet start together, as soon as the least number of them is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
 from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage, free_of, shortage
+from elastrec.platform.clusters.local.agent.volumes import VolumeKey, bytes_to_make
 from elastrec.platform.clusters.pods import PodGroup, PodSize
 
 
@@ -21,13 +23,16 @@ class Admission(msgspec.Struct, frozen=True):
     why: dict[str, str]
 
 
-def admission(records: Sequence[PodRecord], total: PodSize) -> Admission:
+def admission(
+    records: Sequence[PodRecord], total: PodSize, volumes: Mapping[VolumeKey, int] = MappingProxyType({})
+) -> Admission:
     """What to start next: one pod, or the first pods of one group. To be asked again until it starts nothing.
 
     Args:
         records: all pods of the node, oldest first.
+        volumes: bytes of the memory volumes that are there.
     """
-    free, why = free_of(total, records), dict[str, str]()
+    free, why = free_of(total, records, sum(volumes.values())), dict[str, str]()
     for record in in_order(records):
         if record.uid in why:
             continue
@@ -36,7 +41,8 @@ def admission(records: Sequence[PodRecord], total: PodSize) -> Admission:
             problem = f"group {group.name}: {len(waiting)} of {group.least} pods are there"
         else:
             start = waiting[: group.least] if group else waiting
-            problem = shortage(_sum(pod.size for pod in start), free)
+            asked = _sum(pod.size for pod in start)
+            problem = shortage(PodSize(asked.cores, asked.memory_bytes + bytes_to_make(start, volumes)), free)
             if not problem:
                 return Admission(start, why)
         why |= {pod.uid: problem for pod in waiting}

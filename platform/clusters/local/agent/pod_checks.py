@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterable
 
 from elastrec.platform.clusters.local.agent.pod_life import shortage
+from elastrec.platform.clusters.local.agent.volumes import ROOT
 from elastrec.platform.clusters.local.processes.limits import LEAST_CORES
-from elastrec.platform.clusters.pods import PodSize, PodSpec
+from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -36,6 +37,27 @@ def check_spec(spec: PodSpec) -> None:
     if not 0 <= spec.startup_cores < math.inf:
         raise ClusterError(f"pod {spec.name}: startup_cores {spec.startup_cores} is not allowed; allowed: >= 0")
     check_size(spec.size)
+    _check_volume(spec)
+
+
+def _check_volume(spec: PodSpec) -> None:
+    volume = spec.memory_volume
+    if volume is None:
+        return
+    for field, name in (("memory_volume.name", volume.name), ("job", spec.job)):
+        if not _NAME.fullmatch(name):
+            raise ClusterError(
+                f"pod {spec.name}: {field} {name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters"
+            )
+    if volume.size_bytes < (page := os.sysconf("SC_PAGE_SIZE")):
+        raise ClusterError(
+            f"pod {spec.name}: memory_volume.size_bytes {volume.size_bytes} is not allowed; allowed: at least {page}"
+        )
+    if not ROOT.is_dir():
+        raise ClusterError(
+            f"pod {spec.name}: memory_volume is not allowed on a machine without {ROOT}; leave it out (in a job file "
+            "spec.checkpoint.memory)"
+        )
 
 
 def check_options(spec: PodSpec) -> None:
@@ -107,13 +129,16 @@ def check_size(size: PodSize) -> None:
         raise ClusterError(f"size.memory_bytes: {size.memory_bytes} is not allowed; allowed: at least {page}")
 
 
-def check_fits_at_all(spec_name: str, size: PodSize, total: PodSize) -> None:
+def check_fits_at_all(spec_name: str, size: PodSize, total: PodSize, memory_volume: MemoryVolume | None = None) -> None:
     """Refuses a pod that would wait for ever.
 
     Raises:
-        ClusterError: it is larger than the whole cluster.
+        ClusterError: it is larger than the whole cluster, with its memory volume.
     """
-    text = shortage(size, total)
+    beside = memory_volume.size_bytes if memory_volume is not None else 0
+    text = shortage(PodSize(size.cores, size.memory_bytes + beside), total)
+    if text and beside:
+        text = f"{text}, of which {beside} for its memory volume"
     if text:
         raise ClusterError(
             f"pod {spec_name} is larger than the whole cluster ({text.replace('free', 'the cluster has')}); "

@@ -274,11 +274,12 @@ def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
     )
 
 
-def free_of(total: PodSize, records: Iterable[PodRecord]) -> PodSize:
-    """What a new pod could still get."""
+def free_of(total: PodSize, records: Iterable[PodRecord], volumes_bytes: int = 0) -> PodSize:
+    """What a new pod could still get; memory volumes take `volumes_bytes`."""
     held = [record.size for record in records if record.holds_resources]
     cores = total.cores - sum(size.cores for size in held)
-    return PodSize(max(0.0, round(cores, 6)), max(0, total.memory_bytes - sum(size.memory_bytes for size in held)))
+    memory_bytes = total.memory_bytes - volumes_bytes - sum(size.memory_bytes for size in held)
+    return PodSize(max(0.0, round(cores, 6)), max(0, memory_bytes))
 
 
 def shortage(asked: PodSize, free: PodSize) -> str:

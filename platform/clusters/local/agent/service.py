@@ -52,7 +52,7 @@ class NodeAgent(LongPolls):
                     raise ClusterError(problem, retryable=True)
                 if not (replaces_ended and present.stage is Stage.ENDED):
                     return self._status(present)
-            check_fits_at_all(spec.name, spec.size, self._total)
+            check_fits_at_all(spec.name, spec.size, self._total, spec.memory_volume)
             check_group(spec, (record.spec for record in self._pods.values()))
             if present is not None:
                 self._forget(present)
@@ -123,7 +123,7 @@ class NodeAgent(LongPolls):
                 return self._status(record)
             if record.holds_resources:
                 others = [other for other in self._pods.values() if other.uid != record.uid]
-                short = life.shortage(size, life.free_of(self._total, others))
+                short = life.shortage(size, life.free_of(self._total, others, self._volumes_bytes))
                 if short:
                     raise ClusterError(f"pod {name} cannot be resized: {short}")
                 self._limits.resize(record.uid, size, record.startup_cores)
@@ -131,6 +131,10 @@ class NodeAgent(LongPolls):
             self._keep(life.resized(record, size))
             self._admit()
             return self._status(self._pods[record.uid])
+
+    @property
+    def _volumes_bytes(self) -> int:
+        return sum(self._volumes.sizes.values())
 
     def pods(self, name: str | None, job: str | None) -> list[PodStatus]:
         """Of a name, of a job, or all; oldest first."""
@@ -144,6 +148,6 @@ class NodeAgent(LongPolls):
     def nodes(self) -> list[Node]:
         """This machine."""
         with self._lock:
-            free = life.free_of(self._total, self._pods.values())
+            free = life.free_of(self._total, self._pods.values(), self._volumes_bytes)
             conditions = () if self._limits.enforced else (NodeCondition.LIMITS_NOT_ENFORCED,)
             return [Node(name=self._node, size=self._total, free=free, conditions=conditions)]

@@ -18,6 +18,7 @@ from elastrec.platform.clusters.local.agent.admission import admission
 from elastrec.platform.clusters.local.agent.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.agent.pod_life import PodRecord, Stage
 from elastrec.platform.clusters.local.agent.reactor import Reactor
+from elastrec.platform.clusters.local.agent.volumes import MemoryVolumes
 from elastrec.platform.clusters.local.processes.limits import Limits, Usage
 from elastrec.platform.clusters.local.processes.pod_environment import pod_command, pod_environment
 from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod, StillDyingError
@@ -55,6 +56,7 @@ class Supervision:
         self._journal, self._limits, self._total, self._node = journal, limits, total, node
         self._inherited = dict(inherited)
         self._runner = PodRunner(folder / "pods", limits)
+        self._volumes = MemoryVolumes(folder)
         self._reactor = Reactor()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -80,6 +82,7 @@ class Supervision:
             self._runner.forget_groups(set(self._pods))
             for record in list(self._pods.values()):
                 self._resume(record)
+            self._keep_volumes()
             self._admit()
             self._sweep()
         self._runner.empty_trash()
@@ -101,6 +104,7 @@ class Supervision:
         """After `close`: kills every pod and writes nothing down, for an agent whose folder is gone."""
         for running in self._running.values():
             self._runner.destroy(running)
+        self._volumes.keep(set())
         deadline = time.monotonic() + _OBEY_SECONDS
         while not all(self._limits.remove(uid) for uid in self._limits.uids()) and time.monotonic() < deadline:
             time.sleep(_DYING_SECONDS / 10)
@@ -121,27 +125,33 @@ class Supervision:
 
     def _admit(self) -> None:
         """Starts the waiting pods that may start now."""
-        while (decided := admission(list(self._pods.values()), self._total)).start:
+        while (decided := admission(list(self._pods.values()), self._total, self._volumes.sizes)).start:
             for record in decided.start:
                 self._launch(record)
         for uid, reason in decided.why.items():
             if reason != self._pods[uid].message:
                 self._keep(life.unschedulable(self._pods[uid], reason))
 
+    def _keep_volumes(self) -> None:
+        """Gives back the memory volumes of jobs that have no pod here any more that runs or waits."""
+        if self._volumes.sizes:
+            self._volumes.keep({pod.spec.job for pod in self._pods.values() if pod.stage is not Stage.ENDED})
+
     def _launch(self, record: PodRecord) -> None:
         record = self._keep(life.starting(record))
         spec = record.spec
-        variables = pod_environment(
-            spec,
-            size=record.size,
-            node=self._node,
-            port=record.port,
-            files=self._runner.files_folder(record.uid),
-            work=self._runner.work_folder(record.uid),
-            ready=self._runner.ready_file(record.uid) if record.is_starting else None,
-            inherited=self._inherited,
-        )
         try:
+            variables = pod_environment(
+                spec,
+                size=record.size,
+                node=self._node,
+                port=record.port,
+                files=self._runner.files_folder(record.uid),
+                work=self._runner.work_folder(record.uid),
+                ready=self._runner.ready_file(record.uid) if record.is_starting else None,
+                memory=self._volumes.make(spec),
+                inherited=self._inherited,
+            )
             running = self._runner.start(
                 record.uid, record.attempt, pod_command(spec), variables, record.size, record.startup_cores
             )
@@ -240,6 +250,7 @@ class Supervision:
             self._forget(msgspec.structs.replace(record, end=EndReason.DELETED))
             return
         self._keep(record)
+        self._keep_volumes()
         if record.stage is Stage.BACK_OFF:
             self._retry_later(record)
         else:
@@ -291,6 +302,7 @@ class Supervision:
         gone = msgspec.structs.replace(record, reason="Deleted", end=end, version=self._journal.version + 1)
         self._journal.write(None, KeptEvent(PodEventKind.DELETED, self._status(gone), gone.version))
         del self._pods[record.uid]
+        self._keep_volumes()
         self._usage.pop(record.uid, None)
         self._changed.notify_all()
         self._reactor.call_later(0.0, self._runner.empty_trash)

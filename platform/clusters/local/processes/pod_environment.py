@@ -52,6 +52,7 @@ def pod_environment(
     files: Path,
     work: Path,
     ready: Path | None,
+    memory: Path | None = None,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """Environment variables of one attempt.
@@ -60,6 +61,7 @@ def pod_environment(
         size: granted now; thread counts follow its cores.
         port: 0 when the pod does not serve.
         ready: by which the pod says that it has started; None: nobody wants to know.
+        memory: its memory volume; None: it has none.
         inherited: the agent's own environment.
     """
     threads = str(max(1, int(size.cores)))
@@ -79,6 +81,8 @@ def pod_environment(
     }
     if ready is not None:
         variables[names.READY] = str(ready)
+    if memory is not None:
+        variables[names.MEMORY] = str(memory)
     if port:
         variables[names.PORT] = str(port)
     return variables

@@ -1,0 +1,10 @@
+"""Flash checkpoint (DLRover-RM §5.2): parts of records lie in memory first, and go to the store from there.
+
+Here belong the memory in which parts lie, and reading them back. Who owns the memory and how large it is, is a
+cluster's to say; when parts are copied to the store is a server's. Nothing here knows of rows, servers or masters.
+"""
+
+from elastrec.checkpoints.flash.memory import HeldPart, MemoryUnusableError, PartMemory
+from elastrec.checkpoints.flash.store import MemoryStore
+
+__all__ = ["HeldPart", "MemoryStore", "MemoryUnusableError", "PartMemory"]

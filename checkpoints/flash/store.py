@@ -1,0 +1,123 @@
+"""The folder of a record, as a store: parts go into memory first and are read from there where it holds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from elastrec.checkpoints.flash.memory import HeldPart, PartCopy, PartMemory
+from elastrec.checkpoints.stores.store import Store, StoreWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_log = structlog.get_logger(__name__)
+
+
+class MemoryStore(Store):
+    """A record's folder in a store, and the memory in which some of its parts lie.
+
+    Objects that are written here are parts; one that does not fit into the memory goes straight to the store. Nothing
+    but a copy made from `in_memory` brings what lies in memory alone to the store.
+
+    Args:
+        base: rooted at the record's folder.
+        is_full: see `PartMemory.begin`.
+
+    Attributes:
+        in_memory: what was written last, where it lies in memory alone.
+    """
+
+    def __init__(self, base: Store, memory: PartMemory, *, is_full: bool = True) -> None:
+        self.uri = base.uri
+        self.in_memory: HeldPart | None = None
+        self._base, self._memory, self._is_full = base, memory, is_full
+        self._held: dict[str, HeldPart | None] = {}
+
+    def open_write(self, key: str) -> StoreWriter:
+        self.in_memory = None
+        return _Writer(self, self._base, key, self._memory.begin(self.uri, key, is_full=self._is_full))
+
+    def _part(self, key: str) -> HeldPart | None:
+        """A part whose bytes in memory have been checked; None: it is read from the store."""
+        if key not in self._held:
+            part = self._memory.find(self.uri, key)
+            if part is not None and not self._memory.is_intact(part):
+                _log.error(
+                    "memory_copy_damaged", record=self.uri, part=key, memory=str(self._memory.path),
+                    consequence="the part is read from the store",
+                )  # fmt: skip
+                part = None
+            self._held[key] = part
+        return self._held[key]
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        part = self._part(key)
+        if part is not None and start + length <= part.size_bytes:
+            data = self._memory.read(part, start, length)
+            if data is not None:
+                return data
+            self._held[key] = None
+        return self._base.get_range(key, start, length)
+
+    def size(self, key: str) -> int | None:
+        part = self._part(key)
+        return self._base.size(key) if part is None else part.size_bytes
+
+    # As the store has it
+
+    def get(self, key: str) -> bytes:
+        return self._base.get(key)
+
+    def get_if_exists(self, key: str) -> bytes | None:
+        return self._base.get_if_exists(key)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        return self._base.keys(prefix)
+
+    def folders(self, prefix: str = "") -> list[str]:
+        return self._base.folders(prefix)
+
+    def delete(self, key: str) -> None:
+        self._base.delete(key)
+
+    def delete_tree(self, prefix: str) -> None:
+        self._base.delete_tree(prefix)
+
+    def _create(self, key: str, data: Buffer) -> bool:
+        return self._base._create(key, data)
+
+    @property
+    def _place(self) -> str:
+        return self._base._place
+
+
+class _Writer(StoreWriter):
+    """Into memory while there is room, else into the store."""
+
+    def __init__(self, store: MemoryStore, base: Store, key: str, copy: PartCopy) -> None:
+        self._store, self._base, self._key, self._copy = store, base, key, copy
+        self._plain: StoreWriter | None = None
+
+    def write(self, data: Buffer) -> None:
+        if self._plain is None and not self._copy.write(data):
+            written = self._copy.written()
+            _log.warning(
+                "part_exceeds_memory", record=self._store.uri, part=self._key, copied_bytes=len(written),
+                remedy="raise spec.checkpoint.memory",
+            )  # fmt: skip
+            self._plain = self._base.open_write(self._key)
+            self._plain.write(written)
+        if self._plain is not None:
+            self._plain.write(data)
+
+    def close(self) -> None:
+        if self._plain is not None:
+            self._plain.close()
+        else:
+            self._store.in_memory = self._copy.finish()
+
+    def abort(self) -> None:
+        if self._plain is not None:
+            self._plain.abort()

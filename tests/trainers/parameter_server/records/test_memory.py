@@ -1,0 +1,156 @@
+"""A server's parts go through the memory of its node: restored from there, durable by a process that may be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastrec.checkpoints import DamagedRecordError, PartManifest, commit_record, open_store
+from elastrec.checkpoints.flash import PartMemory
+from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.trainers.parameter_server.records.memory import RecordMemory
+from elastrec.trainers.parameter_server.records.saver import Saver
+from elastrec.trainers.parameter_server.records.share import restore
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from tests.trainers.parameter_server.calls import SGD, pull, push, server_of
+from tests.trainers.parameter_server.running import routing_of, training_job
+
+IDS = list(range(50))
+
+
+class Saves:
+    """A server with rows, its saver, and what that reported."""
+
+    def __init__(self, folder: Path, memory: RecordMemory) -> None:
+        self.folder, self.memory = folder, memory
+        open_store(str(folder)).create()
+        self.server: ParameterServer = server_of()
+        self.server.spec = self.server.spec.model_copy(
+            update={"checkpoint": self.server.spec.checkpoint.model_copy(update={"deltas": 5})}
+        )
+        pull(self.server, "a", IDS)
+        push(self.server, "a", 0, IDS, 1.0)
+        self.parts: dict[str, SavedPart] = {}
+        self.changed = threading.Condition()
+        self.saver = Saver(self.server, lambda order_id: None, self._report, lambda error: None, memory)
+
+    def _report(self, part: SavedPart) -> None:
+        with self.changed:
+            self.parts[part.order_id] = part
+            self.changed.notify_all()
+
+    def uri(self, name: str) -> str:
+        return f"{self.folder}/clicks/records/{name}"
+
+    def save(self, name: str, base: str = "") -> SavedPart:
+        self.saver.begin(SaveOrder(name, self.uri(name), base))
+        with self.changed:
+            assert self.changed.wait_for(lambda: name in self.parts, 60)
+        return self.parts[name]
+
+    def commit(self, name: str, base: str = "") -> Path:
+        """A complete record of a save; returns the file of its part."""
+        part = PartManifest.from_json(self.save(name, base).manifest_json)
+        commit_record(
+            self.uri(name), [part], b"{}", job=training_job(optimizers=SGD), job_id="job-1", kind="periodic", step=1,
+            generation=1, base=base and self.uri(base),
+        )  # fmt: skip
+        file = open_store(self.uri(name)).local_path(part.file)
+        assert file is not None and file.stat().st_size == part.size_bytes, "reported before it was durable"
+        return file
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    path = tmp_path / "volume"
+    with path.open("xb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2**20)
+    return path
+
+
+@pytest.fixture
+def memory(volume: Path) -> Iterator[RecordMemory]:
+    memory = RecordMemory(volume)
+    yield memory
+    memory.close()
+
+
+def rows(server: ParameterServer) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    return np.array(pull(server, "a", IDS)[1][0])
+
+
+def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
+    tmp_path: Path, memory: RecordMemory
+) -> None:
+    saves = Saves(tmp_path / "store", memory)
+    files = [saves.commit("save-1")]
+    push(saves.server, "a", 1, IDS[:5], 1.0)
+    files.append(saves.commit("save-2", base="save-1"))
+    saved, opened = rows(saves.server), memory.opened()
+    assert opened is not None and len(opened.parts()) == 2
+    push(saves.server, "a", 2, IDS, 1.0)
+    for file in files:
+        file.write_bytes(b"gone")
+    restore(saves.server, saves.uri("save-2"), routing_of(["here:1"]), 1, memory=opened)
+    np.testing.assert_array_equal(rows(saves.server), saved)
+    with pytest.raises(DamagedRecordError):
+        restore(saves.server, saves.uri("save-2"), routing_of(["here:1"]), 1)
+
+
+def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMemory, volume: Path) -> None:
+    saves = Saves(tmp_path / "store", memory)
+    saves.commit("save-1")
+    saved, opened = rows(saves.server), memory.opened()
+    assert opened is not None
+    (part,) = opened.parts()
+    with volume.open("r+b") as file:
+        file.seek(part.start + part.size_bytes // 2)
+        file.write(b"\xff" * 64)
+    restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
+    np.testing.assert_array_equal(rows(saves.server), saved)
+    assert opened.read_bytes == 0
+
+
+def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
+    tmp_path: Path, memory: RecordMemory
+) -> None:
+    saves = Saves(tmp_path / "store", memory)
+    saves.commit("save-1")
+    assert memory._flusher is not None and memory._flusher._process is not None
+    process = memory._flusher._process
+    os.kill(process.pid, signal.SIGSTOP)
+    saves.saver.begin(SaveOrder("save-2", saves.uri("save-2")))
+    deadline = time.monotonic() + 60
+    while len((memory.opened() or pytest.fail()).parts()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # Its rows are in memory and requests are served; the store does not get them.
+    assert saves.saver.writing == "save-2" and not open_store(saves.uri("save-2")).keys()
+    saves.saver.cancel()
+    while saves.saver.writing and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert process.poll() is not None and "save-2" not in saves.parts
+    saves.commit("save-3")
+    process = memory._flusher._process
+    process.kill()
+    assert "has ended" in saves.save("save-4").problem
+    saves.commit("save-5")
+
+
+def test_a_memory_that_another_process_writes_is_done_without(
+    tmp_path: Path, memory: RecordMemory, volume: Path
+) -> None:
+    other = PartMemory(volume, writes=True)
+    saves = Saves(tmp_path / "store", memory)
+    saves.commit("save-1")
+    assert not other.parts()
+    other.close()
+    saves.commit("save-2")
+    opened = memory.opened()
+    assert opened is not None and [part.uri.rpartition("/")[2] for part in opened.parts()] == ["save-2"]
