@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +32,6 @@ from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.books import Books, check_books, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
-from tests.faults.campaign.leftovers import shared_memory
 from tests.faults.campaign.plan import Shape
 from tests.faults.campaign.site import Site, site_at
 from tests.processes import pod_processes, wait_for
@@ -189,11 +187,10 @@ def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_
 
 
 @pytest.mark.timeout(400)
-def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain_in_its_nodes_memory(
+def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
     site: Site, undisturbed_auc: float
 ) -> None:
-    before = shared_memory()
-    with live_job(site, "deltas", interval="1s", deltas=3, memory="64Mi") as job:
+    with live_job(site, "deltas", interval="1s", deltas=3) as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
 
         def newest() -> str:
@@ -220,14 +217,8 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain_in
         wait_for(lambda: len(chain()) >= 3 and lose_server_between_deltas(), PATIENCE_SECONDS, "a delta of a delta")
         wait_for(lambda: job.metrics().generation == 1, PATIENCE_SECONDS, "the rollback")
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train again")
-        log = "\n".join(job.platform.launcher.logs(f"{job.job_id}-ps-0-r1"))
         metrics = job.train_to_the_end()
         books, story = job.books()
-    # The successor mapped what the killed process had left: all parts of the chain, and nothing of it from the store.
-    assert log.count("memory_opened") == 1 and "memory_copy_damaged" not in log
-    (from_memory,) = re.findall(r"bytes_from_memory=(\d+)", log)
-    assert int(from_memory) > 0
-    assert not [name for name in shared_memory() - before if name.startswith("elastrec-volumes-")]
     restored = chains[-1][-1]
     assert any(entry.what == f"rolled back to {restored}, generation 1" for entry in story.timeline), story.timeline
     assert [open_record(uri).manifest.base for uri in chains[-1]] == ["", *(Path(u).name for u in chains[-1][:-1])]

@@ -1,0 +1,92 @@
+"""A real master and real server processes: a killed server's successor restores from the memory that it has left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastrec.checkpoints import open_store
+from elastrec.checkpoints.flash import PartMemory
+from elastrec.platform.clusters.pods import MemoryVolume, PodSpec
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.observer import SaveNow
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
+
+PLACE = "clicks-1-ps-0"
+
+
+class Servers:
+    """Processes of server pods on one node, which keeps their memory volumes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def volume(self, wanted: MemoryVolume) -> Path:
+        path = self.folder / wanted.name
+        with path.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, wanted.size_bytes)
+        return path
+
+    def start(self, spec: PodSpec) -> None:
+        assert spec.memory_volume is not None and spec.memory_volume.name == "ps-0"
+        files = self.folder / spec.name
+        files.mkdir()
+        for name, text in (spec.files | spec.secrets).items():
+            (files / name).write_text(text)
+        variables = {**os.environ, **spec.environment, environment.FILES: str(files), environment.HOST: "127.0.0.1"}
+        variables[environment.MEMORY] = str(self.volume(spec.memory_volume))
+        with (self.folder / f"{spec.name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "elastrec.trainers.parameter_server"]
+            self.processes.append(subprocess.Popen(command, env=variables, stderr=log))
+
+    def log(self, pod: str) -> str:
+        return (self.folder / f"{pod}.log").read_text()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Servers:
+    return Servers(tmp_path)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
+    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
+    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
+    checkpoint = {"interval": 0, "memory": "16Mi"}
+    made = Stage(tmp_path, job(faults=faults, resources=resources, checkpoint=checkpoint), rows=1_000_000)
+    open_store(made.request.store).create()
+    play = made.cluster.on_create
+    made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
+    with contextlib.ExitStack() as stack:
+        for close in (made.close, lambda: [(each.kill(), each.wait(10)) for each in servers.processes]):
+            stack.callback(close)
+        made.start()
+        yield made
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_servers_successor_restores_the_record_from_its_memory(stage: Stage, servers: Servers) -> None:
+    stage.wait_for(Phase.TRAINING, 120)
+    stage.call(SaveNow())
+    stage.wait(lambda: stage.service.state.saves.completed == 1, 60)
+    record = stage.service.state.recovery.record
+    assert record is not None and "part_durable" in servers.log(PLACE)
+    servers.processes[0].kill()
+    stage.wait(lambda: stage.service.state.phases.generation == 1, 60)
+    stage.wait_for(Phase.TRAINING, 120)
+    log = servers.log(f"{PLACE}-r1")
+    restored = re.findall(r"restored .*bytes_from_memory=(\d+).*", log)
+    assert len(restored) == 1 and int(restored[0]) > 0 and "memory_copy_damaged" not in log
+    memory = PartMemory(servers.volume(MemoryVolume("ps-0", 2**24)), writes=False)
+    assert record.uri in [part.uri for part in memory.parts()]
+    memory.close()
