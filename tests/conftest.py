@@ -22,6 +22,8 @@ settings.load_profile("elastrec")
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ROOT = Path(__file__).resolve().parent.parent
+# Airflow, MLflow and their libraries warn of each other: their warnings are shown and are no errors.
+_WARNINGS_OF_SERVICES = pytest.mark.filterwarnings("default", "ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 def example_factor() -> int:
@@ -56,6 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid.startswith(SERVICES):
             item.add_marker("services")
+            item.add_marker(_WARNINGS_OF_SERVICES)
     factor = example_factor()
     for test in {getattr(item, "obj", None) for item in items} if factor > 1 else ():
         # hypothesis has no public way to change what a test's own `@settings` says.

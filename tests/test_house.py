@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,12 @@ def test_a_worker_knows_no_more_of_its_trainer_than_the_protocol(module: str) ->
     names = list(imported(ROOT / f"trainers/worker/{module}.py"))
     assert names and not [name for name in names if name.startswith(tuple(f"trainers.{each}" for each in own))]
     assert "torch" not in (ROOT / f"trainers/worker/{module}.py").read_text().replace("torchrec", "").split()
+
+
+@pytest.mark.parametrize("category", [UserWarning, RuntimeWarning, FutureWarning])
+def test_a_warning_is_an_error(category: type[Warning]) -> None:
+    with pytest.raises(category, match="a test's own"):
+        warnings.warn("a test's own", category, stacklevel=1)
 
 
 def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -> None:

@@ -24,6 +24,8 @@ from elastrec.platform.transport.wire.problems import Problem, error_of
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _OPEN_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
+# Of this module alone: a program that seeds the module `random` finds it as it left it.
+_JITTER = random.Random()
 _IDLE_SECONDS = 30.0
 
 
@@ -82,7 +84,7 @@ class RpcClient:
                 left = timeout_seconds - (time.monotonic() - began)
                 if not error.retryable or left <= pause:
                     raise
-            time.sleep(pause * random.uniform(0.5, 1.0))
+            time.sleep(pause * _JITTER.uniform(0.5, 1.0))
             left = timeout_seconds - (time.monotonic() - began)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 

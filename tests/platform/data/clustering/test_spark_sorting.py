@@ -18,6 +18,8 @@ from elastrec.platform.specs.errors import DataError
 
 HAS_SPARK = importlib.util.find_spec("pyspark") is not None
 DAY = "day=2026-01-31"
+# Spark exchanges no frames of pandas with this package.
+pandas_3 = pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 with_spark = pytest.mark.skipif(not HAS_SPARK, reason="pyspark is not installed (extra spark)")
 
 
@@ -48,6 +50,7 @@ def log(root: Path, rows: int = 3_000) -> TrainingData:
 
 
 @with_spark
+@pandas_3
 @pytest.mark.parametrize("memory_bytes", [2**20, 2**30], ids=["many ranges", "one range"])
 def test_spark_and_one_machine_write_the_same_bytes(
     tmp_path: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +72,7 @@ def test_spark_and_one_machine_write_the_same_bytes(
 
 
 @with_spark
+@pandas_3
 def test_a_file_that_spark_cannot_read_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     data = log(tmp_path / "log", rows=50)
     broken = tmp_path / "log" / DAY / "a.parquet"
