@@ -42,6 +42,12 @@ ALLOWED = {
         "platform.data.reading",
         "platform.specs",
     ),
+    "platform.data.reading.files": (
+        "platform.data.reading.files",
+        "platform.data.entries",
+        "platform.data.files",
+        "platform.specs",
+    ),
     "platform.data.metrics": ("platform.data.metrics", "platform.specs"),
     "platform.clusters": ("platform.clusters", "platform.specs", "platform.transport"),
     "platform.scaling": ("platform.scaling", "platform.specs"),

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import msgspec
 
-from elastrec.platform.data.reading.text import TextLayout
+from elastrec.platform.data.reading.files.text import TextLayout
 from elastrec.platform.specs.errors import DataError
 
 MANIFEST_VERSION = 1

@@ -27,10 +27,10 @@ from elastrec.platform.data.partitions import (
     other_folders,
     partition_roots,
 )
-from elastrec.platform.data.reading.compressed_text import codec_of
 from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.files.compressed_text import codec_of
+from elastrec.platform.data.reading.files.text import scan_text
 from elastrec.platform.data.reading.raw import RawReader
-from elastrec.platform.data.reading.text import scan_text
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 

@@ -13,12 +13,11 @@ import pyarrow.parquet as pq
 from elastrec.platform.data.deduplicating.stored_groups import StoredRows, columns_to_read, stored_names
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.features.plan import Reading
-from elastrec.platform.data.reading.compressed_text import CompressedText
 from elastrec.platform.data.reading.encode import BadRow, EncodedRows
-from elastrec.platform.data.reading.libsvm import parse_libsvm
-from elastrec.platform.data.reading.numbers import as_float64
-from elastrec.platform.data.reading.planned_file import PlannedFile
-from elastrec.platform.data.reading.text import (
+from elastrec.platform.data.reading.files.compressed_text import CompressedText
+from elastrec.platform.data.reading.files.libsvm import parse_libsvm
+from elastrec.platform.data.reading.files.planned_file import PlannedFile
+from elastrec.platform.data.reading.files.text import (
     INDEX_ROWS,
     TextLayout,
     as_utf8,
@@ -26,6 +25,7 @@ from elastrec.platform.data.reading.text import (
     parse_strings,
     parse_typed,
 )
+from elastrec.platform.data.reading.numbers import as_float64
 from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

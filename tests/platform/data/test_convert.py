@@ -22,7 +22,8 @@ from elastrec.platform.data import (
     generate,
     training_data_for,
 )
-from elastrec.platform.data.reading import raw, text
+from elastrec.platform.data.reading import raw
+from elastrec.platform.data.reading.files import text
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines

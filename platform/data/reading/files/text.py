@@ -18,8 +18,8 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from elastrec.platform.data.files import locate
-from elastrec.platform.data.reading.compressed_text import CompressedText, codec_of
-from elastrec.platform.data.reading.libsvm import libsvm_columns
+from elastrec.platform.data.reading.files.compressed_text import CompressedText, codec_of
+from elastrec.platform.data.reading.files.libsvm import libsvm_columns
 from elastrec.platform.specs.data import CsvOptions, FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -45,7 +45,7 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
         codec: of compressed text, see `codec_of`; positions count plain bytes.
         encoding: of the characters; `utf-16` is resolved into one of its two orders of bytes.
         newlines_in_values: whether quoted fields may hold line breaks.
-        is_libsvm: the rows are those of `elastrec.platform.data.reading.libsvm`, without delimiter.
+        is_libsvm: the rows are those of `elastrec.platform.data.reading.files.libsvm`, without delimiter.
     """
 
     delimiter: str

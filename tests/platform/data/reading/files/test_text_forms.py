@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.clustering.clustering import cluster
-from elastrec.platform.data.reading import text
+from elastrec.platform.data.reading.files import text
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_parquet

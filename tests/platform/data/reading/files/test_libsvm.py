@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data import MISSING_ID, ByRows, ShardReader, build_manifest, convert
-from elastrec.platform.data.reading import text
+from elastrec.platform.data.reading.files import text
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines
