@@ -234,7 +234,7 @@ def _table(
         reason = f"the steps of {', '.join(other)} changed: the same id stands for something else"
     elif old.hash_size != new.hash_size:
         verdict = Verdict.REFUSED
-        reason = "the recorded ids are taken modulo another size, no row could be told whose it is"
+        reason = "the recorded ids are taken modulo another size, so no row's id is known"
         if old.hash_size is None:
             reason = "recorded rows of different ids would fall together"
         field = f"spec.tables.{old.name}.hash_size"

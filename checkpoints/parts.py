@@ -169,7 +169,7 @@ class PartWriter:
         self._cut = cut
         self._dense_ranges, self._dense_buckets = list(dense_ranges), list(dense_buckets)
         self._generation = generation
-        # A server that was killed and told to save again must not meet the file it left behind.
+        # A server that was killed and is ordered to save again must not find the file that it left behind.
         self._file = checked_key(f"parts/{name}-{uuid.uuid4().hex[:8]}.bin")
         self._writer = store.open_write(self._file)
         self._position = 0

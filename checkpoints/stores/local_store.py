@@ -54,7 +54,7 @@ def _synchronise_folder(folder: Path) -> None:
 def expect_existing_stores() -> None:
     """From now on this process makes no store: one without a marker cannot be asked. For pods, before they do anything.
 
-    Whoever launches a job has made its store (`Store.create`).
+    The launch of a job creates its store (`Store.create`).
     """
     global _must_exist
     _must_exist = True

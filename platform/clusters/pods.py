@@ -216,7 +216,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
         size: what it has.
         asked: the size that it shall have, where it is another one; `resize` and its message say what became of that.
             With `DONE`, `size` is what came of it: a cluster may round up.
-        is_ending: the cluster was told to delete it.
+        is_ending: its deletion was requested.
         ending_until_unix_seconds: notice that the pod will be ended, because it is deleted or its node is drained: its
             process is killed at this moment at the latest. None: no notice.
         end: how the last attempt ended; None while none has.

@@ -122,7 +122,7 @@ def _named(filesystem: pafs.FileSystem, path: str, level: Level) -> list[str]:
     names = _folders(filesystem, path)
     if level.is_fixed:
         return [name for name in names if name == level.text]
-    # Names without a fixed beginning are told from other folders by their first digit.
+    # Names without a fixed beginning are distinguished from other folders by their first digit.
     return [name for name in names if name.startswith(level.prefix) and (level.prefix or name[0].isdigit())]
 
 

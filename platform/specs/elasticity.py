@@ -17,7 +17,7 @@ class Elasticity(Spec):
     enabled: bool = True
     """Whether the job takes part in automatic scaling."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """It never has fewer workers, whoever needs the cores."""
+    """It never has fewer workers, even if other jobs need the cores."""
     maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
     """It never has more."""
     minimum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 1

@@ -39,7 +39,7 @@ class Team(Spec):
     """Of the cluster's cores and memory, what the team may have whenever it asks. Its jobs also grow into what others
     leave idle, and give that back within one round when the others ask for their share. Shares add up to at most 1."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """No job of the team is made smaller, whoever asks; a job file may say more in spec.scaling.minimum_workers."""
+    """No job of the team is made smaller than this; a job file may ask for more in spec.scaling.minimum_workers."""
 
 
 class ScalingSettings(Spec):

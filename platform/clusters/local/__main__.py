@@ -55,7 +55,7 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str | Non
 def main(
     state: Path, cores: float | None, memory: int | None, port: int, node: str, kind: str, tls: Path | None
 ) -> None:
-    """Runs the node agent of a local cluster until it is told to stop."""
+    """Runs the node agent of a local cluster until it is stopped."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

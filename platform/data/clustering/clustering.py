@@ -1,7 +1,7 @@
 """cluster: Parquet partitions with each session's rows side by side, in order of time (RecD's O2, §4.1).
 
 A partition appears as a whole or not at all on a local file system; elsewhere `_clustered.json` is written last. Row
-groups and files end where a session ends, so that whoever reads one has whole sessions. Equal input gives equal bytes.
+groups and files end where a session ends, so that a reader of one has whole sessions. Equal input gives equal bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""read_sample: the first rows of a manifest, raw and trainer-ready, for whoever looks before reading all."""
+"""read_sample: the first rows of a manifest, raw and trainer-ready, for a look at a log before all of it is read."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Source(Protocol):
     def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
         """Minibatches of a split from a place on that an earlier minibatch of it named, perhaps to another process.
 
-        The same rows come in the same order whoever reads them. The last minibatch, and no other, ends the split; it
+        The same rows come in the same order in every process. The last minibatch, and no other, ends the split; it
         has no rows where none are left.
 
         Args:

@@ -87,7 +87,7 @@ class Limits(Protocol):
 
 
 class ThreadLimits:
-    """No kernel limits: pods are only told their cores, and set their thread counts by them."""
+    """No kernel limits: pods only learn their number of cores, and set their thread counts by it."""
 
     kind = "threads"
     enforced = False

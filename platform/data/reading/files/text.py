@@ -2,7 +2,7 @@
 
 Rows end with a line feed; blank lines are no rows, and of libsvm files none that begin with `#`. Random access looks
 for line feeds without parsing what is before them. With `csv.newlines_in_values` those inside quotation marks are part
-of a field: they are told by the number of marks before them in their row, which is odd.
+of a field: the number of quotation marks before them in their row is odd.
 """
 
 from __future__ import annotations
