@@ -7,7 +7,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, CronTriggerTimetable
 
-from elastrec.operators.scaling import ApplyPlanOperator, PlanRoundOperator
+from elastrec.operators.scaling import MigratePodsOperator, PlanRoundOperator
 
 SETTINGS = Path(__file__).parent / "scaling.yaml"
 
@@ -17,7 +17,11 @@ DOCUMENTATION = """
 | task | what it does |
 |---|---|
 | `plan` | asks all masters how fast their jobs were in each configuration, fits models, chooses across all jobs |
-| `apply` | one per job that is to change: hands the plan to the master, writes the decision into the job's MLflow run |
+| `migrate` | one per job that is to change: hands the plan to its master, waits, writes both into its MLflow run |
+
+The grid shows what became of each plan: what was chosen, whether the job has it, and for how long training paused. A
+`migrate` that is ended by a person takes its request back. After two minutes it leaves a job to its master, so that one
+slow pod does not delay the next round of all others.
 
 The log of `plan` says what becomes of every job, and why. What teams own is given back to them first.
 
@@ -38,6 +42,7 @@ with DAG(
     tags=["elastrec", "scaling"],
 ):
     plan = PlanRoundOperator(task_id="plan", settings_file=SETTINGS)
-    ApplyPlanOperator.partial(
-        task_id="apply", planned_by="plan", map_index_template="{{ map_index_name }}"
+    MigratePodsOperator.partial(
+        task_id="migrate", planned_by="plan", map_index_template="{{ map_index_name }}",
+        patience=timedelta(minutes=2), deferrable=True,
     ).expand(plan=plan.output)  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
 from pydantic import TypeAdapter
@@ -45,7 +45,7 @@ class ElastrecOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("elastrec_conn_id",)
     ui_color = "#e8f1fb"
-    operator_extra_links = (MlflowRunLink(),)
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (MlflowRunLink(),)
 
     def __init__(
         self,

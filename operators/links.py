@@ -1,17 +1,22 @@
-"""The button on each task that opens the job's run in MLflow."""
+"""The buttons of tasks: the job's run in MLflow, and its page with its migrations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
+from airflow.sdk.configuration import conf
 from airflow.sdk.execution_time.xcom import XCom
+
+from elastrec.operators.settings import PREFIX
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator, Context
     from airflow.sdk.types import RuntimeTaskInstanceProtocol
 
 RUN_URL_KEY = "mlflow_run_url"
+MIGRATION_URL_KEY = "migration_url"
 
 
 class MlflowRunLink(BaseOperatorLink):
@@ -37,3 +42,25 @@ def push_link(context: Context, url: str) -> None:
     """Makes the button of the running task open `url`."""
     task_instance: RuntimeTaskInstanceProtocol = context["ti"]
     task_instance.xcom_push(key=RUN_URL_KEY, value=url)
+
+
+class MigrationLink(BaseOperatorLink):
+    """Opens the job's page in Airflow, which shows its migrations while they are under way."""
+
+    name = "Migration"
+
+    @property
+    def xcom_key(self) -> str:
+        """The XCom that the UI reads the address from."""
+        return MIGRATION_URL_KEY
+
+    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
+        """The address, empty where nothing was asked of the job."""
+        return str(XCom.get_value(key=MIGRATION_URL_KEY, ti_key=ti_key) or "")
+
+
+def push_migration_link(context: Context, connection: str, job_id: str) -> None:
+    """Makes the button of the running task open the job's page."""
+    base = conf.get("api", "base_url", fallback="").rstrip("/")
+    url = f"{base}{PREFIX}/jobs/{quote(job_id, safe='')}?connection={quote(connection, safe='')}#migrations"
+    context["ti"].xcom_push(key=MIGRATION_URL_KEY, value=url)

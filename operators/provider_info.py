@@ -74,7 +74,7 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
-        "extra-links": ["elastrec.operators.links.MlflowRunLink"],
+        "extra-links": ["elastrec.operators.links.MlflowRunLink", "elastrec.operators.links.MigrationLink"],
         "config": {
             "elastrec": {
                 "description": "Pages of elastrec in Airflow.",

@@ -1,21 +1,38 @@
-"""Operators of `auto_scaling`: one task plans for all running jobs, one per job that is to change hands its plan over.
+"""Operators that change running jobs: `ScaleJobOperator` to sizes that a DAG names, the others by rounds of scaling.
 
-A plan travels in an XCom of its own, under its `plan_key`. A job that stays as it is has neither.
+A round is two tasks: one plans for all running jobs, one per job that is to change hands its plan over and waits for
+the migration. A plan travels in an XCom of its own, under its `plan_key`. A job that stays as it is has neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from airflow.sdk import BaseOperatorLink
 
-from elastrec.operators.base import ElastrecOperator, no_retry_for_bad_input
+from elastrec.operators.base import (
+    AirflowException,
+    AirflowFailException,
+    ElastrecOperator,
+    WaitingOperator,
+    give,
+    no_retry_for_bad_input,
+    owner_token,
+    watched,
+)
+from elastrec.operators.links import MigrationLink, MlflowRunLink, push_link, push_migration_link
+from elastrec.operators.triggers import GONE, TIMED_OUT, ShapeTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from elastrec.operators.values import ChangedJob
+    from elastrec.platform.scaling.types import Plan
+    from elastrec.platform.specs.shape import PlacesChange
 
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
 
@@ -71,8 +88,174 @@ class PlanRoundOperator(ElastrecOperator):
         return keys
 
 
-class ApplyPlanOperator(ElastrecOperator):
-    """Hands one plan to its job's master and writes the decision into the job's MLflow run. Output: `Applied`.
+class _ChangingOperator(WaitingOperator):
+    """Asks a job's master for another shape, waits until the job has it, and takes the request back when it is ended.
+
+    However often a shape is asked for, the job has it once: a second try finds what the first one asked for. When a
+    person ends the task, or its `execution_timeout` is over, the master is told to take the request back; it does so
+    until rows change hands.
+
+    Args:
+        patience: how long to wait; afterwards the task succeeds with `outcome` "open", and the master goes on.
+    """
+
+    operator_extra_links: tuple[BaseOperatorLink, ...] = (MlflowRunLink(), MigrationLink())
+
+    def __init__(self, *, patience: timedelta | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.patience = patience
+        self._asked: tuple[str, str] | None = None
+
+    def _wait(self, context: Context, job_id: str, request_id: str) -> Any:
+        self._asked = job_id, request_id
+        push_migration_link(context, self.elastrec_conn_id, job_id)
+        patience = None if self.patience is None else self.patience.total_seconds()
+        trigger = ShapeTrigger(
+            **watched(self, context, job_id, owner_token(context)), request_id=request_id, patience_seconds=patience
+        )
+        return self.wait_for(trigger, context)
+
+    def _taken_back_in_time(self, event: Mapping[str, str]) -> None:
+        """Raises where the task has run for too long, or the job could not be observed to the end."""
+        from elastrec.platform.jobs.scaling import following
+        from elastrec.platform.transport.messages.observer import ShapeOutcome
+
+        job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
+        if outcome == TIMED_OUT:
+            done = following.take_back_request(self.platform, job_id, event["request_id"])
+            words = "its request was taken back" if done.accepted else f"its request stands: {done.reason}"
+            raise AirflowFailException(f"job {job_id}: {reason}; {words}")
+        if outcome not in {GONE, *(each.value for each in ShapeOutcome)}:
+            raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try asks for the same request")
+
+    def _changed(self, event: Mapping[str, str], proposed: str, chosen: str) -> ChangedJob:
+        """What became of a request that was accepted."""
+        from elastrec.operators.values import ChangedJob
+        from elastrec.platform.jobs.scaling.following import pause_of
+        from elastrec.platform.transport.messages.observer import ShapeOutcome
+
+        is_done = event["outcome"] == ShapeOutcome.DONE
+        return ChangedJob(
+            job_id=event["job_id"],
+            request_id=event["request_id"],
+            proposed=proposed,
+            chosen=chosen,
+            migrated=is_done,
+            outcome=event["outcome"],
+            reason=event["reason"],
+            pause_seconds=pause_of(self.platform, event["job_id"], event["request_id"]) if is_done else None,
+        )
+
+    def _tell(self, context: Context, changed: ChangedJob) -> dict[str, Any]:
+        name_in_grid(context, changed)
+        self.log.info(changed.words())
+        return give(changed)
+
+    def on_kill(self) -> None:
+        """Takes the request back; while the task is deferred the trigger does it."""
+        from elastrec.platform.jobs.scaling import following
+
+        if self._asked is not None:
+            done = following.take_back_request(self.platform, *self._asked)
+            self.log.info("request %s: %s", self._asked[1], "taken back" if done.accepted else done.reason)
+
+
+def name_in_grid(context: Context, changed: ChangedJob) -> None:
+    """What the grid shows of a mapped task (`map_index_template`)."""
+    context["map_index_name"] = changed.words()  # type: ignore[typeddict-unknown-key]
+
+
+class ScaleJobOperator(_ChangingOperator):
+    """Gives a running job another number of workers or parameter servers, or another size of pods, and waits for it.
+
+    Output: `ChangedJob`. The task fails, without a retry, where the master or the cluster refuses.
+
+    Args:
+        job_id: the job; a template.
+        workers, parameter_servers: how many; None, or an empty text: as many as it has.
+        worker_cores, parameter_server_cores: of each pod; worker_memory, parameter_server_memory: of each pod, such as
+            "2Gi". All are templates.
+        may_pause: also where the job has to save and restore for it.
+    """
+
+    template_fields: Sequence[str] = (
+        *ElastrecOperator.template_fields, "job_id", "workers", "parameter_servers", "worker_cores",
+        "parameter_server_cores", "worker_memory", "parameter_server_memory",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        job_id: str,
+        workers: int | str | None = None,
+        parameter_servers: int | str | None = None,
+        worker_cores: float | str | None = None,
+        parameter_server_cores: float | str | None = None,
+        worker_memory: str | None = None,
+        parameter_server_memory: str | None = None,
+        may_pause: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job_id = job_id
+        self.workers, self.parameter_servers = workers, parameter_servers
+        self.worker_cores, self.parameter_server_cores = worker_cores, parameter_server_cores
+        self.worker_memory, self.parameter_server_memory = worker_memory, parameter_server_memory
+        self.may_pause = may_pause
+
+    def execute(self, context: Context) -> Any:
+        """Asks and waits."""
+        from elastrec.platform.jobs.scaling import asking
+        from elastrec.platform.specs.metrics import Role
+        from elastrec.platform.specs.shape import named_fields
+
+        with no_retry_for_bad_input():
+            change = {
+                Role.WORKER: self._places("worker", self.workers),
+                Role.PARAMETER_SERVER: self._places("parameter_server", self.parameter_servers),
+            }
+            if not named_fields(change):
+                raise _wrong(
+                    "workers, parameter_servers, …", "nothing", "at least one of them", "say what is to be changed"
+                )
+        answer = asking.ask_for_shape(self.platform, self.job_id, change, live_only=not self.may_pause)
+        if answer.reason:
+            raise AirflowFailException(f"job {self.job_id}: {answer.reason}")
+        return self._wait(context, self.job_id, answer.request_id)
+
+    def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
+        """Called with the trigger's event."""
+        self._taken_back_in_time(event)
+        asked = self._words()
+        changed = self._changed(event, asked, asked)
+        output = self._tell(context, changed)
+        if not changed.migrated and not changed.is_open:
+            raise AirflowFailException(changed.words())
+        return output
+
+    def _words(self) -> str:
+        names = (
+            "workers", "worker_cores", "worker_memory", "parameter_servers", "parameter_server_cores",
+            "parameter_server_memory",
+        )  # fmt: skip
+        return ", ".join(f"{name} {value}" for name in names if (value := getattr(self, name)) not in (None, ""))
+
+    def _places(self, role: str, count: int | str | None) -> PlacesChange:
+        from elastrec.platform.specs.shape import PlacesChange
+        from elastrec.platform.specs.text.quantities import parse_bytes
+
+        count_field = f"{role}s"
+        return PlacesChange(
+            count=_parsed(count_field, count, int),
+            cores=_parsed(f"{role}_cores", getattr(self, f"{role}_cores"), float),
+            memory_bytes=_parsed(f"{role}_memory", getattr(self, f"{role}_memory"), parse_bytes),
+        )
+
+
+class MigratePodsOperator(_ChangingOperator):
+    """Hands one plan of a round to its job's master, waits for the migration, and writes both into the job's run.
+
+    Output: `ChangedJob`. A plan that the master refuses, or that is stale, is said so and changes nothing.
 
     Args:
         plan: one element of PlanRoundOperator's output.
@@ -86,20 +269,73 @@ class ApplyPlanOperator(ElastrecOperator):
         self.plan = plan
         self.planned_by = planned_by
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """A plan that the master refuses, or that is stale, is said so and changes nothing."""
-        from elastrec.operators.links import push_link
+    def execute(self, context: Context) -> Any:
+        """Asks and waits."""
         from elastrec.platform.jobs.scaling import rounds as scaling
-        from elastrec.platform.jobs.scaling import story as scaling_story
+
+        plan = self._plan(context)
+        applied = scaling.apply(self.platform, plan)
+        if applied.changed:
+            self.log.info("%s: %s → %s: %s", applied.job_id, applied.before, applied.after, applied.reason)
+            return self._wait(context, plan.job_id, applied.request_id)
+        return self._end(context, plan, _refused(plan, applied.reason))
+
+    def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
+        """Called with the trigger's event."""
+        self._taken_back_in_time(event)
+        plan = self._plan(context)
+        return self._end(context, plan, self._changed(event, _proposed(plan), _chosen(plan)))
+
+    def _plan(self, context: Context) -> Plan:
         from elastrec.platform.scaling.types import Plan
 
-        plan = msgspec.convert(context["ti"].xcom_pull(task_ids=self.planned_by, key=self.plan), Plan)
-        context["map_index_name"] = plan.job_id  # type: ignore[typeddict-unknown-key]
-        applied = scaling.apply(self.platform, plan)
-        push_link(context, scaling_story.log_decision(self.platform, plan, applied))
-        if applied.changed:
-            self.log.info("%s: %s → %s", applied.job_id, applied.before, applied.after)
-        else:
-            self.log.info("%s stays: %s", applied.job_id, applied.reason)
-        found: dict[str, Any] = msgspec.to_builtins(applied)
-        return found
+        return msgspec.convert(context["ti"].xcom_pull(task_ids=self.planned_by, key=self.plan), Plan)
+
+    def _end(self, context: Context, plan: Plan, changed: ChangedJob) -> dict[str, Any]:
+        from elastrec.platform.jobs.scaling import story as scaling_story
+
+        is_changed = changed.migrated or changed.is_open
+        reason = plan.reason if is_changed else changed.reason
+        if changed.request_id and not is_changed:
+            reason = f"{changed.outcome}: {reason}"
+        push_link(context, scaling_story.log_decision(self.platform, plan, is_changed=is_changed, reason=reason))
+        return self._tell(context, changed)
+
+
+def _proposed(plan: Plan) -> str:
+    return f"{len(plan.considered)} candidates" if plan.considered else plan.policy
+
+
+def _chosen(plan: Plan) -> str:
+    from elastrec.platform.history.scaling_figures import change
+
+    return change(plan.before, plan.allocation)
+
+
+def _refused(plan: Plan, reason: str) -> ChangedJob:
+    from elastrec.operators.values import ChangedJob
+
+    return ChangedJob(
+        job_id=plan.job_id, proposed=_proposed(plan), chosen=_chosen(plan), migrated=False, outcome="refused",
+        reason=reason,
+    )  # fmt: skip
+
+
+def _parsed(field: str, value: Any, parse: Any) -> Any:
+    """A number or an amount as a template renders it; None and empty texts: nothing.
+
+    Raises:
+        SpecError: it is none.
+    """
+    if value in (None, "", "None"):
+        return None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise _wrong(field, repr(value), str(error), getattr(error, "remedy", "")) from None
+
+
+def _wrong(field: str, value: str, allowed: str, remedy: str) -> Exception:
+    from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+    return SpecError([FieldProblem(field, value, allowed, remedy)], "the operator's arguments")

@@ -8,6 +8,8 @@ from datetime import timedelta
 CONNECTION_TYPE = "elastrec"
 DEFAULT_CONNECTION_ID = "elastrec_default"
 DAG_ID = "daily_retraining"
+PREFIX = "/elastrec"
+"""Below Airflow's address: the pages of the plug-in."""
 JOB_FILE_VARIABLE = "elastrec_job_file"
 """Airflow variable: the job file of scheduled runs."""
 CLUSTERED_LOG_VARIABLE = "elastrec_clustered_log"

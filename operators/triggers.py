@@ -28,10 +28,14 @@ from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 
 if TYPE_CHECKING:
     from elastrec.platform.jobs import Observation, Platform
+    from elastrec.platform.transport.messages.job import Done
+    from elastrec.platform.transport.messages.observer import ShapeRequest
 
 Answer = TypeVar("Answer")
-TIMED_OUT = "timed out"
+TIMED_OUT = "task timed out"
 """Outcome of a wait whose task has used up its `execution_timeout`."""
+GONE = "gone"
+"""Outcome of a wait for a request whose job has ended."""
 _CLEARED = ""
 _ANOTHER_TRY_STATES = {
     _CLEARED,
@@ -344,3 +348,79 @@ class TrackingTrigger(JobTrigger):
         from elastrec.platform.jobs import tracking_answers
 
         return tracking_answers(platform)
+
+
+class ShapeTrigger(JobTrigger):
+    """Fires when a request for another shape has ended (a `ShapeOutcome`), or its job cannot be observed any more.
+
+    A person who ends the task gives the request up: its master is told so, whatever becomes of the task.
+
+    Args:
+        request_id: of the job's master.
+        patience_seconds: fires with the outcome `open` when the request has not ended by then; None: never.
+    """
+
+    path = "elastrec.operators.triggers.ShapeTrigger"
+
+    def __init__(self, *, request_id: str, patience_seconds: float | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.request_id = request_id
+        self.patience_seconds = patience_seconds
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Class path and arguments, all plain values."""
+        path, arguments = super().serialize()
+        return path, {**arguments, "request_id": self.request_id, "patience_seconds": self.patience_seconds}
+
+    def event_of(self, outcome: str, reason: str) -> dict[str, str]:
+        """As of JobTrigger, with the request."""
+        return {**super().event_of(outcome, reason), "request_id": self.request_id}
+
+    async def watch(self) -> tuple[str, str]:
+        """Looks every `poll_seconds`; one line when what the request waits for changes, at most every 15 s."""
+        begin, logged, said = time.monotonic(), float("-inf"), ""
+        while True:
+            doubt: Doubt | None = None
+            reason = ""
+            try:
+                request, waits_for = await self._ask(self._look)
+            except ClusterError as error:
+                doubt, reason = Doubt.UNREACHABLE, str(error)
+            else:
+                if request is None:
+                    return GONE, "the job has ended, or its master has forgotten the request"
+                if request.outcome != "open":
+                    return request.outcome.value, request.reason
+                now = time.monotonic()
+                if self.patience_seconds is not None and now - begin >= self.patience_seconds:
+                    return request.outcome.value, waits_for
+                if waits_for != said and now - logged >= settings.PROGRESS_SECONDS:
+                    logged, said = now, waits_for
+                    self.log.info("%s: %s: %s", self.job_id, request.wanted, waits_for or "under way")
+            if self._gives_up(doubt, reason):
+                return str(doubt), reason
+            await asyncio.sleep(self.poll_seconds)
+
+    def _look(self, platform: Platform) -> tuple[ShapeRequest | None, str]:
+        from elastrec.platform.jobs.scaling.following import look_at_request
+
+        return look_at_request(platform, self.job_id, self.request_id)
+
+    async def _stop_or_leave(self) -> str:
+        def back(platform: Platform) -> Done:
+            from elastrec.platform.jobs.scaling.following import take_back_request
+
+            return take_back_request(platform, self.job_id, self.request_id)
+
+        done = await self._ask(back)
+        words = "was taken back" if done.accepted else f"stands: {done.reason}"
+        return f"job {self.job_id}: {self.request_id} {words}: the task {self.watched_task_id} was ended by a person"
+
+    def _undecided(self) -> str:
+        return (
+            f"{self.request_id} of job {self.job_id} may go on; end it with `elastrec scale {self.job_id} --take-back`"
+        )
+
+    async def _warm_up(self) -> None:
+        # Nothing is asked of Airflow.
+        return

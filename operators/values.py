@@ -35,3 +35,35 @@ class JudgedJob(GateDecision, frozen=True, kw_only=True):
     """Output of `EvaluateAndGateOperator`: the gate's decision about a job."""
 
     launched: LaunchedJob
+
+
+class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `ScaleJobOperator` and `MigratePodsOperator`: what became of a request for another shape.
+
+    Attributes:
+        request_id: of the job's master; empty: it refused, or was not asked.
+        proposed: what the choice was made from; `chosen`: what was asked for.
+        migrated: the job has the shape that was asked for.
+        outcome: a `ShapeOutcome`; "open": the task did not wait to the end; "gone": the job ended before.
+        pause_seconds: hand-overs of rows for this request together; None unless it was reached.
+    """
+
+    job_id: str
+    request_id: str = ""
+    proposed: str
+    chosen: str
+    migrated: bool
+    outcome: str
+    reason: str = ""
+    pause_seconds: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the master goes on with it."""
+        return self.outcome == "open"
+
+    def words(self) -> str:
+        """For the grid and the log."""
+        if self.migrated:
+            return f"{self.job_id}: {self.chosen}, pause {self.pause_seconds or 0.0:.2f} s"
+        return f"{self.job_id}: {self.chosen}: {self.outcome}" + (f": {self.reason}" if self.reason else "")

@@ -17,7 +17,6 @@ from fastapi.responses import HTMLResponse
 
 from elastrec.operators import settings
 from elastrec.operators.pages import looks
-from elastrec.operators.pages.plugin import PREFIX
 from elastrec.platform.history.words import templates_in
 
 _CONNECTION = Query(description="An Airflow connection of the type elastrec")
@@ -34,7 +33,7 @@ app = FastAPI(
 
 def _page(name: str, only_main: bool, **values: object) -> HTMLResponse:
     found = _templates.get_template(f"{name}_main.html" if only_main else f"{name}.html")
-    return HTMLResponse(found.render(prefix=PREFIX, **values), headers={"Cache-Control": "no-store"})
+    return HTMLResponse(found.render(prefix=settings.PREFIX, **values), headers={"Cache-Control": "no-store"})
 
 
 def _known(connection: str) -> str:

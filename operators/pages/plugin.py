@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-PREFIX = "/elastrec"
+from elastrec.operators.settings import PREFIX
 
 
 async def pages(scope: Any, receive: Any, send: Any) -> None:

@@ -117,6 +117,7 @@ class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
         servers_before, servers_after: how many own rows.
         copying_seconds, handing_over_seconds: when these stages began, at last where they had to begin again.
         outcome: UNDER_WAY, DONE, or why it was given up.
+        requests: ids of the requests that were open meanwhile.
         servers: empty before rows are copied.
     """
 
@@ -128,6 +129,7 @@ class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
     handing_over_seconds: float | None = None
     ended_seconds: float | None = None
     outcome: str = UNDER_WAY
+    requests: list[str] = []
     servers: list[MovedServer] = []
 
     @property

@@ -191,10 +191,10 @@ def test_an_empty_field_takes_its_value_from_an_airflow_variable(
 
 def test_scaling_runs_one_round_at_a_time_with_one_task_per_job_that_is_to_change(dags: DagBag) -> None:
     dag = dags.dags["auto_scaling"]
-    assert [task.task_id for task in dag.topological_sort()] == ["plan", "apply"]
+    assert [task.task_id for task in dag.topological_sort()] == ["plan", "migrate"]
     assert dag.max_active_runs == 1 and not dag.catchup
-    apply = dag.get_task("apply")
-    assert apply.is_mapped and "map_index_name" in str(apply.map_index_template)
+    migrate = dag.get_task("migrate")
+    assert migrate.is_mapped and "map_index_name" in str(migrate.map_index_template)
 
 
 @pytest.mark.parametrize(("catchup", "rounds"), [(False, 1), (True, 100)])

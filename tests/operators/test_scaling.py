@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 
+from elastrec.operators import settings
 from elastrec.operators.base import ElastrecOperator
-from elastrec.operators.links import RUN_URL_KEY
-from elastrec.operators.scaling import ApplyPlanOperator, PlanRoundOperator
+from elastrec.operators.links import MIGRATION_URL_KEY, RUN_URL_KEY
+from elastrec.operators.scaling import MigratePodsOperator, PlanRoundOperator, ScaleJobOperator
+from elastrec.operators.triggers import JobTrigger, ShapeTrigger
+from elastrec.platform.jobs.scaling import asking, following
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.jobs.scaling.profiles import NotNow
 from elastrec.platform.jobs.scaling.rounds import Applied
 from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.types import Plan
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.messages.job import Done as Message
+from elastrec.platform.transport.messages.observer import ShapeAnswer, ShapeOutcome, ShapeRequest
 from tests.operators.steps import context
 from tests.platform.scaling.jobs import allocation
 from tools.stack.services import default_dags_folder
@@ -86,16 +94,151 @@ def test_a_wrong_settings_file_fails_without_a_retry(tmp_path: Path) -> None:
         PlanRoundOperator(task_id="plan", settings_file=tmp_path / "wrong.yaml").execute(context())
 
 
-def test_applying_takes_its_own_plan_links_to_the_run_and_hands_on_what_became_of_it(
+class Master:
+    """What the master of a job answers, and what it was told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: ShapeRequest) -> None:
+        self.asked, self.taken_back, self.logged = list[Any](), list[str](), list[tuple[bool, str]]()
+        self.answer = Applied(
+            job_id="clicks-1", changed=True, before="a", after="b", reason="more", request_id="shape-2"
+        )
+        rest = list(requests)
+        monkeypatch.setattr(scaling, "apply", lambda platform, plan: (self.asked.append(plan), self.answer)[1])
+        monkeypatch.setattr(
+            following, "look_at_request", lambda *of: (rest.pop(0) if len(rest) > 1 else rest[0], "copying")
+        )
+        monkeypatch.setattr(following, "pause_of", lambda *of: 0.25)
+        monkeypatch.setattr(asking, "ask_for_shape", self._ask)
+        monkeypatch.setattr(
+            following,
+            "take_back_request",
+            lambda platform, job, request: (self.taken_back.append(request), Message())[1],
+        )
+        monkeypatch.setattr(scaling_story, "log_decision", self._log)
+        monkeypatch.setattr(JobTrigger, "_platform", lambda trigger: None)
+        monkeypatch.setattr(settings, "POLL_SECONDS", 0.01)
+
+    def _ask(self, platform: Any, job_id: str, change: Any, **more: Any) -> ShapeAnswer:
+        self.asked.append((change, more))
+        return ShapeAnswer(request_id=f"shape-{1 + len(self.asked)}")
+
+    def _log(self, platform: Any, plan: Plan, *, is_changed: bool, reason: str) -> str:
+        self.logged.append((is_changed, reason))
+        return f"http://mlflow/{plan.job_id}"
+
+
+def request(outcome: ShapeOutcome, reason: str = "") -> ShapeRequest:
+    return ShapeRequest(request_id="shape-2", wanted="workers 2", outcome=outcome, reason=reason)
+
+
+def migrate(ran: dict[str, Any], **arguments: Any) -> Any:
+    (key,) = planned(ran)
+    ran["ti"].task_id = "migrate"
+    task = MigratePodsOperator(task_id="migrate", plan=key, planned_by="plan", deferrable=False, **arguments)
+    return task.execute(ran)
+
+
+def test_a_plan_is_handed_over_and_waited_for_and_the_grid_shows_what_became_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    applied = Applied(job_id="clicks-1", changed=False, before="a", after="b", reason="not yet possible live")
-    given = list[Plan]()
-    monkeypatch.setattr(scaling, "apply", lambda platform, plan: (given.append(plan), applied)[1])
-    monkeypatch.setattr(scaling_story, "log_decision", lambda platform, plan, done: f"http://mlflow/{plan.job_id}")
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.DONE))
+    ran = context()
+    output = migrate(ran)
+    assert master.asked == [GROWS] and master.logged == [(True, GROWS.reason)]
+    assert output == {
+        "job_id": "clicks-1", "request_id": "shape-2", "proposed": "three-stage", "chosen": "1 → 2 workers",
+        "migrated": True, "outcome": "done", "reason": "", "pause_seconds": 0.25,
+    }  # fmt: skip
+    assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
+    assert ran["ti"].pushed[MIGRATION_URL_KEY].endswith("/jobs/clicks-1?connection=elastrec_default#migrations")
+    assert ran["map_index_name"] == "clicks-1: 1 → 2 workers, pause 0.25 s"
+
+
+def test_a_plan_that_its_master_refuses_changes_nothing_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
+    master.answer = Applied(job_id="clicks-1", changed=False, before="a", after="b", reason="not yet possible live")
+    output = migrate(context())
+    assert (output["migrated"], output["outcome"], output["pause_seconds"]) == (False, "refused", None)
+    assert master.logged == [(False, "not yet possible live")]
+
+
+@pytest.mark.parametrize("outcome", [ShapeOutcome.REFUSED, ShapeOutcome.TIMED_OUT, ShapeOutcome.TAKEN_BACK])
+def test_a_plan_that_was_accepted_and_not_reached_is_no_change(
+    monkeypatch: pytest.MonkeyPatch, outcome: ShapeOutcome
+) -> None:
+    master = Master(monkeypatch, request(outcome, "no node has room"))
+    output = migrate(context())
+    assert (output["migrated"], output["outcome"], output["pause_seconds"]) == (False, outcome.value, None)
+    assert master.logged == [(False, f"{outcome.value}: no node has room")]
+
+
+def test_a_slow_migration_is_left_to_its_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
+    output = migrate(context(), patience=timedelta(0))
+    assert (output["migrated"], output["outcome"], output["reason"]) == (False, "open", "copying")
+    assert master.logged == [(True, GROWS.reason)] and master.taken_back == []
+
+
+def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     ran = context()
     (key,) = planned(ran)
-    output = ApplyPlanOperator(task_id="apply", plan=key, planned_by="plan").execute(ran)
-    assert given == [GROWS] and output["reason"] == "not yet possible live"
-    assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
-    assert ran["map_index_name"] == "clicks-1"
+    task = MigratePodsOperator(task_id="migrate", plan=key, planned_by="plan", deferrable=True)
+    with pytest.raises(TaskDeferred) as deferred:
+        task.execute(ran)
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, ShapeTrigger) and trigger.request_id == "shape-2"
+    path, arguments = trigger.serialize()
+    assert path == "elastrec.operators.triggers.ShapeTrigger"
+    restarted = ShapeTrigger(**arguments)
+
+    async def end() -> None:
+        await restarted.on_kill()
+        await restarted.cleanup()
+
+    asyncio.run(end())
+    task.on_kill()
+    assert master.taken_back == ["shape-2", "shape-2"], "by the triggerer, and by the task itself"
+
+
+def test_a_task_that_has_run_for_too_long_takes_its_request_back_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
+    with pytest.raises(AirflowFailException, match="its request was taken back"):
+        migrate(context(), execution_timeout=timedelta(seconds=1))
+    assert master.taken_back == ["shape-2"]
+
+
+def scale(ran: dict[str, Any], **arguments: Any) -> Any:
+    return ScaleJobOperator(task_id="scale", job_id="clicks-1", deferrable=False, **arguments).execute(ran)
+
+
+def test_a_dag_scales_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.DONE))
+    output = scale(context(), workers="2", parameter_server_memory="2Gi")
+    assert output["migrated"] and output["chosen"] == "workers 2, parameter_server_memory 2Gi"
+    ((change, asked),) = master.asked
+    assert (change[Role.WORKER].count, change[Role.PARAMETER_SERVER].memory_bytes) == (2, 2**31)
+    assert asked["live_only"]
+
+
+def test_what_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.REFUSED, "no node has room"))
+    with pytest.raises(AirflowFailException, match="clicks-1: workers 200: refused: no node has room"):
+        scale(context(), workers=200)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, "at least one of them"),
+        ({"workers": "many"}, "workers: 'many'"),
+        ({"worker_memory": "2GB"}, "worker_memory"),
+    ],
+)
+def test_wrong_arguments_fail_at_once_and_nothing_is_asked(
+    monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], words: str
+) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
+    with pytest.raises(AirflowFailException, match=words):
+        scale(context(), **wrong)
+    assert master.asked == []

@@ -72,11 +72,11 @@ class AirflowClient:
         found = self.call("GET", f"{self._run(dag_id, run_id)}/taskInstances")["task_instances"]
         return {task["task_id"]: task for task in found}
 
-    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """What a task returned, or pushed under a key; None while there is nothing."""
         place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/xcomEntries/{key}"
         try:
-            return self.call("GET", f"{place}?deserialize=true")["value"]
+            return self.call("GET", f"{place}?deserialize=true&map_index={map_index}")["value"]
         except AirflowApiError as error:
             if "404" in str(error):
                 return None

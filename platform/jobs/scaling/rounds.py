@@ -22,7 +22,7 @@ from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.one_change import told as told_verdict
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
-from elastrec.platform.scaling.amounts import Change, PriceList
+from elastrec.platform.scaling.amounts import Allocation, Change, PriceList
 from elastrec.platform.scaling.executors.strategy import StrategySettings
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
@@ -31,9 +31,12 @@ from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, Status
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 log = structlog.get_logger(__name__)
+_CALL_SECONDS = 15.0
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,9 +162,26 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     with live_master(platform, wanted.job_id) as client:
         if client is None:
             return answer(changed=False, reason="the job is no longer in the cluster")
-        done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=15.0, remember=True)
-    reason = wanted.reason if done.accepted else done.reason
-    return answer(changed=done.accepted, reason=reason, request_id=done.request_id)
+        done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
+        request_id = done.request_id or _request_of(client, wanted)
+    reason = wanted.reason if request_id else done.reason
+    return answer(changed=bool(request_id), reason=reason, request_id=request_id)
+
+
+def _request_of(client: RpcClient, wanted: Plan) -> str:
+    """The request that an earlier call has made of this very plan; empty: there is none.
+
+    A plan is made for one version of the shape: when the next one is what the plan wants, and nothing came after it,
+    its master was told the plan before.
+    """
+    told = client.call(GetProfile(), Profile, timeout_seconds=_CALL_SECONDS)
+    if wanted.shape_version is None or told.shape_version != wanted.shape_version + 1 or not told.shape_changes:
+        return ""
+    last = told.shape_changes[-1]
+    if last.asked_by != wanted.asked_by or Allocation.of(last.after) != wanted.allocation:
+        return ""
+    request = client.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_request
+    return request.request_id if request is not None else ""
 
 
 def _change(wanted: Plan) -> ChangeShape:

@@ -12,10 +12,11 @@ from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.ending.tracking import tracking_answers
 from elastrec.platform.jobs.scaling.masters import ask_profile
 from elastrec.platform.jobs.scaling.profiles import observations_of, shape_of
-from elastrec.platform.jobs.scaling.rounds import Applied
 from elastrec.platform.jobs.starting.launching import RUN_LABEL
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import pod_of_master
+from elastrec.platform.jobs.watching.past import explanation
+from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.explain import rows
 from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.types import Observation, Plan
@@ -26,13 +27,14 @@ from elastrec.platform.transport.messages.profile import Profile
 log = structlog.get_logger(__name__)
 
 
-def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
-    """Writes one round into the job's run; returns the run's page, empty where there is none.
+def log_decision(platform: Platform, wanted: Plan, *, is_changed: bool, reason: str) -> str:
+    """Writes one round and the job's migrations into its run; returns the run's page, empty where there is none.
 
     The job has been changed already: a round that cannot be written now is named in the log and not tried again.
 
     Raises:
         ClusterError: the cluster or the job's master does not answer.
+        CheckpointError: the job is over, and its store cannot be asked.
     """
     master = pod_of_master(platform, wanted.job_id)
     run_id = master.labels.get(RUN_LABEL, "") if master else ""
@@ -42,16 +44,16 @@ def log_decision(platform: Platform, wanted: Plan, applied: Applied) -> str:
     why = "" if run_id else "the job has no run yet"
     if run_id and tracking_answers(platform):
         try:
-            return _write(platform, run_id, wanted, applied)
+            return _write(platform, run_id, wanted, is_changed=is_changed, reason=reason)
         except HistoryError as error:
             why = str(error)
     elif run_id:
         why = "MLflow does not answer"
-    log.warning("decision_not_written", job_id=wanted.job_id, reason=why, decision=applied.reason)
+    log.warning("decision_not_written", job_id=wanted.job_id, reason=why, decision=reason)
     return ""
 
 
-def _write(platform: Platform, run_id: str, wanted: Plan, applied: Applied) -> str:
+def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, reason: str) -> str:
     history = Decisions(platform.tracking_uri, "", platform.ui_url)
     predicted = wanted.predicted
     stay = wanted.considered[0].candidate if wanted.considered else None
@@ -61,20 +63,22 @@ def _write(platform: Platform, run_id: str, wanted: Plan, applied: Applied) -> s
         policy=wanted.policy,
         before=wanted.before,
         after=wanted.allocation,
-        changed=applied.changed,
-        reason=applied.reason,
+        changed=is_changed,
+        reason=reason,
         before_samples_per_second=stay.samples_per_second if stay else None,
         predicted_samples_per_second=predicted.samples_per_second if predicted else None,
     )
-    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(applied.changed)}
+    figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(is_changed)}
     if predicted is not None:
         figures[names.SCALING_PREDICTED] = predicted.samples_per_second
         figures[names.SCALING_GAIN] = predicted.gain
-    lines = [{"policy": wanted.policy, "decision": applied.reason, **row} for row in rows(wanted)]
+    lines = [{"policy": wanted.policy, "decision": reason, **row} for row in rows(wanted)]
     told = history.log_decision(run_id, decision, lines, figures)
     history.log_throughput(run_id, told)
     model, observations = _fitted(platform, wanted.job_id)
     history.log_model(run_id, told, wanted.considered, model, observations)
+    if Change.SERVERS in wanted.changes:
+        history.log_migrations(run_id, explanation(platform, wanted.job_id).migrations)
     return history.page(run_id)
 
 

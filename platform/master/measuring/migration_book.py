@@ -23,15 +23,21 @@ class MigrationBook:
         self.seen = list(seen)
         self._open = bool(self.seen) and self.seen[-1].outcome == UNDER_WAY
         self._up: dict[str, float] = {}
+        self._requests: list[str] = []
 
     def decided(self, seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> None:
         """The next decision of the job's master, at `seconds` on the job's clock."""
+        match decision:
+            case "shape_asked":
+                self._requests.append(inputs["request"])
+            case "shape_ended" if inputs["request"] in self._requests:
+                self._requests.remove(inputs["request"])
         match decision:
             case "migration_begun":
                 self._open = True
                 begun = MigrationSeen(
                     servers_before=inputs["before"], servers_after=inputs["after"], unix_seconds=unix_seconds,
-                    begun_seconds=seconds,
+                    begun_seconds=seconds, requests=list(self._requests),
                 )  # fmt: skip
                 self.seen = [*self.seen, begun][-MOST:]
                 self._up = {}
@@ -50,7 +56,9 @@ class MigrationBook:
                 ]
                 self._change(copying_seconds=seconds, servers_after=len(servers), servers=moved)
             case "migration_hands_over":
-                self._change(handing_over_seconds=seconds)
+                known = self.seen[-1].requests
+                later = [each for each in self._requests if each not in known]
+                self._change(handing_over_seconds=seconds, requests=[*known, *later])
             case "migration_ended":
                 self._end(seconds, DONE)
             case "migration_cancelled":

@@ -11,13 +11,14 @@ import pytest
 
 from elastrec.platform.jobs.scaling import masters as asking
 from elastrec.platform.jobs.scaling import rounds
-from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport.messages.observer import ShapeAnswer
-from elastrec.platform.transport.messages.profile import Measured
+from elastrec.platform.transport.messages.profile import Measured, ShapeChanged
 from tests.platform.jobs.scaling.masters import Masters, masters
 from tests.platform.jobs.scaling.test_profiles import told
 from tests.platform.scaling.jobs import allocation
@@ -118,6 +119,27 @@ def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Ma
     cluster.add("clicks-1", told(), lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed"))
     done = rounds.apply(cluster.platform, PLAN)
     assert not done.changed and "expected_version: 7" in done.reason
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "workers", "is_known"), [("three-stage", 2, True), ("optimus", 2, False), ("three-stage", 3, False)]
+)
+def test_a_plan_that_is_handed_over_again_finds_its_request(
+    cluster: Masters, asked_by: str, workers: int, is_known: bool
+) -> None:
+    refuse = lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed")  # noqa: E731
+    before, after = PLAN.before, allocation(workers)
+    change = ShapeChanged(before=_shape(before), after=_shape(after), seconds_ago=3.0, asked_by=asked_by)
+    cluster.add("clicks-1", told(shape_version=8, shape_changes=[change]), refuse)
+    done = rounds.apply(cluster.platform, PLAN)
+    assert (done.changed, done.request_id) == ((True, "s-0") if is_known else (False, ""))
+
+
+def _shape(of: Allocation) -> Shape:
+    return shape(
+        of.workers, of.parameter_servers, of.worker_cores, of.parameter_server_cores, of.worker_memory_bytes,
+        of.parameter_server_memory_bytes,
+    )  # fmt: skip
 
 
 def test_a_plan_that_is_too_old_is_not_even_sent(cluster: Masters) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import structlog
 
-from elastrec.platform.jobs.scaling.rounds import Applied
 from elastrec.platform.jobs.scaling.story import log_decision
 from elastrec.platform.jobs.starting.launching import RUN_LABEL
 from elastrec.platform.jobs.surroundings import Platform
@@ -17,7 +16,6 @@ from elastrec.platform.specs.metrics import Role
 from tests.platform.scaling.jobs import allocation
 
 PLAN = Plan(job_id="j", policy="static", before=allocation(1), allocation=allocation(2), reason="faster")
-DONE = Applied(job_id="j", changed=True, before="1", after="2", reason="faster")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +29,6 @@ def test_a_change_stands_when_its_story_cannot_be_written(tmp_path: Path, master
     launcher = SimpleNamespace(find=lambda job: master)
     platform = Platform(launcher, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as lines:
-        assert log_decision(platform, PLAN, DONE) == ""
+        assert log_decision(platform, PLAN, is_changed=True, reason="faster") == ""
     (line,) = lines
     assert (line["event"], line["reason"], line["decision"]) == ("decision_not_written", why, "faster")
