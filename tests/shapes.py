@@ -31,10 +31,11 @@ def change(
     worker_cores: float | None = None,
     parameter_server_cores: float | None = None,
     parameter_server_memory_bytes: int | None = None,
+    worker_memory_bytes: int | None = None,
 ) -> dict[Role, PlacesChange]:
     """What is named shall be different."""
     wanted = {
-        Role.WORKER: PlacesChange(count=workers, cores=worker_cores),
+        Role.WORKER: PlacesChange(count=workers, cores=worker_cores, memory_bytes=worker_memory_bytes),
         Role.PARAMETER_SERVER: PlacesChange(
             count=parameter_servers, cores=parameter_server_cores, memory_bytes=parameter_server_memory_bytes
         ),

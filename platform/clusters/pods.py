@@ -115,6 +115,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         near_nodes, avoid_nodes: on such nodes; on others.
         near_pods, avoid_pods: on the node of such a pod; on a node without one.
+        avoid_node_names: not on the nodes with these names (`PodStatus.node`).
         is_required: a pod that cannot be placed so waits or is refused; otherwise it is placed so where possible.
     """
 
@@ -122,6 +123,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     avoid_nodes: dict[str, str] = {}
     near_pods: dict[str, str] = {}
     avoid_pods: dict[str, str] = {}
+    avoid_node_names: tuple[str, ...] = ()
     is_required: bool = False
 
 

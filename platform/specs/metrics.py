@@ -57,6 +57,21 @@ class PodMetrics(Spec):
     reason: str = ""
 
 
+class MigrationMetrics(Spec):
+    """A change of parameter servers under way (DLRover-RM §5.2)."""
+
+    stage: str
+    """`starting`, `copying` or `handing over`."""
+    leaving: tuple[str, ...] = ()
+    """Servers that own buckets now and will not."""
+    joining: tuple[str, ...] = ()
+    """Servers that will own buckets and do not yet."""
+    seconds: float = 0.0
+    """Since it began."""
+    stage_seconds: float = 0.0
+    """Since it is in this stage."""
+
+
 class HeadMetrics(Spec):
     """How well one output of a model predicts its label; a figure is absent where it is not defined for that kind."""
 
@@ -111,6 +126,7 @@ class TrainingMetrics(Spec):
     checkpoint: str | None = None
     """URI of the last complete record."""
     pods: tuple[PodMetrics, ...] = ()
+    migration: MigrationMetrics | None = None
 
 
 FADING_SECONDS = 180.0

@@ -1,8 +1,10 @@
-"""`scale`: another number of workers or parameter servers for a running job."""
+"""`scale`: another number or size of the pods of a running job, or other pods in the place of some."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 
@@ -10,6 +12,9 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
 from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+Amount = TypeVar("Amount", int, float)
 
 
 @click.command()
@@ -18,8 +23,13 @@ from elastrec.platform.cli.options import echo_json, output_option
 @click.option("--servers", type=click.IntRange(min=1), help="How many parameter servers it shall have.")
 @click.option("--worker-cores", type=float, help="Cores of each worker.")
 @click.option("--server-cores", type=float, help="Cores of each parameter server.")
-@click.option("--dry-run", is_flag=True, help="Only say whether the job could have this shape.")
+@click.option("--worker-memory", metavar="AMOUNT", help="Memory of each worker, for example 2Gi.")
+@click.option("--server-memory", metavar="AMOUNT", help="Memory of each parameter server.")
+@click.option("--move", "moved", metavar="POD", multiple=True, help="Put another pod in the place of POD. Repeatable.")
+@click.option("--other-node", is_flag=True, help="Moved pods leave their nodes, because these are slow or bad.")
+@click.option("--dry-run", is_flag=True, help="Only say whether and how the job could have this shape.")
 @click.option("--may-pause", is_flag=True, help="Also when the job has to save and restore for it (servers with bsp).")
+@click.option("--timeout", metavar="DURATION", default="1h", show_default=True, help="Until it is given up.")
 @click.option("--take-back", is_flag=True, help="Give up what was asked for last; possible until buckets change hands.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the job has the shape (default), or only ask for it.")
 @output_option
@@ -29,27 +39,48 @@ def scale(
     servers: int | None,
     worker_cores: float | None,
     server_cores: float | None,
+    worker_memory: str | None,
+    server_memory: str | None,
+    moved: tuple[str, ...],
+    other_node: bool,
     dry_run: bool,
     may_pause: bool,
+    timeout: str,
     take_back: bool,
     wait: bool,
     output: str,
 ) -> None:
-    """Give the running JOB another number of workers or parameter servers, or another size of pods.
+    """Give the running JOB another number of workers or parameter servers, another size of pods, or move pods.
 
-    Workers come and go while the job trains. With async and ssp servers do, too: new ones copy what they will own
-    while the old ones serve, and take over when little is left.
+    Workers come and go while the job trains. With async servers do, too: new ones copy what they will own while the old
+    ones serve, and take over when little is left. A pod is resized in place where its node has the room; else, as with
+    --move, another pod starts first and takes over. Until then --take-back leaves everything as it was.
     """
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
     from elastrec.platform.specs.shape import PlacesChange
-    from elastrec.platform.transport.messages.observer import ShapeOutcome
+    from elastrec.platform.specs.text.quantities import parse_bytes, parse_seconds
+    from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 
-    asked = [workers, servers, worker_cores, server_cores]
-    if take_back and (dry_run or any(each is not None for each in asked)):
+    change = {
+        Role.WORKER: PlacesChange(
+            count=workers, cores=worker_cores, memory_bytes=_amount("--worker-memory", worker_memory, parse_bytes)
+        ),
+        Role.PARAMETER_SERVER: PlacesChange(
+            count=servers, cores=server_cores, memory_bytes=_amount("--server-memory", server_memory, parse_bytes)
+        ),
+    }
+    timeout_seconds = _amount("--timeout", timeout, parse_seconds)
+    is_asked = bool(moved) or any(places != PlacesChange() for places in change.values())
+    if take_back and (dry_run or is_asked):
         raise click.UsageError("--take-back stands alone: it gives up what was asked for before")
-    if not take_back and all(each is None for each in asked):
-        raise click.UsageError("nothing is asked for; give --workers, --servers, --worker-cores or --server-cores")
+    if other_node and not moved:
+        raise click.UsageError("--other-node says how pods are moved; give --move")
+    if not take_back and not is_asked:
+        raise click.UsageError(
+            "nothing is asked for; give --workers, --servers, --worker-cores, --server-cores, --worker-memory, "
+            "--server-memory or --move"
+        )
     platform = jobs.Platform.from_environment(start=False)
     pods_of(platform, job)
     if take_back:
@@ -58,15 +89,19 @@ def scale(
             raise click.ClickException(done.reason)
         click.echo(f"{job}: the last request is taken back")
         return
-    change = {
-        Role.WORKER: PlacesChange(count=workers, cores=worker_cores),
-        Role.PARAMETER_SERVER: PlacesChange(count=servers, cores=server_cores),
-    }
-    answer = asking.ask_for_shape(platform, job, change, live_only=not may_pause, dry_run=dry_run)
+    answer = asking.ask_for_shape(
+        platform,
+        job,
+        change,
+        moves=[PodMove(pod=pod, leaves_node=other_node) for pod in moved],
+        live_only=not may_pause,
+        timeout_seconds=timeout_seconds or 0.0,
+        dry_run=dry_run,
+    )
     if answer.reason:
         raise click.ClickException(f"{job}: {answer.reason}")
     if dry_run:
-        _tell(output, job, "possible", "nothing was changed", 0.0)
+        _tell(output, job, "possible", "nothing was changed", 0.0, answer.prospects)
         return
     began = time.monotonic()
     outcome, reason = ShapeOutcome.OPEN, ""
@@ -77,8 +112,19 @@ def scale(
         raise click.exceptions.Exit(1)
 
 
-def _tell(output: str, job: str, outcome: str, reason: str, seconds: float) -> None:
+def _amount(option: str, text: str | None, parse: Callable[[str], Amount]) -> Amount | None:
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        remedy = getattr(error, "remedy", "")
+        raise SpecError([FieldProblem(option, repr(text), str(error), remedy)], "the command line") from None
+
+
+def _tell(output: str, job: str, outcome: str, reason: str, seconds: float, prospects: list[str] | None = None) -> None:
     if output == "json":
-        echo_json({"job_id": job, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3)})
+        told = {"job_id": job, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3)}
+        echo_json(told if prospects is None else told | {"prospects": prospects})
     else:
         click.echo(f"{job}: {outcome}{f' ({reason})' if reason else ''}, {seconds:.1f} s")
+        for line in prospects or ():
+            click.echo(f"  {line}")

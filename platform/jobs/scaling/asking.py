@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
@@ -11,8 +11,10 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.shape import ShapeChange
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import (
+    REQUEST_TIMEOUT_SECONDS,
     ChangeShape,
     GetStatus,
+    PodMove,
     ShapeAnswer,
     ShapeOutcome,
     ShapeRequest,
@@ -25,17 +27,34 @@ _LOOK_SECONDS = 0.5
 
 
 def ask_for_shape(
-    platform: Platform, job_id: str, change: ShapeChange, *, live_only: bool, dry_run: bool = False
+    platform: Platform,
+    job_id: str,
+    change: ShapeChange,
+    *,
+    moves: Sequence[PodMove] = (),
+    live_only: bool,
+    plan_id: str = "",
+    asked_by: str = "elastrec scale",
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
+    dry_run: bool = False,
 ) -> ShapeAnswer:
     """The master's answer to a request for another shape.
 
     Args:
-        live_only, dry_run: see ChangeShape.
+        moves, live_only, plan_id, asked_by, timeout_seconds, dry_run: see ChangeShape.
 
     Raises:
         ClusterError: no master of the job runs, or it does not answer.
     """
-    message = ChangeShape(change=dict(change), live_only=live_only, dry_run=dry_run, asked_by="elastrec scale")
+    message = ChangeShape(
+        change=dict(change),
+        moves=list(moves),
+        plan_id=plan_id,
+        live_only=live_only,
+        asked_by=asked_by,
+        timeout_seconds=timeout_seconds,
+        dry_run=dry_run,
+    )
     with live_master(platform, job_id) as master:
         if master is None:
             raise _not_running(job_id)
@@ -43,7 +62,7 @@ def ask_for_shape(
 
 
 def take_back(platform: Platform, job_id: str) -> Done:
-    """Gives the job's last request for a shape up; `Done.reason` says why that is not possible any more.
+    """Gives the job's last open request for a shape up; `Done.reason` says why that is not possible any more.
 
     Raises:
         ClusterError: as of `ask_for_shape`.
@@ -51,14 +70,18 @@ def take_back(platform: Platform, job_id: str) -> Done:
     with live_master(platform, job_id) as master:
         if master is None:
             raise _not_running(job_id)
-        request = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_request
-        if request is None:
+        told = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_requests
+        if not told:
             return Done(accepted=False, reason=f"job {job_id} was not asked for another shape")
+        still_open = [request for request in told if request.outcome is ShapeOutcome.OPEN]
+        request = (still_open or told)[-1]
         return master.call(TakeBackShape(request_id=request.request_id), Done, timeout_seconds=_CALL_SECONDS)
 
 
 def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator[ShapeRequest]:
-    """The request as the master tells it, again and again until it has ended; nothing once the job is gone.
+    """The request as the master tells it, again and again until it has ended.
+
+    Nothing comes once the job is gone, or where the request ended so long ago that the master has forgotten it.
 
     Raises:
         ClusterError: the master does not answer.
@@ -67,13 +90,9 @@ def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator
         with live_master(platform, job_id) as master:
             if master is None:
                 return
-            request = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_request
+            told = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_requests
+        request = next((request for request in told if request.request_id == request_id), None)
         if request is None:
-            return
-        if request.request_id != request_id:
-            yield ShapeRequest(
-                request_id=request_id, wanted="", outcome=ShapeOutcome.SUPERSEDED, reason=f"by {request.request_id}"
-            )
             return
         yield request
         if request.outcome is not ShapeOutcome.OPEN:

@@ -15,6 +15,7 @@ from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize
 from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart, ShardProgress
+from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -198,15 +199,18 @@ class SaveAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeAsked(_Event, frozen=True, kw_only=True):
-    """Another shape is wanted; what the change does not name stays as it is wanted.
+    """Another shape is wanted, or pods are to be moved; what is not named stays as it is wanted.
 
-    Attributes:
-        expected_version, asked_by: see ChangeShape.
+    The fields are those of ChangeShape.
     """
 
     change: dict[Role, PlacesChange]
     expected_version: int | None = None
     asked_by: str = ""
+    moves: list[PodMove] = []
+    plan_id: str = ""
+    live_only: bool = False
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):
@@ -232,7 +236,13 @@ class ServerHot(_Event, frozen=True, kw_only=True):
 
 
 class Ticked(_Event, frozen=True, kw_only=True):
-    """A deadline of the state has passed."""
+    """A deadline of the state has passed.
+
+    Attributes:
+        waiting: what the cluster says of pods that have not started, by name.
+    """
+
+    waiting: dict[str, str] = {}
 
 
 class Restarted(_Event, frozen=True, kw_only=True):

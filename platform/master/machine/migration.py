@@ -1,13 +1,17 @@
 """Other servers while the job trains: prepare, copy, hand over, retire (DLRover-RM §5.2, seamless migration). Pure.
 
+More or fewer of them, others in the place of some (`succession`), or both at once: what is wanted is compared with who
+owns buckets, so that several requests are reached by one migration.
+
 New servers start while the old ones serve (STARTING); those that will own more copy their buckets (COPYING); then the
 routing table changes, and they take them over (HANDING_OVER); servers that own nothing any more leave. Until the
 routing table changes, whatever goes wrong leaves the owners as they were. Afterwards a loss is that of any server: all
-go back to the last record, and the shape that is wanted is reached by restoring it (`rollback`).
+go back to the last record (`rollback`), and a migration that is still wanted begins anew from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,10 +19,10 @@ import msgspec
 from elastrec.platform.master.machine import rollback
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodReported, ServerHot
-from elastrec.platform.master.pods import losses
+from elastrec.platform.master.pods import losses, requests
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.buckets import balanced_owners
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
 from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
 
 if TYPE_CHECKING:
@@ -68,10 +72,21 @@ class Migration(msgspec.Struct, kw_only=True):
         return self.order_id, self.stage
 
 
-def is_possible(state: JobState) -> bool:
-    """Whether buckets can change servers while the job trains; else a record is saved, and restored by others."""
+def is_live(state: JobState) -> bool:
+    """Whether buckets of the job can change servers while it trains; else a record is saved, and restored by others."""
     # Rounds of bsp are laid out for the servers of one routing table.
-    return state.phase is Phase.TRAINING and not state.plan.is_synchronous
+    return not state.plan.is_synchronous
+
+
+def is_possible(state: JobState) -> bool:
+    """Whether buckets can change servers now."""
+    return state.phase is Phase.TRAINING and is_live(state)
+
+
+def ask_for_record(state: JobState) -> None:
+    """Where other servers are reached by a restore alone, rows change owners while all pause on a complete record."""
+    if not is_live(state) and not state.has_wanted_servers and not state.phase.is_final:
+        state.saves.is_asked = True
 
 
 def step(state: JobState, effects: list[Effect]) -> bool:
@@ -186,6 +201,24 @@ def keep_time(state: JobState) -> None:
         state.migration.since = state.time
 
 
+def metrics(state: JobState, time: float) -> MigrationMetrics | None:
+    """For people; None: no change of servers is under way."""
+    migration, owners = state.migration, state.ownership.servers
+    if migration is None:
+        return None
+    targets = migration.servers if migration.stage == HANDING_OVER else [server.name for server in _targets(state)]
+    # Once buckets change hands, those that leave are no owners any more, and those that join are.
+    leaving = {giver for givers in migration.sources.values() for giver in givers} | set(owners)
+    joining = {server.name for server in state.membership.servers() if server.made_for} | (set(targets) - set(owners))
+    return MigrationMetrics(
+        stage=migration.stage,
+        leaving=tuple(sorted(leaving - set(targets))),
+        joining=tuple(sorted(joining & set(targets))),
+        seconds=time - migration.begun,
+        stage_seconds=time - migration.since,
+    )
+
+
 def waiting(state: JobState, time: float) -> str:
     """What a change of servers waits for, and for how long; empty: there is none."""
     migration = state.migration
@@ -198,9 +231,16 @@ def waiting(state: JobState, time: float) -> str:
             set(migration.sources) - set(migration.copied if migration.stage == COPYING else migration.taken)
         )
     count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    shown = metrics(state, time)
+    assert shown is not None
     what = f"{len(migration.moves)} hot buckets" if migration.moves else f"to {count} parameter servers"
-    of = f" of {', '.join(names[:_SHOWN_PODS])}" if names else ""
-    return f"{what}: {migration.stage}{of} for {time - migration.since:.0f} s"
+    instead = f", {_some(shown.joining)} for {_some(shown.leaving)}" if shown.joining and shown.leaving else ""
+    of = f" of {_some(names)}" if names else ""
+    return f"{what}{instead}: {migration.stage}{of} for {time - migration.since:.0f} s"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN_PODS])
 
 
 def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
@@ -214,6 +254,12 @@ def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
         _dismiss(state, effects)
 
 
+def dismiss_spare(state: JobState, effects: list[Effect]) -> None:
+    """Servers that own nothing leave, where no change of servers is under way or wanted."""
+    if state.migration is None and state.has_wanted_servers and state.ownership.servers:
+        _dismiss(state, effects)
+
+
 def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None = None) -> None:
     order_id = f"move-{state.phases.next_order()}"
     state.migration = Migration(order_id=order_id, begun=state.time, since=state.time, moves=moves or {})
@@ -223,9 +269,10 @@ def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None 
 
 
 def _targets(state: JobState) -> list[Member]:
-    """Servers that are to own something."""
-    count = state.wanted_shape[Role.PARAMETER_SERVER].count
-    return [server for server in state.membership.servers() if not server.retiring][:count]
+    """Servers that are to own something: those that do, then others."""
+    count, owners = state.wanted_shape[Role.PARAMETER_SERVER].count, state.ownership.servers
+    staying = [server for server in state.membership.servers() if server.stays]
+    return sorted(staying, key=lambda server: (server.name not in owners, server.index))[:count]
 
 
 def _is_wanted(state: JobState, migration: Migration) -> bool:
@@ -245,12 +292,14 @@ def _enter(state: JobState, migration: Migration, stage: str) -> None:
 
 
 def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
-    wanted, targets = state.wanted_shape[Role.PARAMETER_SERVER], _targets(state)
-    if lacking := sorted(set(range(wanted.count)) - {server.index for server in targets}):
-        for index in lacking:
-            state.membership.add(Role.PARAMETER_SERVER, index, wanted.size, state.time)
+    targets = _targets(state)
+    if missing := state.wanted_shape[Role.PARAMETER_SERVER].count - len(targets):
+        add_servers(state, missing)
         return True
     if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):
+        return False
+    if any(server.awaits_size for server in targets):
+        # One that cannot be resized in place is to own nothing.
         return False
     ownership = state.ownership
     migration.servers = [server.name for server in targets]
@@ -284,6 +333,19 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
     }
     effects.append(Decided(decision="migration_copies", inputs=inputs))
     return True
+
+
+def add_servers(state: JobState, number: int) -> None:
+    """So many more servers of the wanted size, which own nothing."""
+    # Two that run at once share no place: what a place has kept in its node's memory is of one pod at a time.
+    taken = {server.index for server in state.membership.servers()}
+    free = (index for index in range(len(taken) + number) if index not in taken)
+    request_id, avoided = requests.maker_of(state, Role.PARAMETER_SERVER)
+    size = state.wanted_shape[Role.PARAMETER_SERVER].size
+    for _ in range(number):
+        state.membership.add(
+            Role.PARAMETER_SERVER, next(free), size, state.time, made_for=request_id, avoids_nodes=avoided
+        )
 
 
 def _hand_over(state: JobState, migration: Migration, effects: list[Effect]) -> None:

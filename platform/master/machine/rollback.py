@@ -1,6 +1,6 @@
 """Going back: everybody to the last complete record, in a new generation. Pure.
 
-All servers are ordered to restore. Other servers get buckets here and nowhere else.
+All servers are ordered to restore. Where buckets cannot change servers while the job trains, they do here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """A server and its rows are gone, or other servers are wanted."""
+    """A server and its rows are gone, or other servers are wanted that no migration brings."""
     state.phases.move(Phase.RECOVERING, state.time)
     _roll_back(state, reason, effects)
 
@@ -91,13 +91,15 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 
 def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
-    if state.has_wanted_servers:
+    """Where no migration does it."""
+    if state.has_wanted_servers or migration.is_live(state):
         return
-    servers, target = state.membership.servers(), state.wanted_shape[Role.PARAMETER_SERVER]
-    for server in servers[target.count :]:
-        state.membership.move(server, MemberStage.RETIRING)
-        losses.dismiss(state, server, effects, delete=True)
-    for index in range(len(servers), target.count):
-        state.membership.add(Role.PARAMETER_SERVER, index, target.size, state.time)
+    count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    staying = [server for server in state.membership.servers() if server.stays][:count]
+    for server in state.membership.servers():
+        if server not in staying:
+            state.membership.move(server, MemberStage.RETIRING)
+            losses.dismiss(state, server, effects, delete=True)
+    migration.add_servers(state, count - len(staying))
     names = [server.name for server in state.membership.servers()]
     state.ownership.assign(names, state.plan.virtual_buckets)

@@ -72,7 +72,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
-    if not state.has_wanted_servers and state.phase is Phase.TRAINING and not migration.is_possible(state):
+    if not state.has_wanted_servers and state.phase is Phase.TRAINING and not migration.is_live(state):
         # Other servers wait for a record.
         interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
@@ -138,7 +138,7 @@ def _must_rest(state: JobState, save: Save) -> bool:
 
 def _servers_await_record(state: JobState) -> bool:
     """Whether other servers are to restore the next record."""
-    return not state.has_wanted_servers and state.migration is None
+    return not state.has_wanted_servers and not migration.is_live(state)
 
 
 def commit_effect(state: JobState, save: Save) -> CommitRecord:
@@ -176,8 +176,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
         # They were asked for after workers had gone on: the next record holds what has been trained since.
         state.saves.is_asked = True
     else:
-        count = state.wanted_shape[Role.PARAMETER_SERVER].count
-        rollback.recover(state, f"{count} parameter servers were asked for", effects)
+        rollback.recover(state, "other parameter servers were asked for", effects)
 
 
 def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:

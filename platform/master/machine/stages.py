@@ -8,6 +8,7 @@ from elastrec.platform.master.machine import leasing, migration
 from elastrec.platform.master.machine.effects import Effect
 from elastrec.platform.master.machine.events import PodReported
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Save
+from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 
@@ -151,7 +152,7 @@ def waiting(state: JobState, time: float) -> str:
         # Since a server last read something: by that it is judged.
         seconds = time - min(max(s.active, state.recovery.servers[s.name].since) for s in servers)
         return _waiting(f"restoring {state.recovery.uri or 'from nothing'}", servers, seconds)
-    if words := migration.waiting(state, time):
+    if words := "; ".join(filter(None, (migration.waiting(state, time), succession.waiting(state)))):
         return words
     for late in state.saves.unknown:
         return f"{late.order_id} is unknown: its record has not been committed for {time - late.since:.0f} s"

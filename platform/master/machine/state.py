@@ -28,6 +28,7 @@ from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_book import TimeBook
 from elastrec.platform.master.pods import losses, orders, shape
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
+from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, Positions, Split
@@ -50,7 +51,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     Attributes:
         wanted_shape: other servers are reached by a migration, with bsp at the next restore (see ShapeAsked).
-        requested_shape: the last request for one.
+        shape_requests: all that are open, and the latest that have ended, the oldest first.
         shape_version: rises whenever another shape is wanted.
         shape_changes: the latest changes of the wanted shape, the oldest first.
         evaluation_sketch: merged over the completed evaluation shards.
@@ -75,7 +76,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     membership: Membership
     ownership: Ownership
     wanted_shape: Shape
-    requested_shape: shape.RequestedShape | None = None
+    shape_requests: list[RequestedShape] = []
     shape_version: int = 0
     shape_changes: list[shape.WantedChange] = []
     evaluation_sketch: bytes = b""
@@ -137,8 +138,14 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     @property
     def has_wanted_servers(self) -> bool:
-        """Whether as many servers as are wanted own buckets."""
-        return len(self.ownership.servers) == self.wanted_shape[Role.PARAMETER_SERVER].count
+        """Whether as many servers as are wanted own buckets, and none of them is to be succeeded by another."""
+        count = self.wanted_shape[Role.PARAMETER_SERVER].count
+        return len(self.ownership.servers) == count and not any(server.outgoing for server in self.owners())
+
+    @property
+    def requested_shape(self) -> RequestedShape | None:
+        """The last request for another shape."""
+        return self.shape_requests[-1] if self.shape_requests else None
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import ValidationError
 
 from elastrec.platform.clusters import ClusterConfig, encode_config
-from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec, RestartPolicy
+from elastrec.platform.clusters.pods import MemoryVolume, Placement, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import PodResources, TrainingJob
@@ -207,8 +207,13 @@ def member_pod(
     *,
     restart: int = 0,
     size: PodSize | None = None,
+    avoids_nodes: tuple[str, ...] = (),
 ) -> PodSpec:
-    """Worker or parameter server `index`; `size` where it differs from the job file's."""
+    """Worker or parameter server `index`; `size` where it differs from the job file's.
+
+    Args:
+        avoids_nodes: names of nodes on which it must not run.
+    """
     resources = request.training_job.spec.resources
     described = resources.worker if role is Role.WORKER else resources.parameter_server
     return _pod(
@@ -226,6 +231,7 @@ def member_pod(
         },
         restart_policy=RestartPolicy.NEVER,
         memory_volume=_memory_volume(request, role, index),
+        placement=Placement(avoid_node_names=avoids_nodes, is_required=True) if avoids_nodes else None,
     )
 
 
@@ -248,6 +254,7 @@ def _pod(
     environment_variables: dict[str, str],
     restart_policy: RestartPolicy,
     memory_volume: MemoryVolume | None = None,
+    placement: Placement | None = None,
 ) -> PodSpec:
     return PodSpec(
         name=name,
@@ -262,6 +269,7 @@ def _pod(
         startup_cores=request.training_job.spec.resources.startup_cores,
         restart_policy=restart_policy,
         memory_volume=memory_volume,
+        placement=placement,
         grace_seconds=_GRACE_SECONDS[role],
         labels={"elastrec.io/role": _SHORT_ROLE[role], TEAM_LABEL: request.training_job.metadata.team},
     )

@@ -12,6 +12,7 @@ from elastrec.platform.master.machine import leasing, migration, rollback, savin
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.machine.saves import PAUSING
+from elastrec.platform.master.pods import shape, succession
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.master.pods.loss_causes import is_taken_away
 from elastrec.platform.master.pods.membership import Member
@@ -103,6 +104,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
                 dismiss(state, member, effects, delete=True)
         return
     migration.ticked(state, effects)
+    shape.ticked(state, event, effects)
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)
@@ -165,11 +167,15 @@ def _lose(
     if member.retiring:
         dismiss(state, member, effects, delete=delete)
         return
+    request = succession.request_behind(state, member)
+    if request is not None:
+        succession.newcomer_lost(state, member, request, reason, effects, delete=delete, is_hopeless=bool(oom_bytes))
+        return
     if not _count(state, member, reason, effects, taken_away=taken_away, detail=detail):
         return
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
-    successor = state.membership.add(member.role, member.index, member.asked, state.time)
+    successor = _successor(state, member)
     successor.oom_bytes, successor.reason = oom_bytes, reason
     effects.append(
         Decided(
@@ -185,6 +191,21 @@ def _lose(
             rollback.recover(state, f"{member.name}: {reason}", effects)
     elif migration.is_lost_with(state, member.name):
         rollback.recover(state, f"{member.name}: {reason}", effects)
+
+
+def _successor(state: JobState, member: Member) -> Member:
+    """The pod that takes the place of a lost one.
+
+    Where that was to be succeeded, the server that works and was made for it, else a pod as it was, to be succeeded.
+    """
+    if not member.outgoing:
+        size = state.wanted_shape[member.role].size
+        return state.membership.add(member.role, member.index, size, state.time, avoids_nodes=member.avoids_nodes)
+    if member.name in state.ownership.servers and (spare := succession.spare_server(state)) is not None:
+        return spare
+    successor = state.membership.add(member.role, member.index, member.asked, state.time)
+    successor.outgoing, successor.outgoing_for = member.outgoing, member.outgoing_for
+    return successor
 
 
 def _take_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -43,7 +44,11 @@ class Member(msgspec.Struct, kw_only=True):
         cores, memory_bytes: that it was granted, which may be more than it was asked for, where a cluster rounds up;
             before it is created, those it shall be created with.
         asked: the size that it shall have.
-        awaits_size: the cluster has not said yet what came of another size.
+        awaits_size: the cluster has not said yet what came of another size; `size_asked`: when that was asked for.
+        outgoing: why another pod is to take its place while it works on; empty: it stays. `outgoing_for`: the request
+            that wants it.
+        made_for: the request because of which it was made; empty: the job had its place without one.
+        avoids_nodes: names of nodes on which it must not run.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
@@ -63,6 +68,11 @@ class Member(msgspec.Struct, kw_only=True):
     asked: PodSize
     created: float
     awaits_size: bool = False
+    size_asked: float = 0.0
+    outgoing: str = ""
+    outgoing_for: str = ""
+    made_for: str = ""
+    avoids_nodes: list[str] = []
     uid: str = ""
     incarnation: str = ""
     address: str = ""
@@ -83,6 +93,11 @@ class Member(msgspec.Struct, kw_only=True):
     def retiring(self) -> bool:
         """Whether it was told to leave for good."""
         return self.stage is MemberStage.RETIRING
+
+    @property
+    def stays(self) -> bool:
+        """Whether the job is to keep it."""
+        return not self.retiring and not self.outgoing
 
     @property
     def is_idle(self) -> bool:
@@ -144,7 +159,16 @@ class Membership(msgspec.Struct, kw_only=True):
         servers = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
         return sorted(servers, key=lambda member: member.index)
 
-    def add(self, role: Role, index: int, size: PodSize, time: float) -> Member:
+    def add(
+        self,
+        role: Role,
+        index: int,
+        size: PodSize,
+        time: float,
+        *,
+        made_for: str = "",
+        avoids_nodes: Sequence[str] = (),
+    ) -> Member:
         """A new pod for a place."""
         place = f"{role}/{index}"
         restart = self.places.get(place, 0)
@@ -160,6 +184,8 @@ class Membership(msgspec.Struct, kw_only=True):
             memory_bytes=size.memory_bytes,
             asked=size,
             created=time,
+            made_for=made_for,
+            avoids_nodes=list(avoids_nodes),
         )
         self.revision += 1
         return member
@@ -226,11 +252,11 @@ class Membership(msgspec.Struct, kw_only=True):
             member.uid = uid
             self.revision += 1
 
-    def ask_for(self, member: Member, cores: float) -> None:
-        """A pod shall have so many cores."""
-        if cores != member.asked.cores:
-            member.asked = PodSize(cores, member.asked.memory_bytes)
-            member.awaits_size = cores != member.cores
+    def ask_for(self, member: Member, size: PodSize, time: float) -> None:
+        """A pod shall have this size."""
+        if size != member.asked:
+            member.asked, member.size_asked = size, time
+            member.awaits_size = size != PodSize(member.cores, member.memory_bytes)
         self.revision += 1
 
     def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSpec, PodStatus
 from elastrec.platform.clusters.protocol import Fleet
 from elastrec.platform.master.machine.events import Submit
@@ -106,6 +107,14 @@ class Reconciler:
         """What the cluster said last, by pod name."""
         with self._changed:
             return self._observed.by_name()
+
+    def nodes(self) -> list[Node]:
+        """Of the cluster; none where it does not answer."""
+        try:
+            return self._fleet.nodes()
+        except ClusterError as error:
+            log.warning("nodes_not_read", reason=str(error))
+            return []
 
     def running(self) -> set[str]:
         """Names of the pods that run, as the cluster said last."""

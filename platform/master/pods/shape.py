@@ -1,50 +1,39 @@
-"""Changes of a running job's shape: more or fewer pods, more or fewer cores. Pure."""
+"""Changes of a running job's shape: more or fewer pods, of another size, or elsewhere. Pure.
+
+A size is asked for in place first. Where the pod's node has not got the room, other pods take over (`succession`).
+"""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.events import PodRefused, PodResized, ResizeRefused, ShapeAsked, ShapeTakenBack
-from elastrec.platform.master.pods import losses
-from elastrec.platform.master.pods.membership import Member, MemberStage
+from elastrec.platform.master.machine.events import (
+    PodRefused,
+    PodResized,
+    ResizeRefused,
+    ShapeAsked,
+    ShapeTakenBack,
+    Ticked,
+)
+from elastrec.platform.master.pods import requests, succession
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.master.pods.requests import RequestedShape, in_words, names_size, open_requests
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange, field_name, named_fields
-from elastrec.platform.transport.messages.observer import ShapeOutcome, ShapeRequest
+from elastrec.platform.specs.shape import PlacesChange, PodSize, Shape, ShapeChange
+from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
-MOST_WORKERS = 10_000
-TIMEOUT_SECONDS = 3600.0
-"""A request that the job has not reached by then, as there is no room or no record, is given up."""
+IN_PLACE_SECONDS = 60.0
+"""So long a node may take to find the room for another size of a pod; then another pod takes its place."""
 _KEPT_CHANGES = 8
-
-
-class RequestedShape(msgspec.Struct, kw_only=True):
-    """The last request for a shape.
-
-    Attributes:
-        asked: when; `change`: what; `before`: the shape that was wanted before.
-    """
-
-    request_id: str
-    asked: float
-    change: dict[Role, PlacesChange]
-    before: Shape
-    outcome: ShapeOutcome = ShapeOutcome.OPEN
-    reason: str = ""
-    asked_by: str = ""
-
-    def told(self) -> ShapeRequest:
-        """For observers."""
-        return ShapeRequest(
-            request_id=self.request_id, wanted=_words(self.change), outcome=self.outcome, reason=self.reason
-        )
+_SHOWN_PODS = 3
 
 
 class WantedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,65 +46,128 @@ class WantedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> None:
-    if state.phase.is_final:
+    if state.phase.is_final or requests.of_plan(state, event.plan_id) is not None:
         return
+    words = in_words(event.change, event.moves)
     if event.expected_version not in (None, state.shape_version):
         inputs = {
-            "wanted": _words(event.change), "expected_version": event.expected_version,
+            "wanted": words, "expected_version": event.expected_version,
             "version": state.shape_version, "asked_by": event.asked_by,
         }  # fmt: skip
         effects.append(Decided(decision="shape_refused", inputs=inputs))
         return
-    request_id = f"shape-{state.phases.next_order()}"
-    _end(state, ShapeOutcome.SUPERSEDED, f"by {request_id}", effects)
-    change, before = event.change, state.wanted_shape
-    state.requested_shape = RequestedShape(
-        request_id=request_id, asked=state.time, change=change, before=before, asked_by=event.asked_by
-    )
-    inputs = {"request": request_id, "wanted": _words(change), "asked_by": event.asked_by}
+    request = _request(state, event)
+    for earlier in open_requests(state):
+        if request.is_about_same_as(earlier):
+            requests.supersede(state, earlier, request, effects)
+    requests.add(state, request)
+    inputs = {"request": request.request_id, "wanted": words, "asked_by": event.asked_by}
     effects.append(Decided(decision="shape_asked", inputs=inputs))
-    _want(state, before.changed(change), change, effects)
+    _want(state, state.wanted_shape.changed(event.change), event.change, request.asked_by, effects)
+    for move in event.moves:
+        if (member := state.membership.members.get(move.pod)) is not None and not member.retiring:
+            succession.begin(state, member, f"it is moved ({request.request_id})", request)
+
+
+def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
+    members = state.membership.members
+    moved = [(members[move.pod], move) for move in event.moves if move.pod in members]
+    about = {role for role, places in event.change.items() if places != PlacesChange()}
+    about |= {member.role for member, _ in moved}
+    return RequestedShape(
+        request_id=f"shape-{state.phases.next_order()}",
+        asked=state.time,
+        change=event.change,
+        before=state.wanted_shape,
+        moves=event.moves,
+        roles=sorted(about),
+        moved_pods=sorted(member.name for member, _ in moved),
+        avoided_nodes=sorted({member.node for member, move in moved if move.leaves_node}),
+        live_only=event.live_only,
+        plan_id=event.plan_id,
+        timeout_seconds=event.timeout_seconds,
+        asked_by=event.asked_by,
+    )
 
 
 def shape_taken_back(state: JobState, event: ShapeTakenBack, effects: list[Effect]) -> None:
-    if state.requested_shape is not None and state.requested_shape.request_id == event.request_id:
-        _give_up(state, ShapeOutcome.TAKEN_BACK, "", effects)
+    request = requests.find(state, event.request_id)
+    if request is not None and request.is_open and not is_cut_over(state, request):
+        give_up(state, request, ShapeOutcome.TAKEN_BACK, "", effects)
+
+
+def is_cut_over(state: JobState, request: RequestedShape) -> bool:
+    """Whether buckets change hands because of a request: it cannot be taken back, or given up, any more."""
+    return Role.PARAMETER_SERVER in request.roles and migration.blocks_saves(state)
 
 
 def step(state: JobState, effects: list[Effect]) -> None:
-    """Ends the request once the job has the shape, or cannot have it any more."""
-    request = state.requested_shape
-    if request is None or request.outcome is not ShapeOutcome.OPEN:
+    """Ends the requests that the job has reached, or cannot reach any more."""
+    if not (opened := open_requests(state)):
         return
-    if state.phase.is_final:
-        _end(state, ShapeOutcome.SUPERSEDED, f"the job is {state.phase}", effects)
-    elif _has_wanted(state):
-        _end(state, ShapeOutcome.DONE, "", effects)
-    elif request.asked + TIMEOUT_SECONDS <= state.time:
-        _give_up(state, ShapeOutcome.TIMED_OUT, f"it was not reached in {TIMEOUT_SECONDS:g} s", effects)
+    succession.step(state, effects)
+    for request in opened:
+        if state.phase.is_final:
+            requests.end(state, request, ShapeOutcome.SUPERSEDED, f"the job is {state.phase}", effects)
+        elif _is_reached(state, request):
+            requests.end(state, request, ShapeOutcome.DONE, "", effects)
+
+
+def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
+    """Gives up requests whose time is over, and sizes that nodes have not found the room for."""
+    for member in list(state.membership.members.values()):
+        late = _resized_until(member)
+        if late is not None and late <= state.time:
+            reason = f"its node has not found the room in {IN_PLACE_SECONDS:g} s"
+            _not_in_place(state, member, member.asked, reason, effects)
+    for request in open_requests(state):
+        if request.deadline <= state.time and not is_cut_over(state, request):
+            reason = f"it was not reached in {request.timeout_seconds:g} s{_lacking(state, request, event.waiting)}"
+            give_up(state, request, ShapeOutcome.TIMED_OUT, reason, effects)
 
 
 def deadline(state: JobState) -> float | None:
-    """When an open request is given up."""
-    request = state.requested_shape
-    return request.asked + TIMEOUT_SECONDS if request is not None and request.outcome is ShapeOutcome.OPEN else None
+    """When the next request is given up, or the next size is not waited for any more."""
+    late = [request.deadline for request in open_requests(state) if not is_cut_over(state, request)]
+    late += [until for member in state.membership.members.values() if (until := _resized_until(member)) is not None]
+    return min(late, default=None)
 
 
-def _end(state: JobState, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
-    request = state.requested_shape
-    if request is None or request.outcome is not ShapeOutcome.OPEN:
-        return
-    request.outcome, request.reason = outcome, reason
-    inputs = {"request": request.request_id, "outcome": str(outcome), "reason": reason}
-    effects.append(Decided(decision="shape_ended", inputs=inputs))
+def _resized_until(member: Member) -> float | None:
+    """Until when a pod's size may be changed in place; None: nothing is waited for."""
+    # A pod that has not started waits for room by itself.
+    waits = member.awaits_size and member.is_registered and not member.retiring
+    return member.size_asked + IN_PLACE_SECONDS if waits else None
 
 
-def _give_up(state: JobState, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
-    request = state.requested_shape
-    if request is None or request.outcome is not ShapeOutcome.OPEN:
-        return
-    _end(state, outcome, reason, effects)
-    _want(state, request.before, request.change, effects)
+def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) -> str:
+    """Which pods of a request have not started, and what the cluster says of them."""
+    members = [m for m in state.membership.members.values() if m.role in request.roles and not m.is_registered]
+    told = [f"{m.name}: {waiting[m.name]}" if waiting.get(m.name) else m.name for m in members]
+    return f"; not started: {', '.join(told[:_SHOWN_PODS])}" if told else ""
+
+
+def give_up(
+    state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason: str, effects: list[Effect]
+) -> None:
+    """What a request named is wanted as it was before, and no pod leaves because of it."""
+    for member in state.membership.members.values():
+        if member.outgoing_for == request.request_id:
+            succession.call_off(state, member)
+    before = {role: _undone(places, request.before, role) for role, places in request.change.items()}
+    _want(state, state.wanted_shape.changed(before), before, "", effects)
+    _let_surplus_go(state, request, effects)
+    requests.end(state, request, outcome, reason, effects)
+    migration.dismiss_spare(state, effects)
+
+
+def _undone(places: PlacesChange, before: Shape, role: Role) -> PlacesChange:
+    was = before[role]
+    return PlacesChange(
+        count=None if places.count is None else was.count,
+        cores=None if places.cores is None else was.size.cores,
+        memory_bytes=None if places.memory_bytes is None else was.size.memory_bytes,
+    )
 
 
 def _note(state: JobState, wanted: Shape, asked_by: str) -> None:
@@ -128,87 +180,39 @@ def _note(state: JobState, wanted: Shape, asked_by: str) -> None:
     state.shape_changes = [*state.shape_changes, changed][-_KEPT_CHANGES:]
 
 
-def _has_wanted(state: JobState) -> bool:
-    """Whether every pod that is wanted works, and no other one is there."""
-    members = state.membership.members.values()
-    return (
-        all(member.is_registered and not member.retiring and not member.awaits_size for member in members)
-        and state.has_wanted_servers
-        and state.migration is None
-        and state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING)
+def _is_reached(state: JobState, request: RequestedShape) -> bool:
+    """Whether every pod that is wanted of its roles works, and no other one is there."""
+    roles = request.roles or list(state.wanted_shape.places)
+    members = [member for member in state.membership.members.values() if member.role in roles]
+    if Role.PARAMETER_SERVER in roles and not (state.has_wanted_servers and state.migration is None):
+        return False
+    return state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING) and all(
+        member.is_registered and member.stays and not member.awaits_size for member in members
     )
 
 
-def _want(state: JobState, target: Shape, change: ShapeChange, effects: list[Effect]) -> None:
+def _want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, effects: list[Effect]) -> None:
     """Wants another shape, which differs from the one before in nothing but what the change names."""
-    before = state.wanted_shape
-    _note(state, target, state.requested_shape.asked_by if state.requested_shape else "")
-    for member in state.membership.members.values():
-        if member.role in change and change[member.role].cores is not None:
-            state.membership.ask_for(member, target[member.role].size.cores)
+    _note(state, target, asked_by)
     workers = change.get(Role.WORKER)
     if workers is not None and workers.count is not None:
-        _set_workers(state, target[Role.WORKER], effects)
-    servers = target[Role.PARAMETER_SERVER].count
-    if (
-        servers != before[Role.PARAMETER_SERVER].count
-        and not state.has_wanted_servers
-        and not migration.is_possible(state)
-    ):
-        # Rows change their owners while everybody pauses on a complete record.
-        state.saves.is_asked = True
-
-
-def refusal(state: JobState, change: ShapeChange, *, live_only: bool) -> str:
-    """Why the running job cannot have another shape; empty when it can.
-
-    Args:
-        live_only: as in ChangeShape.
-    """
-    most = {Role.WORKER: MOST_WORKERS, Role.PARAMETER_SERVER: state.plan.virtual_buckets}
+        _set_workers(state, effects)
     for role, places in change.items():
-        if role not in most:
-            return f"change: role {str(role)!r} is not allowed; allowed: {', '.join(most)}"
-        if places.count is not None and not 1 <= places.count <= most[role]:
-            return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
-        if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
-            return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: above 0"
-    return next((words for role in change if (words := _not_yet_possible(state, role, change[role], live_only))), "")
+        if names_size(places):
+            _resize(state, role, target[role].size)
+    migration.ask_for_record(state)
 
 
-def _not_yet_possible(state: JobState, role: Role, change: PlacesChange, live_only: bool) -> str:
-    members = [member for member in state.membership.members.values() if member.role is role]
-    memory = change.memory_bytes
-    if memory is not None and any(member.asked.memory_bytes != memory for member in members):
-        name = role.replace("-", " ")
-        return (
-            f"{memory / 2**30:.3g} GiB per {name} are not yet possible live: the job would have to stop; "
-            f"give spec.resources.{role.replace('-', '_')}.memory in its next job file"
-        )
-    if not live_only:
-        return ""
-    is_other_count = change.count not in (None, state.wanted_shape[role].count)
-    if role is Role.PARAMETER_SERVER and is_other_count and not migration.is_possible(state):
-        why = "with spec.training.consistency.mode bsp" if state.plan.is_synchronous else f"while it is {state.phase}"
-        return (
-            f"{why} another number of parameter servers is not possible live: the job would have to save, "
-            "restart its servers and restore; ask without live_only to have that done"
-        )
-    if change.cores is not None and any(member.asked.cores != change.cores for member in members):
-        name = field_name(role, "cores")
-        return f"another size of pods ({name}: {change.cores:g}) is not yet possible live; ask without live_only"
-    return ""
-
-
-def _words(change: ShapeChange) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in named_fields(change).items())
-
-
-def _staying_workers(state: JobState) -> list[Member]:
-    """In the order in which they stay: those that work first."""
-    return sorted(
-        (w for w in state.membership.workers() if not w.retiring), key=lambda w: (not w.is_registered, w.index)
-    )
+def _resize(state: JobState, role: Role, size: PodSize) -> None:
+    """All pods of a role that stay shall have a size; those that were to leave because of another size stay."""
+    for member in state.membership.members.values():
+        if member.role is not role or member.retiring:
+            continue
+        request = requests.find(state, member.outgoing_for)
+        if member.outgoing and (request is None or member.name not in request.moved_pods):
+            succession.call_off(state, member)
+        if member.stays:
+            state.membership.ask_for(member, size, state.time)
 
 
 def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:
@@ -216,50 +220,76 @@ def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> No
     member = state.membership.members.get(event.pod)
     if member is None or member.uid != event.uid:
         return
-    inputs = {"pod": event.pod, "before_cores": member.cores, "cores": event.cores, "memory_bytes": event.memory_bytes}
+    inputs = {
+        "pod": event.pod, "before_cores": member.cores, "cores": event.cores,
+        "before_memory_bytes": member.memory_bytes, "memory_bytes": event.memory_bytes,
+    }  # fmt: skip
     state.membership.granted(member, PodSize(event.cores, event.memory_bytes), event.outcome_of)
     effects.append(Decided(decision="pod_resized", inputs=inputs))
 
 
 def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect]) -> None:
-    """It keeps what it has; what was asked for is forgotten, unless it is something else by now."""
+    """The cluster will not change the pod's size, unless something else is asked for by now."""
     member = state.membership.members.get(event.pod)
-    if member is None or member.uid != event.uid or member.asked.cores != event.cores:
-        return
+    size = PodSize(event.cores, event.memory_bytes)
+    if member is not None and member.uid == event.uid and member.asked == size:
+        _not_in_place(state, member, size, event.reason, effects)
+
+
+def _not_in_place(state: JobState, member: Member, size: PodSize, reason: str, effects: list[Effect]) -> None:
+    """The pod keeps what it has; another one of that size takes its place, where that is possible."""
     state.membership.refused(member)
-    member.reason = f"{event.cores:g} cores were refused: {event.reason}"
-    inputs = {"pod": event.pod, "cores": member.cores, "asked_cores": event.cores, "reason": event.reason}
+    sizes = _difference(size, PodSize(member.cores, member.memory_bytes))
+    inputs = {
+        "pod": member.name, "cores": member.cores, "asked_cores": size.cores, "memory_bytes": member.memory_bytes,
+        "asked_memory_bytes": size.memory_bytes, "reason": reason,
+    }  # fmt: skip
     effects.append(Decided(decision="resize_refused", inputs=inputs))
-    refused = PlacesChange(cores=event.cores)
-    if state.wanted_shape[member.role].changed(refused) == state.wanted_shape[member.role]:
-        # No later pod is made with what the cluster will not give.
-        _note(state, state.wanted_shape.changed({member.role: PlacesChange(cores=member.cores)}), "")
-    request = state.requested_shape
-    if request is not None and (asked := request.change.get(member.role)) is not None and asked.cores == event.cores:
-        _end(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
+    member.reason = f"{sizes} were refused: {reason}"
+    request = requests.newest(state, member.role, size_only=True) or requests.newest(state, member.role)
+    pauses = member.role is Role.PARAMETER_SERVER and not migration.is_live(state)
+    if request is not None and not (pauses and request.live_only):
+        succession.begin(state, member, f"{sizes} are not possible in place: {reason}", request)
+    elif request is not None:
+        give_up(state, request, ShapeOutcome.REFUSED, f"{member.name}: {reason}", effects)
+
+
+def _difference(size: PodSize, present: PodSize) -> str:
+    """What of a size is not as it is, for people."""
+    words = [f"{size.cores:g} cores"] if size.cores != present.cores else []
+    if size.memory_bytes != present.memory_bytes:
+        words.append(f"{format_bytes(size.memory_bytes)} of memory")
+    return " and ".join(words)
 
 
 def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
     """Whether the pod was wanted by nothing but an open request, which this ends: the job keeps the pods it had."""
-    request = state.requested_shape
-    if request is None or request.outcome is not ShapeOutcome.OPEN:
+    member = state.membership.members[event.pod]
+    request = succession.request_behind(state, member)
+    if request is None or member.is_registered:
         return False
-    surplus = _staying_workers(state)[request.before[Role.WORKER].count :]
-    surplus += [server for server in state.membership.servers() if server.name not in state.ownership.servers]
-    if all(member.name != event.pod or member.is_registered for member in surplus):
-        return False
-    _give_up(state, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
+    give_up(state, request, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
     return True
 
 
-def _set_workers(state: JobState, wanted: Places, effects: list[Effect]) -> None:
+def _staying_workers(state: JobState) -> list[Member]:
+    """In the order in which they stay: those that work first, and of these those that were there first."""
+    staying = [worker for worker in state.membership.workers() if worker.stays]
+    return sorted(staying, key=lambda w: (not w.is_registered, bool(w.made_for), w.index))
+
+
+def _let_surplus_go(state: JobState, request: RequestedShape, effects: list[Effect]) -> None:
+    """Workers that were made for a request that is given up leave, as far as there are more than are wanted."""
     staying = _staying_workers(state)
-    for worker in staying[wanted.count :]:
-        state.membership.move(worker, MemberStage.RETIRING)
-        if not worker.is_registered:
-            # None of them runs yet, so none can leave by itself.
-            losses.dismiss(state, worker, effects, delete=True)
-    taken = {worker.index for worker in state.membership.workers()}
-    free = (index for index in range(len(taken) + wanted.count) if index not in taken)
-    for _ in range(wanted.count - len(staying)):
-        state.membership.add(Role.WORKER, next(free), wanted.size, state.time)
+    made = [worker for worker in reversed(staying) if worker.made_for == request.request_id]
+    for worker in made[: max(0, len(staying) - state.wanted_shape[Role.WORKER].count)]:
+        succession.retire(state, worker, effects)
+
+
+def _set_workers(state: JobState, effects: list[Effect]) -> None:
+    count, staying = state.wanted_shape[Role.WORKER].count, _staying_workers(state)
+    for worker in staying[count:]:
+        succession.retire(state, worker, effects)
+    outgoing = sum(bool(worker.outgoing) and not worker.retiring for worker in state.membership.workers())
+    if not outgoing:
+        succession.add_workers(state, count - len(staying))

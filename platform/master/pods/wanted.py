@@ -30,6 +30,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
         size: it shall have.
         granted: what the job knows it to have.
         awaits_size: the job does not know yet what came of the size.
+        avoids_nodes: names of nodes on which it must not run.
         may_be_created: false for one that is to leave.
     """
 
@@ -42,6 +43,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
     granted: PodSize
     awaits_size: bool
     may_be_created: bool
+    avoids_nodes: tuple[str, ...] = ()
 
     @staticmethod
     def of(member: Member, *, is_final: bool) -> WantedPod:
@@ -56,6 +58,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
             awaits_size=member.awaits_size,
             granted=PodSize(member.cores, member.memory_bytes),
             may_be_created=not member.retiring and not is_final,
+            avoids_nodes=tuple(member.avoids_nodes),
         )
 
 

@@ -13,6 +13,7 @@ from elastrec.platform.master.measuring.migration_book import migrations_of
 from elastrec.platform.master.measuring.time_book import PARTS, TimeBook
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
@@ -92,10 +93,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "shape_ended":
             return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":
-            return f"{inputs['pod']} has {inputs['cores']:g} cores instead of {inputs['before_cores']:g}", ""
+            return f"{inputs['pod']} has {_sizes(inputs, '', 'before_')}", ""
         case "resize_refused":
-            sizes = f"{inputs['cores']:g} cores instead of {inputs['asked_cores']:g}"
-            return f"{inputs['pod']} keeps {sizes}", inputs["reason"]
+            return f"{inputs['pod']} keeps {_sizes(inputs, '', 'asked_')}", inputs["reason"]
         case "save_begun":
             return f"saving at {inputs['step']:,} samples", "training is done" if inputs["is_final"] else ""
         case "record_committed":
@@ -120,6 +120,19 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "job_succeeded":
             return f"succeeded after {inputs['samples_trained']:,} samples", ""
     return decision.replace("_", " "), ", ".join(f"{name} {value}" for name, value in inputs.items())
+
+
+def _sizes(inputs: dict[str, Any], now: str, other: str) -> str:
+    """What differs between two sizes of a pod; of those that are equal, its cores."""
+    cores, memory_bytes = inputs[f"{now}cores"], inputs[f"{now}memory_bytes"]
+    words = []
+    if memory_bytes != inputs.get(f"{other}memory_bytes", memory_bytes):
+        words.append(
+            f"{format_bytes(memory_bytes)} of memory instead of {format_bytes(inputs[f'{other}memory_bytes'])}"
+        )
+    if cores != inputs[f"{other}cores"] or not words:
+        words.insert(0, f"{cores:g} cores instead of {inputs[f'{other}cores']:g}")
+    return " and ".join(words)
 
 
 def as_text(story: Explanation) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elastrec.platform.clusters.pods import PodPhase, PodStatus, ResizeState
+from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus, ResizeState
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.master.machine import stages
+from elastrec.platform.master.machine import migration, stages
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import PodSample, Window
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import IDLE, HeadMetrics, Phase, PodMetrics, TrainingMetrics
+from elastrec.platform.specs.text.quantities import format_bytes
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
 
@@ -72,6 +73,7 @@ def training_metrics(
             _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
             for member in members
         ),
+        migration=migration.metrics(state, elapsed_seconds),
     )
 
 
@@ -86,10 +88,12 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
     reason = member.reason
     if member.is_idle and not is_gone:
         reason = "was ordered to be idle"
+    elif member.outgoing and not is_gone:
+        reason = f"another pod is to take its place: {member.outgoing}"
     if status and status.phase is PodPhase.PENDING:
         reason = ": ".join(part for part in (status.reason, status.message) if part)
     elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):
-        text = f"has {status.size.cores:g} cores, {status.asked_size.cores:g} are asked for"
+        text = f"has {_words(status.size, status.asked_size)}, {_words(status.asked_size, status.size)} are asked for"
         reason = ": ".join(part for part in (text, status.resize_message) if part)
     return PodMetrics(
         name=member.name,
@@ -102,6 +106,14 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
         restarts=member.restart,
         reason=reason,
     )
+
+
+def _words(size: PodSize, other: PodSize) -> str:
+    """What of a size differs from another one."""
+    if size.memory_bytes == other.memory_bytes:
+        return f"{size.cores:g} cores"
+    memory = f"{format_bytes(size.memory_bytes)} of memory"
+    return memory if size.cores == other.cores else f"{size.cores:g} cores and {memory}"
 
 
 def _is_at_rest(member: Member) -> bool:

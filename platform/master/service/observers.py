@@ -9,7 +9,8 @@ import pyarrow as pa
 from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use, worker_use
-from elastrec.platform.master.pods import orders, shape
+from elastrec.platform.master.pods import orders, requests, shape_checks
+from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.master.reporting.explanation import explanation
 from elastrec.platform.master.reporting.ledger import attempts_of, earlier_lines, running_attempts, streams_now
 from elastrec.platform.master.reporting.status import totals, training_metrics
@@ -27,7 +28,6 @@ from elastrec.platform.transport.messages.observer import (
     SaveNow,
     ShapeAnswer,
     ShapeOutcome,
-    ShapeRequest,
     Status,
     StopJob,
     TakeBackShape,
@@ -66,16 +66,15 @@ class ObserverCalls(ServicePart):
 
     def status(self, message: GetStatus) -> Status:
         """For observers."""
+        with self._lock:
+            told = [request.told() for request in self.state.shape_requests]
         return Status(
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
-            shape_request=self._shape_request(),
+            shape_request=told[-1] if told else None,
+            shape_requests=told,
         )
-
-    def _shape_request(self) -> ShapeRequest | None:
-        with self._lock:
-            return self.state.requested_shape.told() if self.state.requested_shape else None
 
     def ledger(self, message: GetLedger) -> LedgerPage:
         """One page of what was trained; what the masters before this one left comes first.
@@ -203,12 +202,23 @@ class ObserverCalls(ServicePart):
         if self.state.phase.is_final:
             return ShapeAnswer(reason=f"the job is {self.state.phase}")
         with self._lock:
-            reason = shape.refusal(self.state, message.change, live_only=message.live_only)
+            earlier = requests.of_plan(self.state, message.plan_id)
+            used_bytes = {name: sample.memory_bytes for name, sample in self._seen.monitor.pods.items()}
+            reason = "" if earlier is not None else shape_checks.refusal(self.state, message, used_bytes)
+        if earlier is not None:
+            return _same_plan(earlier, message)
         if reason or message.dry_run:
-            return ShapeAnswer(reason=reason)
+            return ShapeAnswer(reason=reason, prospects=[] if reason else self._prospects(message))
         effects = self.submit(
             lambda now: events.ShapeAsked(
-                time=now, change=message.change, expected_version=message.expected_version, asked_by=message.asked_by
+                time=now,
+                change=message.change,
+                expected_version=message.expected_version,
+                asked_by=message.asked_by,
+                moves=message.moves,
+                plan_id=message.plan_id,
+                live_only=message.live_only,
+                timeout_seconds=message.timeout_seconds,
             )
         )
         for effect in effects:
@@ -220,24 +230,37 @@ class ObserverCalls(ServicePart):
                     f"{effect.inputs['version']}, the present version of the shape; it has changed since the plan was "
                     "made: plan again"
                 )
-        return ShapeAnswer(reason=f"the job is {self.state.phase}")
+        with self._lock:
+            earlier = requests.of_plan(self.state, message.plan_id)
+        return _same_plan(earlier, message) if earlier else ShapeAnswer(reason=f"the job is {self.state.phase}")
+
+    def _prospects(self, message: ChangeShape) -> list[str]:
+        nodes = self._reconciler.nodes()
+        node_of = {name: pod.node for name, pod in self._reconciler.statuses().items()}
+        with self._lock:
+            return shape_checks.prospects(self.state, message, nodes, node_of)
 
     def take_back_shape(self, message: TakeBackShape) -> Done:
-        """Gives a request for a shape up, unless it has ended."""
+        """Gives a request for a shape up, unless it has ended or buckets change hands because of it."""
         with self._lock:
-            request = self.state.requested_shape
-            if request is None or request.request_id != message.request_id:
-                last = request.request_id if request else "none"
-                given = message.request_id
-                return Done(
-                    accepted=False, reason=f"request_id: {given!r} is not allowed; allowed: the last one, {last}"
+            if requests.find(self.state, message.request_id) is None:
+                known = (
+                    ", ".join(request.request_id for request in requests.open_requests(self.state)) or "none is open"
                 )
-            if request.outcome not in (ShapeOutcome.OPEN, ShapeOutcome.TAKEN_BACK):
                 return Done(
-                    accepted=False, reason=f"{request.request_id} has ended: {request.outcome}; ask for another shape"
+                    accepted=False, reason=f"request_id: {message.request_id!r} is not allowed; allowed: {known}"
                 )
         self.submit(lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id))
-        return Done()
+        with self._lock:
+            request = requests.find(self.state, message.request_id)
+            outcome = request.outcome if request is not None else ShapeOutcome.SUPERSEDED
+        if outcome is ShapeOutcome.TAKEN_BACK:
+            return Done()
+        if outcome is ShapeOutcome.OPEN:
+            reason = f"{message.request_id}: buckets change hands at this moment; ask for another shape afterwards"
+        else:
+            reason = f"{message.request_id} has ended: {outcome}; ask for another shape"
+        return Done(accepted=False, reason=reason)
 
     def finish_job(self, message: FinishJob) -> Done:
         """The result has been read: the master may go."""
@@ -245,3 +268,13 @@ class ObserverCalls(ServicePart):
             return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
         self._finished.set()
         return Done()
+
+
+def _same_plan(earlier: RequestedShape, message: ChangeShape) -> ShapeAnswer:
+    """The answer to a plan that was asked for before: the same request, unless it is another plan under the same id."""
+    if (earlier.change, earlier.moves) == (message.change, message.moves):
+        return ShapeAnswer(request_id=earlier.request_id)
+    return ShapeAnswer(
+        reason=f"plan_id: {message.plan_id!r} is not allowed: {earlier.request_id} was asked for under it, which is "
+        "something else; give every plan an id of its own"
+    )

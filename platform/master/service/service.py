@@ -357,8 +357,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
 
     def _pod_spec(self, pod: WantedPod) -> PodSpec:
         return member_pod(
-            self.request, pod.role, self._address, pod.index, self._token, self._tls, restart=pod.restart, size=pod.size
-        )
+            self.request, pod.role, self._address, pod.index, self._token, self._tls, restart=pod.restart,
+            size=pod.size, avoids_nodes=pod.avoids_nodes,
+        )  # fmt: skip
 
     def is_swept(self) -> bool:
         """Whether the job is over and no pod of it is left but those kept for their logs."""

@@ -8,6 +8,7 @@ import threading
 import msgspec
 import structlog
 
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
@@ -74,7 +75,12 @@ class TimedWork(ServicePart):
                 self._deadline_after, self._deadline = self.journal.last, self.state.next_deadline()
             deadline = self._deadline
         if deadline is not None and deadline <= self.now():
-            self.submit(lambda now: events.Ticked(time=now))
+            waiting = {
+                name: f"{status.reason}: {status.message}".strip(": ")
+                for name, status in self._reconciler.statuses().items()
+                if status.phase is PodPhase.PENDING
+            }
+            self.submit(lambda now: events.Ticked(time=now, waiting=waiting))
 
     def _check_silence(self, now: float) -> None:
         with self._lock:

@@ -23,13 +23,15 @@ class Status(Message, frozen=True):
 
     Attributes:
         run_id: the job's run in MLflow; empty while it has none.
-        shape_request: None: no other shape was ever asked for.
+        shape_request: the last one; None: no other shape was ever asked for.
+        shape_requests: all that are open, and the latest that have ended, the oldest first.
     """
 
     metrics_json: bytes
     failure: str = ""
     run_id: str = ""
     shape_request: ShapeRequest | None = None
+    shape_requests: list[ShapeRequest] = []
 
 
 class StopJob(Message, frozen=True):
@@ -79,39 +81,69 @@ class FinishJob(Message, frozen=True):
     """The observer has read the result: the master may exit. Refused while the job is not final."""
 
 
-class ChangeShape(Message, frozen=True):
-    """The one entry for changes of a running job: how many pods of which size. The answer is ShapeAnswer.
-
-    What is not named stays as it was wanted last. A request before it that has not ended is superseded.
+class PodMove(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker or parameter server whose place another pod is to take, which starts first.
 
     Attributes:
-        change: other memory is not yet possible at all while the job runs.
-        live_only: refuse what would pause the job (other servers with bsp: a save, a restart, a restore), and other
-            sizes of pods.
+        pod: its name.
+        leaves_node: the other pod must not run on the same node, because that is slow or bad.
+    """
+
+    pod: str
+    leaves_node: bool = False
+
+
+REQUEST_TIMEOUT_SECONDS = 3600.0
+LONGEST_REQUEST_TIMEOUT_SECONDS = 86400.0
+
+
+class ChangeShape(Message, frozen=True):
+    """The one entry for changes of a running job: how many pods of which size, and which are to be moved.
+
+    What is not named stays as it was wanted last. Open requests that name the same field or the same pod are
+    superseded; all others are reached together with this one. The answer is ShapeAnswer.
+
+    Attributes:
+        change: a size is reached in place where the pod's node has the room, else by pods that take over from the old.
+        moves: pods to be moved.
+        plan_id: of the plan behind it. The same id asked twice is the same request; empty: each is another one.
+        live_only: refuse what would pause the job (other servers with bsp: a save, a restart, a restore).
         expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
             whatever it is now.
         asked_by: who wants it, for the job's history: a policy's name.
-        dry_run: only say whether it is possible: the answer has no id, and no reason when it is.
+        timeout_seconds: a request that is not reached by then is given up; the pods that work stay as they are.
+        dry_run: only say whether and how it is possible: the answer has no id, and no reason when it is.
     """
 
     change: dict[Role, PlacesChange] = {}
+    moves: list[PodMove] = []
+    plan_id: str = ""
     live_only: bool = False
     expected_version: int | None = None
     asked_by: str = ""
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dry_run: bool = False
 
 
 class TakeBackShape(Message, frozen=True):
-    """Gives a request for a shape up: the job goes back to the shape that was wanted before. The answer is Done."""
+    """Gives a request for a shape up: what it named is as it was wanted before, and no pod is moved because of it.
+
+    The answer is Done. Refused while buckets change hands.
+    """
 
     request_id: str
 
 
 class ShapeAnswer(Message, frozen=True):
-    """Answer to ChangeShape; refused requests have a reason and no id."""
+    """Answer to ChangeShape; refused requests have a reason and no id.
+
+    Attributes:
+        prospects: of a dry run: what would happen, one line per kind of change.
+    """
 
     request_id: str = ""
     reason: str = ""
+    prospects: list[str] = []
 
     @property
     def accepted(self) -> bool:
@@ -123,20 +155,23 @@ class ShapeOutcome(StrEnum):
 
     OPEN = "open"  # not yet
     DONE = "done"
-    REFUSED = "refused"  # the cluster will never give a pod that size
+    REFUSED = "refused"  # the cluster will never give such a pod, or the pods that it gives do not work
     SUPERSEDED = "superseded"  # by a later request, or by the end of the job
     TAKEN_BACK = "taken back"
     TIMED_OUT = "timed out"
 
 
 class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The last request for a shape, as GetStatus tells it.
+    """A request for a shape, as GetStatus tells it.
 
     Attributes:
         wanted: what was asked for, in words.
+        plan_id, asked_by: see ChangeShape.
     """
 
     request_id: str
     wanted: str
     outcome: ShapeOutcome
     reason: str = ""
+    plan_id: str = ""
+    asked_by: str = ""

@@ -281,7 +281,7 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.9 and plane.pods:
         (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
-        asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5)
+        asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5, worker_memory_bytes=2000)
         world.tell(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec
+from elastrec.platform.clusters.pods import EndReason, Placement, PodPhase, PodSpec
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import AnswerLease, CommitRecord, DiscardRecord, Effect
 from elastrec.platform.master.machine.leasing import answer_unchanged
@@ -22,6 +22,7 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.transport.messages.job import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
+from elastrec.platform.transport.messages.observer import PodMove
 from tests.platform.clusters.fleets import new_fleet
 from tests.shapes import change, shape
 from tests.splits import length_of, progress_of
@@ -94,7 +95,8 @@ class World:
 
     @staticmethod
     def _spec(pod: WantedPod) -> PodSpec:
-        return PodSpec(name=pod.name, job="j", role=pod.role, command=("x",), size=pod.size)
+        avoided = Placement(avoid_node_names=pod.avoids_nodes, is_required=True) if pod.avoids_nodes else None
+        return PodSpec(name=pod.name, job="j", role=pod.role, command=("x",), size=pod.size, placement=avoided)
 
     def _process_ends(self, name: str, uid: str) -> None:
         if name in self.up and self.up[name]["uid"] == uid:
@@ -179,6 +181,7 @@ class World:
                 role=pod["role"],
                 incarnation=pod["incarnation"],
                 address=f"{name}:1" if pod["role"] is Role.PARAMETER_SERVER else "",
+                node=self.plane.pods[pod["uid"]].node,
                 restored_order_id=pod["restored"],
             )
         )
@@ -433,7 +436,9 @@ def disturb(world: World, chance: random.Random) -> None:
         world.hung ^= {name}
     elif what < 0.95:
         asked = change(workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
-        world.tell(events.ShapeAsked(time=world.time, change=asked))
+        pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
+        moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 0, 1, 2])))]
+        world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves))
         if chance.random() < 0.3 and world.state.requested_shape is not None:
             request_id = world.state.requested_shape.request_id
             world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))

@@ -16,11 +16,14 @@ from elastrec.platform.specs.errors import ClusterError
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def check_spec(spec: PodSpec) -> None:
+def check_spec(spec: PodSpec, node: str) -> None:
     """Refuses a spec that no node could run.
 
+    Args:
+        node: name of the cluster's only node.
+
     Raises:
-        ClusterError: name, command, a file's name, grace, size or startup_cores are not allowed.
+        ClusterError: name, command, a file's name, grace, size, placement or startup_cores are not allowed.
     """
     if not _NAME.fullmatch(spec.name):
         raise ClusterError(f"name: {spec.name!r} is not allowed; allowed: [a-z0-9-], at most 63 characters")
@@ -33,7 +36,7 @@ def check_spec(spec: PodSpec) -> None:
             raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
     if not 0 <= spec.grace_seconds < math.inf:
         raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
-    _check_words(spec)
+    _check_words(spec, node)
     if not 0 <= spec.startup_cores < math.inf:
         raise ClusterError(f"pod {spec.name}: startup_cores {spec.startup_cores} is not allowed; allowed: >= 0")
     check_size(spec.size)
@@ -73,7 +76,7 @@ def check_options(spec: PodSpec) -> None:
         )
 
 
-def _check_words(spec: PodSpec) -> None:
+def _check_words(spec: PodSpec, node: str) -> None:
     """Refuses what other clusters can do and one machine without containers cannot."""
     for field, value, why in (
         ("queue", spec.queue, "it has no queues"),
@@ -89,13 +92,15 @@ def _check_words(spec: PodSpec) -> None:
     if placement is None or not placement.is_required:
         # Of one node, none is nearer or farther.
         return
-    for field, labels, why in (
+    avoided = [name for name in placement.avoid_node_names if name == node]
+    for field, chosen, why in (
         ("near_nodes", placement.near_nodes, "its only node has no labels"),
         ("avoid_pods", placement.avoid_pods, "it has one node, which all pods share"),
+        ("avoid_node_names", avoided, "it has no other node"),
     ):
-        if labels:
+        if chosen:
             raise ClusterError(
-                f"pod {spec.name}: placement.{field} {labels} is not allowed on the local cluster: {why}; "
+                f"pod {spec.name}: placement.{field} {chosen} is not allowed on the local cluster: {why}; "
                 "leave it out, or set is_required to false"
             )
 

@@ -35,7 +35,7 @@ class NodeAgent(LongPolls):
         Raises:
             ClusterError: the pod cannot be honoured, or another one has its name.
         """
-        check_spec(spec)
+        check_spec(spec, self._node)
         with self._lock:
             if not self._takes_pods:
                 # A master that has not ended yet replaces the pods that have.

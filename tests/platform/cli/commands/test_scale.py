@@ -16,7 +16,7 @@ from elastrec.platform.specs.errors import ElastrecError
     [
         (["--servers", "0"], "0 is not in the range x>=1"),
         (["--workers", "two"], "'two' is not a valid integer"),
-        (["--worker-memory", "2GiB"], "No such option"),
+        (["--other-node"], "--other-node says how pods are moved; give --move"),
         ([], "nothing is asked for; give --workers, --servers"),
         (["--take-back", "--servers", "2"], "--take-back stands alone"),
     ],
@@ -24,6 +24,19 @@ from elastrec.platform.specs.errors import ElastrecError
 def test_what_no_job_can_have_is_refused(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(root, ["scale", "a-job", *arguments])
     assert done.exit_code == 2 and words in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--worker-memory", "2GiB"], "--worker-memory: '2GiB' is not allowed"),
+        (["--server-memory", "2GiB"], "did you mean 2Gi?"),
+        (["--workers", "2", "--timeout", "soon"], "--timeout: 'soon' is not allowed"),
+    ],
+)
+def test_an_amount_that_is_none_is_refused_with_what_was_meant(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(root, ["scale", "a-job", *arguments])
+    assert isinstance(done.exception, ElastrecError) and words in str(done.exception)
 
 
 def test_nothing_is_started_for_a_job_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,14 @@ import random
 
 import pytest
 
+from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.messages.observer import ShapeOutcome
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from tests.platform.clusters.fake_kubernetes import FakeKubernetes
+from tests.platform.clusters.fake_local import FakeLocal
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
 
@@ -226,16 +229,38 @@ def test_with_bsp_servers_change_on_a_complete_record():
     assert world.state.recovery.rollbacks == 1 and len(set(owners(world))) == 3
 
 
+def ask_for_anything(world: World, chance: random.Random) -> None:
+    """Other counts, other sizes, pods to be moved, or several of these at once."""
+    asked = change(
+        parameter_servers=chance.choice([None, 1, 2, 3, 5]),
+        parameter_server_memory_bytes=chance.choice([None, None, 2000, 3000]),
+        worker_cores=chance.choice([None, None, 2.0, 3.0]),
+    )
+    pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
+    moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 1, 2])))]
+    world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id=str(chance.randint(1, 9))))
+
+
+def crowd(world: World) -> None:
+    """Pods that are there cannot grow; new ones find room."""
+    if isinstance(world.plane, FakeKubernetes):
+        world.plane.refuses_resizes = True
+    elif isinstance(world.plane, FakeLocal):
+        world.plane.node = PodSize(4.5, 4500)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_is_trained(seed: int):
     chance = random.Random(seed)
     world = running(plan(training_rows=600, save_interval_seconds=20.0))
+    if seed % 2:
+        crowd(world)
     for _ in range(250):
         what = chance.random()
         if world.state.phase.is_final:
             break
         if what < 0.04:
-            ask(world, chance.randint(1, 5))
+            ask_for_anything(world, chance)
         elif what < 0.06 and world.state.requested_shape is not None:
             world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
         elif what < 0.08 and world.up:

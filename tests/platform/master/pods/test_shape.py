@@ -8,12 +8,13 @@ import msgspec
 import pytest
 
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.pods import shape
+from elastrec.platform.master.pods.shape_checks import refusal
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import (
+    REQUEST_TIMEOUT_SECONDS,
     ChangeShape,
     GetStatus,
     ShapeAnswer,
@@ -96,14 +97,39 @@ def test_other_servers_that_are_not_wanted_any_more_never_come():
     assert last(world).outcome is ShapeOutcome.DONE
 
 
-def test_a_later_request_supersedes_an_open_one():
+def test_a_later_request_supersedes_an_open_one_that_names_the_same():
+    world = long_job()
+    ask(world, parameter_servers=3, workers=3)
+    ask(world, workers=4)
+    ends = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_ended"]
+    assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
+    # What the later one does not name is still wanted.
+    assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
+    go_on(world, 12)
+    assert last(world).outcome is ShapeOutcome.DONE
+    assert (len(world.state.membership.workers()), len(world.state.membership.servers())) == (4, 3)
+
+
+def test_requests_for_different_things_are_reached_together_and_each_ends_by_itself():
     world = long_job()
     ask(world, parameter_servers=3)
     ask(world, workers=3)
-    ends = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_ended"]
-    assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
-    # What it does not name is still wanted.
-    assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
+    assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.OPEN] * 2
+    go_on(world, 12)
+    assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.DONE] * 2
+    assert world.state.recovery.rollbacks == 0
+
+
+def test_the_same_plan_asked_twice_is_one_request():
+    world = long_job()
+    asked = events.ShapeAsked(time=world.time, change=change(workers=3), plan_id="plan-7")
+    world.tell(asked)
+    world.tell(asked)
+    assert [request.plan_id for request in world.state.shape_requests] == ["plan-7"]
+    go_on(world, 3)
+    assert last(world).outcome is ShapeOutcome.DONE
+    world.tell(asked)
+    assert len(world.state.shape_requests) == 1
 
 
 def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
@@ -183,10 +209,14 @@ def test_workers_that_find_no_room_are_given_up_in_time_and_those_that_work_stay
     world = long_job(lease_seconds=1e6)
     ask(world, workers=4)
     working = {name for name, pod in world.up.items() if pod["role"] is Role.WORKER}
-    assert world.state.next_deadline() == world.time + shape.TIMEOUT_SECONDS
-    world.time += shape.TIMEOUT_SECONDS
-    world.tick()
-    assert last(world).outcome is ShapeOutcome.TIMED_OUT and "3600 s" in last(world).reason
+    waiting = sorted(world.state.membership.members.keys() - world.up.keys())
+    assert world.state.next_deadline() == world.time + REQUEST_TIMEOUT_SECONDS
+    world.time += REQUEST_TIMEOUT_SECONDS
+    world.tell(events.Ticked(time=world.time, waiting={waiting[0]: "insufficient cpu"}))
+    assert last(world).outcome is ShapeOutcome.TIMED_OUT
+    assert last(world).reason == (
+        f"it was not reached in 3600 s; not started: {waiting[0]}: insufficient cpu, {waiting[1]}"
+    )
     assert {worker.name for worker in world.state.membership.workers()} == working
 
 
@@ -249,7 +279,7 @@ def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Ca
     late = s.call(TakeBackShape(request_id="shape-2"))
     assert not late.accepted and "has ended: done" in late.reason
     unknown = s.call(TakeBackShape(request_id="shape-7"))
-    assert not unknown.accepted and "allowed: the last one, shape-2" in unknown.reason
+    assert not unknown.accepted and "allowed: none is open" in unknown.reason
     story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
     assert "was asked for another shape (shape-2): workers 3" in story
     assert "the request shape-2 for another shape: done" in story
@@ -258,5 +288,5 @@ def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Ca
 def test_only_workers_and_servers_can_be_asked_for():
     world = long_job()
     evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
-    assert "role 'evaluator' is not allowed" in shape.refusal(world.state, evaluators, live_only=False)
-    assert "above 0" in shape.refusal(world.state, change(worker_cores=float("nan")), live_only=False)
+    assert "role 'evaluator' is not allowed" in refusal(world.state, ChangeShape(change=evaluators))
+    assert "above 0" in refusal(world.state, ChangeShape(change=change(worker_cores=float("nan"))))

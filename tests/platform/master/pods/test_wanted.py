@@ -121,17 +121,22 @@ def test_what_was_refused_is_taken_back() -> None:
         time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
     )
     state = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)), refused)
-    assert actions(state, of(asked=LARGE, resize=ResizeState.INFEASIBLE)) == [Resize("j-worker-0", "a", SIZE)]
-    assert actions(state, RUNNING) == []
+    resize, create = actions(state, of(asked=LARGE, resize=ResizeState.INFEASIBLE))
+    assert resize == Resize("j-worker-0", "a", SIZE)
+    # Another pod of that size is to take its place.
+    assert isinstance(create, Create) and create.pod.size == LARGE
+    assert actions(state, RUNNING) == [create]
 
 
-def test_a_later_pod_is_not_made_with_a_size_that_was_refused() -> None:
-    refused = events.ResizeRefused(
+def test_a_later_pod_is_not_made_with_a_size_that_the_cluster_gives_no_pod() -> None:
+    in_place = events.ResizeRefused(
         time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
     )
+    at_all = events.PodRefused(time=2.0, pod="j-worker-1", reason="no node is that large")
     larger, more = change(worker_cores=2.0), change(workers=2)
-    state = job(events.ShapeAsked(time=1.0, change=larger), refused, events.ShapeAsked(time=3.0, change=more))
-    (create,) = actions(state, RUNNING)
+    state = job(events.ShapeAsked(time=1.0, change=larger), in_place, at_all)
+    state.handle(events.ShapeAsked(time=3.0, change=more))
+    create, _ = actions(state, RUNNING)
     assert isinstance(create, Create) and create.pod.size == SIZE
 
 

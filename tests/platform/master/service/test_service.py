@@ -20,8 +20,10 @@ from elastrec.platform.transport.messages.observer import (
     ChangeShape,
     FinishJob,
     GetStatus,
+    PodMove,
     SaveNow,
     ShapeAnswer,
+    ShapeOutcome,
     Status,
     StopJob,
     TakeOver,
@@ -31,6 +33,7 @@ from tests.platform.master.stage import Stage
 from tests.shapes import change
 from tests.splits import progress_of
 
+WORKER = "clicks-1-worker-1"
 about_pods = pytest.mark.usefixtures("fleet")
 not_about_pods = pytest.mark.usefixtures("some_fleet")
 
@@ -239,21 +242,39 @@ def test_with_bsp_the_number_of_servers_changes_on_a_complete_record(stage: Call
     assert s.rows_trained() == [1] * 6000
 
 
-@not_about_pods
-def test_other_sizes_are_not_yet_possible_live(stage: Callable[..., Stage]):
-    s = stage(rows=10_000)
+@about_pods
+def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callable[..., Stage]):
+    s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
-    memory = change(parameter_server_memory_bytes=3 * 2**30)
     for asked, words in (
-        (ChangeShape(change=memory, live_only=True), "3 GiB per parameter server"),
-        (ChangeShape(change=memory), "next job file"),
-        (ChangeShape(change=change(worker_cores=7.0), live_only=True), "worker_cores: 7"),
-        (ChangeShape(change=change(parameter_server_cores=7.0), live_only=True), "parameter_server_cores: 7"),
+        (ChangeShape(change=change(worker_cores=-1.0)), "worker_cores: -1.0 is not allowed; allowed: above 0"),
+        (ChangeShape(change=change(worker_memory_bytes=0)), "worker_memory_bytes: 0 is not allowed"),
+        (ChangeShape(moves=[PodMove(pod="x")]), "moves: 'x' is not allowed; allowed: the job's workers and servers"),
+        (ChangeShape(moves=[PodMove(pod=WORKER)] * 2), f"moves: {WORKER} stands there twice"),
+        (ChangeShape(timeout_seconds=0.0), "timeout_seconds: 0 is not allowed; allowed: above 0, at most 86400"),
     ):
         refused = s.call(asked, ShapeAnswer)
-        assert not refused.accepted and "not yet possible live" in refused.reason and words in refused.reason
-    assert s.call(ChangeShape(change=change(workers=3), live_only=True), ShapeAnswer).accepted
+        assert not refused.accepted and words in refused.reason
+    wanted = ChangeShape(
+        change=change(parameter_server_memory_bytes=3 * 2**30, worker_cores=1.5),
+        moves=[PodMove(pod=WORKER)],
+        plan_id="plan-1",
+        live_only=True,
+    )
+    tried = s.call(msgspec.structs.replace(wanted, dry_run=True), ShapeAnswer)
+    assert not tried.accepted and not tried.reason and s.service.state.requested_shape is None
+    assert f"{WORKER}: moved: another worker starts, then this one leaves" in tried.prospects
+    first, again = s.call(wanted, ShapeAnswer), s.call(wanted, ShapeAnswer)
+    assert first.accepted and again == first
+    other = s.call(msgspec.structs.replace(wanted, moves=[]), ShapeAnswer)
+    assert not other.accepted and "give every plan an id of its own" in other.reason
+    s.wait(lambda: s.call(GetStatus(), Status).shape_requests[0].outcome is ShapeOutcome.DONE)
+    sizes = {pod.role: (pod.size.cores, pod.size.memory_bytes) for pod in s.cluster.pods.values()}
+    assert sizes[Role.PARAMETER_SERVER][1] == 3 * 2**30 and sizes[Role.WORKER][0] >= 1.5
+    s.wait(lambda: WORKER not in s.cluster.pods)
+    assert len(s.service.state.membership.workers()) == 2
     s.wait_for(Phase.SUCCEEDED)
+    assert s.rows_trained() == [1] * 20_000
 
 
 @not_about_pods

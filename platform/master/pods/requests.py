@@ -1,0 +1,155 @@
+"""Requests for another shape of a running job: what each asked for, which are open, and how they ended. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange, named_fields
+from elastrec.platform.transport.messages.observer import (
+    REQUEST_TIMEOUT_SECONDS,
+    PodMove,
+    ShapeOutcome,
+    ShapeRequest,
+)
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+KEPT_REQUESTS = 64
+"""Of those that have ended. A plan id that is older than that is taken for a new one."""
+
+
+class RequestedShape(msgspec.Struct, kw_only=True):
+    """One request.
+
+    Attributes:
+        asked: when; `change`, `moves`: what; `before`: the shape that was wanted before.
+        roles: of the pods that it is about; `moved_pods`: to be moved because of it, or of requests that it superseded.
+        avoided_nodes: names of the nodes on which pods that are made for it must not run.
+        losses: of pods that were made for it.
+        live_only, plan_id, timeout_seconds: see ChangeShape.
+    """
+
+    request_id: str
+    asked: float
+    change: dict[Role, PlacesChange]
+    before: Shape
+    moves: list[PodMove] = []
+    roles: list[Role] = []
+    moved_pods: list[str] = []
+    avoided_nodes: list[str] = []
+    losses: int = 0
+    live_only: bool = False
+    plan_id: str = ""
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    outcome: ShapeOutcome = ShapeOutcome.OPEN
+    reason: str = ""
+    asked_by: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.outcome is ShapeOutcome.OPEN
+
+    @property
+    def deadline(self) -> float:
+        """When it is given up."""
+        return self.asked + self.timeout_seconds
+
+    def names_size(self, role: Role) -> bool:
+        """Whether it asked for another size of the pods of a role."""
+        return names_size(self.change.get(role))
+
+    def is_about_same_as(self, other: RequestedShape) -> bool:
+        """Whether both name a field of the shape, or a pod to be moved."""
+        if set(self.moved_pods) & set(other.moved_pods):
+            return True
+        return bool(named_fields(self.change).keys() & named_fields(other.change).keys())
+
+    def told(self) -> ShapeRequest:
+        """For observers."""
+        return ShapeRequest(
+            request_id=self.request_id,
+            wanted=in_words(self.change, self.moves),
+            outcome=self.outcome,
+            reason=self.reason,
+            plan_id=self.plan_id,
+            asked_by=self.asked_by,
+        )
+
+
+def names_size(places: PlacesChange | None) -> bool:
+    """Whether a change is one of cores or memory."""
+    return places is not None and (places.cores is not None or places.memory_bytes is not None)
+
+
+def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
+    """What a request asks for, for people."""
+    words = [f"{name} {value:g}" for name, value in named_fields(change).items()]
+    words += [f"{move.pod} moved" + (" to another node" if move.leaves_node else "") for move in moves]
+    return ", ".join(words)
+
+
+def open_requests(state: JobState) -> list[RequestedShape]:
+    """The oldest first."""
+    return [request for request in state.shape_requests if request.is_open]
+
+
+def find(state: JobState, request_id: str) -> RequestedShape | None:
+    """None: there is no such request, or it ended long ago."""
+    return next((request for request in state.shape_requests if request.request_id == request_id), None)
+
+
+def of_plan(state: JobState, plan_id: str) -> RequestedShape | None:
+    """The request of a plan; None: it was not asked for, or its request ended long ago."""
+    return next((r for r in state.shape_requests if plan_id and r.plan_id == plan_id), None)
+
+
+def newest(state: JobState, role: Role, *, size_only: bool = False) -> RequestedShape | None:
+    """The newest open request about pods of a role; with `size_only`, about their size."""
+    for request in reversed(open_requests(state)):
+        if request.names_size(role) if size_only else role in request.roles:
+            return request
+    return None
+
+
+def maker_of(state: JobState, role: Role) -> tuple[str, list[str]]:
+    """For a pod that is made now: the request because of which, '' for none, and the nodes that it must avoid."""
+    request = newest(state, role)
+    about = [one for one in open_requests(state) if role in one.roles]
+    avoided = sorted({node for one in about for node in one.avoided_nodes})
+    return (request.request_id if request is not None else ""), avoided
+
+
+def add(state: JobState, request: RequestedShape) -> None:
+    """One more; the oldest that have ended are forgotten."""
+    ended = [one.request_id for one in state.shape_requests if not one.is_open]
+    forgotten = set(ended[: max(0, len(ended) - KEPT_REQUESTS)])
+    kept = [one for one in state.shape_requests if one.request_id not in forgotten]
+    state.shape_requests = [*kept, request]
+
+
+def end(state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
+    """A request is open no more; what was made for it belongs to the job."""
+    request.outcome, request.reason = outcome, reason
+    for member in state.membership.members.values():
+        if member.made_for == request.request_id:
+            member.made_for = ""
+    inputs = {"request": request.request_id, "outcome": str(outcome), "reason": reason}
+    effects.append(Decided(decision="shape_ended", inputs=inputs))
+
+
+def supersede(state: JobState, earlier: RequestedShape, later: RequestedShape, effects: list[Effect]) -> None:
+    """A later request names what an earlier one named; whatever else that one wants is the later one's now."""
+    for member in state.membership.members.values():
+        if member.outgoing_for == earlier.request_id:
+            member.outgoing_for = later.request_id
+        if member.made_for == earlier.request_id:
+            member.made_for = later.request_id
+    later.roles = [*later.roles, *(role for role in earlier.roles if role not in later.roles)]
+    later.avoided_nodes = [*later.avoided_nodes, *earlier.avoided_nodes]
+    later.moved_pods = sorted({*later.moved_pods, *earlier.moved_pods})
+    end(state, earlier, ShapeOutcome.SUPERSEDED, f"by {later.request_id}", effects)

@@ -1,0 +1,185 @@
+"""What a running job cannot be asked for, and what would come of what it can. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from elastrec.platform.clusters.nodes import Node
+from elastrec.platform.master.machine import migration
+from elastrec.platform.master.pods.requests import names_size
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
+from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS, ChangeShape, PodMove
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+MOST_WORKERS = 10_000
+_NAMES = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter server"}
+
+
+def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] | None = None) -> str:
+    """Why the running job cannot have what is asked for; empty when it can.
+
+    Args:
+        used_bytes: memory of each pod that has told it.
+    """
+    for role, places in asked.change.items():
+        if words := _impossible_places(state, role, places):
+            return words
+    for number, move in enumerate(asked.moves):
+        if words := _impossible_move(state, move, asked.moves[:number]):
+            return words
+    if not 0 < asked.timeout_seconds <= LONGEST_REQUEST_TIMEOUT_SECONDS:
+        allowed = f"above 0, at most {LONGEST_REQUEST_TIMEOUT_SECONDS:g}"
+        return f"timeout_seconds: {asked.timeout_seconds:g} is not allowed; allowed: {allowed}"
+    too_small = _too_small(state, asked.change, used_bytes or {})
+    return too_small or (_pause(state, asked) if asked.live_only else "")
+
+
+def _impossible_places(state: JobState, role: Role, places: PlacesChange) -> str:
+    most = {Role.WORKER: MOST_WORKERS, Role.PARAMETER_SERVER: state.plan.virtual_buckets}
+    if role not in most:
+        return f"change: role {str(role)!r} is not allowed; allowed: {', '.join(most)}"
+    if places.count is not None and not 1 <= places.count <= most[role]:
+        return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
+    if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
+        return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: above 0"
+    if places.memory_bytes is not None and places.memory_bytes < 1:
+        return f"{field_name(role, 'memory_bytes')}: {places.memory_bytes} is not allowed; allowed: above 0"
+    return ""
+
+
+def _impossible_move(state: JobState, move: PodMove, others: Sequence[PodMove]) -> str:
+    members = state.membership.members
+    member = members.get(move.pod)
+    if member is None or member.retiring:
+        there = ", ".join(sorted(name for name, one in members.items() if not one.retiring))
+        return f"moves: {move.pod!r} is not allowed; allowed: the job's workers and servers, {there or 'none now'}"
+    if any(other.pod == move.pod for other in others):
+        return f"moves: {move.pod} stands there twice; name each pod once"
+    if move.leaves_node and not member.node:
+        return f"moves: the node of {move.pod} is not known yet; ask again once the pod has registered"
+    return ""
+
+
+def _too_small(state: JobState, change: ShapeChange, used_bytes: Mapping[str, int]) -> str:
+    """A pod that uses more memory than it is to have would be killed; more servers leave less to each."""
+    for role, places in change.items():
+        grows = places.count is not None and places.count > state.wanted_shape[role].count
+        if places.memory_bytes is None or (grows and role is Role.PARAMETER_SERVER):
+            continue
+        members = (member for member in state.membership.members.values() if member.role is role and member.stays)
+        fullest = max(members, key=lambda member: used_bytes.get(member.name, 0), default=None)
+        if fullest is not None and (used := used_bytes.get(fullest.name, 0)) > places.memory_bytes:
+            return (
+                f"{field_name(role, 'memory_bytes')}: {format_bytes(places.memory_bytes)} is not allowed: "
+                f"{fullest.name} uses {format_bytes(used)}; allowed: more than that"
+            )
+    return ""
+
+
+def _pause(state: JobState, asked: ChangeShape) -> str:
+    """Why the job would have to pause; empty: it trains on."""
+    servers = asked.change.get(Role.PARAMETER_SERVER, PlacesChange())
+    is_other_count = servers.count not in (None, state.wanted_shape[Role.PARAMETER_SERVER].count)
+    members = state.membership.members
+    moved = [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]
+    if not (is_other_count or moved) or migration.is_possible(state):
+        return ""
+    why = f"while it is {state.phase}" if migration.is_live(state) else "with spec.training.consistency.mode bsp"
+    what = "another number of parameter servers" if is_other_count else f"to move {moved[0]}"
+    return (
+        f"{why} {what} is not possible live: the job would have to save, restart its servers and restore; "
+        "ask without live_only to have that done"
+    )
+
+
+def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_of: Mapping[str, str]) -> list[str]:
+    """What would happen, one line for each kind of change.
+
+    Args:
+        nodes: of the cluster, with what is free there now; none where it does not say.
+        node_of: on which node each pod runs.
+    """
+    known, lines = {node.name: node for node in nodes}, []
+    for role, places in asked.change.items():
+        lines += _of_count(state, role, places)
+        if names_size(places):
+            lines += _of_size(state, role, places, known, node_of)
+    for move in asked.moves:
+        role, node = state.membership.members[move.pod].role, node_of.get(move.pod, "")
+        size = state.wanted_shape[role].changed(asked.change.get(role, PlacesChange())).size
+        excluded = {node} if move.leaves_node else set()
+        where = f" on another node than {node}" if move.leaves_node else ""
+        room = _room(size, known, excluded)
+        lines.append(f"{move.pod}: moved: another {_NAMES[role]} starts{where}, then this one leaves{room}")
+    if any("moved" in line or "migrated" in line for line in lines) and _pauses(state, asked):
+        lines.append("may pause: servers change on a complete record, which all restore")
+    return lines or ["nothing changes"]
+
+
+def _pauses(state: JobState, asked: ChangeShape) -> bool:
+    about_servers = Role.PARAMETER_SERVER in asked.change or any(
+        state.membership.members[move.pod].role is Role.PARAMETER_SERVER for move in asked.moves
+    )
+    return about_servers and not migration.is_live(state)
+
+
+def _of_count(state: JobState, role: Role, places: PlacesChange) -> list[str]:
+    before = state.wanted_shape[role].count
+    if places.count in (None, before):
+        return []
+    assert places.count is not None
+    name = field_name(role, "count").replace("_", " ")
+    if role is Role.WORKER:
+        how = "others start" if places.count > before else "some finish their step and leave"
+    elif migration.is_live(state):
+        how = "buckets are migrated while the job trains"
+    else:
+        how = "may pause: the job saves, restarts its servers and restores"
+    return [f"{name} {before} → {places.count}: {how}"]
+
+
+def _of_size(
+    state: JobState, role: Role, places: PlacesChange, nodes: Mapping[str, Node], node_of: Mapping[str, str]
+) -> list[str]:
+    size = state.wanted_shape[role].changed(places).size
+    members = [m for m in state.membership.members.values() if m.role is role and m.stays and m.asked != size]
+    in_place, migrated, unknown, free = 0, 0, 0, {name: node.free for name, node in nodes.items()}
+    for member in members:
+        name = node_of.get(member.name, "")
+        if name not in free:
+            unknown += 1
+            continue
+        left = PodSize(
+            free[name].cores - size.cores + member.cores,
+            free[name].memory_bytes - size.memory_bytes + member.memory_bytes,
+        )
+        if left.cores < 0 or left.memory_bytes < 0:
+            migrated += 1
+        else:
+            in_place, free[name] = in_place + 1, left
+    title = f"{_NAMES[role]}s of {size.cores:g} cores and {format_bytes(size.memory_bytes)}"
+    lines = [f"{title}: {in_place} resized in place"] if in_place else []
+    if migrated:
+        lines.append(f"{title}: {migrated} migrated: their nodes have not got the room{_room(size, nodes, set())}")
+    if unknown:
+        lines.append(f"{title}: {unknown} resized in place if their nodes have the room, else migrated")
+    return lines
+
+
+def _room(size: PodSize, nodes: Mapping[str, Node], excluded: set[str]) -> str:
+    """A remark where no node has the room for a new pod."""
+    if not nodes or any(
+        node.takes_pods
+        and name not in excluded
+        and size.cores <= node.free.cores
+        and size.memory_bytes <= node.free.memory_bytes
+        for name, node in nodes.items()
+    ):
+        return ""
+    return "; no node has the room now: it waits until it is given up"

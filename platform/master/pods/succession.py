@@ -1,0 +1,131 @@
+"""Pods whose place others are to take while they work on: moved ones, and those that cannot be resized in place. Pure.
+
+Successors start first. A worker leaves once its successor has registered, a server hands its buckets over
+(`migration`). Whatever becomes of a pod that was made for a request, the pods that work are left as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastrec.platform.master.machine import migration
+from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.pods import losses, requests, shape
+from elastrec.platform.master.pods.membership import Member, MemberStage
+from elastrec.platform.master.pods.requests import RequestedShape
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.messages.observer import ShapeOutcome
+
+if TYPE_CHECKING:
+    from elastrec.platform.master.machine.state import JobState
+
+_SHOWN_PODS = 3
+
+
+def begin(state: JobState, member: Member, reason: str, request: RequestedShape) -> None:
+    """Another pod is to take the place of this one."""
+    member.outgoing, member.outgoing_for = reason, request.request_id
+    state.membership.revision += 1
+    if member.role is Role.PARAMETER_SERVER:
+        migration.ask_for_record(state)
+
+
+def call_off(state: JobState, member: Member) -> None:
+    """The pod stays."""
+    member.outgoing = member.outgoing_for = ""
+    state.membership.revision += 1
+
+
+def step(state: JobState, effects: list[Effect]) -> None:
+    """Makes workers that take the place of others, and lets those go whose successors are there."""
+    if state.phase.is_final:
+        return
+    workers = [worker for worker in state.membership.workers() if not worker.retiring]
+    outgoing = [worker for worker in workers if worker.outgoing]
+    if not outgoing:
+        return
+    count = state.wanted_shape[Role.WORKER].count
+    add_workers(state, count - sum(worker.stays for worker in workers))
+    staying = [worker for worker in state.membership.workers() if worker.stays]
+    needed = max(0, count - sum(worker.is_registered for worker in staying))
+    # Those that work leave last.
+    for worker in sorted(outgoing, key=lambda w: w.is_registered)[: max(0, len(outgoing) - needed)]:
+        retire(state, worker, effects)
+
+
+def add_workers(state: JobState, number: int) -> None:
+    """So many more workers of the wanted size."""
+    wanted = state.wanted_shape[Role.WORKER]
+    taken = {worker.index for worker in state.membership.workers()}
+    free = (index for index in range(len(taken) + max(0, number)) if index not in taken)
+    request_id, avoided = requests.maker_of(state, Role.WORKER)
+    for _ in range(number):
+        state.membership.add(
+            Role.WORKER, next(free), wanted.size, state.time, made_for=request_id, avoids_nodes=avoided
+        )
+
+
+def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:
+    """A worker finishes its step and leaves; one that has not registered cannot leave by itself."""
+    state.membership.move(worker, MemberStage.RETIRING)
+    if not worker.is_registered:
+        losses.dismiss(state, worker, effects, delete=True)
+
+
+def request_behind(state: JobState, member: Member) -> RequestedShape | None:
+    """The open request for which a pod was made that the job does not depend on; None: it depends on the pod."""
+    if not member.made_for or member.name in state.ownership.servers:
+        return None
+    request = requests.find(state, member.made_for)
+    return request if request is not None and request.is_open else None
+
+
+def newcomer_lost(
+    state: JobState,
+    member: Member,
+    request: RequestedShape,
+    reason: str,
+    effects: list[Effect],
+    *,
+    delete: bool,
+    is_hopeless: bool,
+) -> None:
+    """A pod that was made for a request is lost: another one is made, or the request is given up.
+
+    Args:
+        is_hopeless: another one would be lost, too.
+    """
+    request.losses += 1
+    if member.name in state.membership.members:
+        losses.dismiss(state, member, effects, delete=delete)
+    if is_hopeless or request.losses > state.plan.pod_restarts:
+        times = "" if is_hopeless else f"its pods were lost {request.losses} times; the last one, "
+        shape.give_up(state, request, ShapeOutcome.REFUSED, f"{times}{member.name}: {reason}", effects)
+        return
+    again = state.membership.add(
+        member.role, member.index, member.asked, state.time, made_for=member.made_for, avoids_nodes=member.avoids_nodes
+    )
+    again.reason = reason
+    inputs = {"pod": member.name, "by": again.name, "reason": reason, "phase": str(state.phase)}
+    effects.append(Decided(decision="pod_replaced", inputs=inputs))
+
+
+def spare_server(state: JobState) -> Member | None:
+    """A server that works, owns nothing and is to stay."""
+    spare = (s for s in state.membership.servers() if s.stays and s.is_registered)
+    return next((server for server in spare if server.name not in state.ownership.servers), None)
+
+
+def waiting(state: JobState) -> str:
+    """Which workers start in the place of which others; empty: none."""
+    workers = state.membership.workers()
+    outgoing = [worker.name for worker in workers if worker.outgoing and not worker.retiring]
+    if not outgoing:
+        return ""
+    starting = [worker.name for worker in workers if worker.stays and not worker.is_registered]
+    return f"{_some(starting)} in the place of {_some(outgoing)}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN_PODS} more" if len(names) > _SHOWN_PODS else ""
+    return ", ".join(names[:_SHOWN_PODS]) + more

@@ -1,0 +1,323 @@
+"""Pods of another size or in another place: in place where there is room, else successors start first and take over."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.clusters.pods import EndReason, PodSize
+from elastrec.platform.master.machine import events, migration
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.master.pods.operations import PodOperations
+from elastrec.platform.master.pods.shape import IN_PLACE_SECONDS
+from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from tests.platform.master.machine.test_migration import check, go_on, long_job, owners
+from tests.platform.master.world import World
+from tests.shapes import change
+
+SERVER, WORKER = "j-ps-0", "j-worker-0"
+LARGE = PodSize(1.0, 5000)
+
+
+def ask(world: World, *moved: str, leaves_node: bool = False, live_only: bool = True, **shape_asked: float) -> str:
+    """The request's id."""
+    moves = [PodMove(pod=pod, leaves_node=leaves_node) for pod in moved]
+    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves, live_only=live_only))
+    assert world.state.requested_shape is not None
+    return world.state.requested_shape.request_id
+
+
+def outcome(world: World) -> ShapeOutcome:
+    assert world.state.requested_shape is not None
+    return world.state.requested_shape.outcome
+
+
+def live_on(world: World, rounds: int = 8) -> None:
+    for _ in range(rounds):
+        world.start_pod()
+        for name in list(world.up):
+            if name in world.up:
+                world.act(name)
+        world.commit()
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node has the room for another size of a pod that is there; new pods find room."""
+    resize = PodOperations._resize
+
+    def refuse(operations: PodOperations, name: str, uid: str, size: PodSize) -> None:
+        known = operations._known(uid)
+        if known is not None and known.size == size:
+            resize(operations, name, uid, size)
+        else:
+            operations._refuse_resize(name, uid, size, "the node is full")
+
+    monkeypatch.setattr(PodOperations, "_resize", refuse)
+
+
+def by_role(world: World, role: Role) -> set[str]:
+    return {member.name for member in world.state.membership.members.values() if member.role is role}
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_size_that_the_nodes_have_room_for_is_reached_in_place_without_a_migration():
+    world = long_job()
+    before, pods = owners(world), set(world.up)
+    ask(world, parameter_server_memory_bytes=5000, worker_memory_bytes=3000)
+    live_on(world, 1)
+    assert outcome(world) is ShapeOutcome.DONE and set(world.up) == pods and owners(world) == before
+    granted = {member.role: member.memory_bytes for member in world.state.membership.members.values()}
+    assert granted[Role.PARAMETER_SERVER] >= 5000 and granted[Role.WORKER] >= 3000
+    assert world.state.recovery.rollbacks == 0
+
+
+@pytest.mark.usefixtures("fleet", "crowded")
+def test_servers_that_cannot_be_resized_in_place_are_succeeded_by_others_of_that_size():
+    world = long_job()
+    old = by_role(world, Role.PARAMETER_SERVER)
+    ask(world, parameter_server_memory_bytes=5000)
+    assert old <= by_role(world, Role.PARAMETER_SERVER)
+    go_on(world, until=COPYING)
+    assert set(owners(world)) == old
+    go_on(world)
+    check(world)
+    servers = world.state.membership.servers()
+    assert not old & {server.name for server in servers} and len(servers) == 2
+    assert {server.asked for server in servers} == {LARGE}
+    assert outcome(world) is ShapeOutcome.DONE and world.state.recovery.rollbacks == 0 and not world.commits
+
+
+@pytest.mark.usefixtures("crowded")
+def test_workers_that_cannot_be_resized_in_place_leave_once_as_many_others_have_registered():
+    world = long_job()
+    old = by_role(world, Role.WORKER)
+    ask(world, worker_cores=2.0)
+    for _ in range(6):
+        world.start_pod()
+        working = [w for w in world.state.membership.workers() if w.is_registered and not w.retiring]
+        assert len(working) >= 2
+    live_on(world)
+    workers = world.state.membership.workers()
+    assert not old & {worker.name for worker in workers} and len(workers) == 2
+    assert {worker.asked.cores for worker in workers} == {2.0} and outcome(world) is ShapeOutcome.DONE
+
+
+@pytest.mark.usefixtures("crowded")
+def test_another_number_and_another_size_are_reached_by_one_migration():
+    world = long_job()
+    ask(world, parameter_servers=3, parameter_server_memory_bytes=5000, workers=1, worker_cores=2.0)
+    go_on(world)
+    live_on(world)
+    check(world)
+    assert {server.asked for server in world.state.membership.servers()} == {LARGE}
+    assert len(world.state.ownership.servers) == 3 and world.state.ownership.epoch == 2
+    (worker,) = world.state.membership.workers()
+    assert worker.asked.cores == 2.0 and outcome(world) is ShapeOutcome.DONE
+
+
+def test_a_size_that_a_node_has_not_found_the_room_for_in_time_is_reached_by_a_successor():
+    world = long_job(lease_seconds=1e6)
+    if not world.plane.can_defer:
+        pytest.skip("this cluster refuses what has no room")
+    world.plane.defers_resizes = True
+    ask(world, parameter_server_memory_bytes=5000)
+    assert world.state.migration is None
+    world.time += IN_PLACE_SECONDS
+    world.tick()
+    assert all(server.outgoing for server in world.state.owners()) and world.state.migration is not None
+    go_on(world)
+    assert {server.asked for server in world.state.membership.servers()} == {LARGE}
+    assert outcome(world) is ShapeOutcome.DONE
+
+
+@pytest.mark.parametrize("pod", [SERVER, WORKER])
+def test_a_moved_pod_works_until_its_successor_does_and_is_gone_then(pod: str):
+    world = long_job()
+    role = world.state.membership.members[pod].role
+    count = len(by_role(world, role))
+    ask(world, pod)
+    assert len(by_role(world, role)) == count + 1 and not world.state.membership.members[pod].retiring
+    live_on(world, 12)
+    assert len(by_role(world, role)) == count and pod not in by_role(world, role)
+    assert outcome(world) is ShapeOutcome.DONE and world.state.recovery.rollbacks == 0
+    check(world)
+
+
+def test_the_status_says_which_server_takes_over_from_which_and_since_when():
+    world = long_job(lease_seconds=1e6)
+    ask(world, SERVER)
+    world.time += 1.0
+    go_on(world, until=COPYING)
+    world.time += 2.0
+    shown = MigrationMetrics(stage=COPYING, leaving=(SERVER,), joining=("j-ps-2",), seconds=3.0, stage_seconds=2.0)
+    assert migration.metrics(world.state, world.time) == shown
+    assert migration.waiting(world.state, world.time) == (
+        "to 2 parameter servers, j-ps-2 for j-ps-0: copying of j-ps-2 for 2 s"
+    )
+    go_on(world, until=HANDING_OVER)
+    handing_over = shown.model_copy(update={"stage": HANDING_OVER, "stage_seconds": 0.0})
+    assert migration.metrics(world.state, world.time) == handing_over
+    go_on(world)
+    assert migration.metrics(world.state, world.time) is None
+
+
+@pytest.mark.parametrize("pod", [SERVER, WORKER])
+def test_the_successor_of_a_pod_that_leaves_its_node_must_not_run_there(pod: str):
+    world = long_job()
+    member = world.state.membership.members[pod]
+    member.node = "slow-node"
+    ask(world, pod, leaves_node=True)
+    (successor,) = [m for m in world.state.membership.members.values() if m.made_for]
+    assert successor.role is member.role and successor.avoids_nodes == ["slow-node"]
+    # So must not another one in its place.
+    world.start_pod()
+    world.kill(successor.name)
+    (again,) = [m for m in world.state.membership.members.values() if m.made_for]
+    assert again.avoids_nodes == ["slow-node"]
+
+
+def test_moves_of_several_pods_are_reached_together():
+    world = long_job()
+    for pod in ("j-ps-0", "j-ps-1", WORKER):
+        ask(world, pod)
+    live_on(world, 16)
+    assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.DONE] * 3
+    assert not {"j-ps-0", "j-ps-1", WORKER} & set(world.state.membership.members)
+    assert world.state.recovery.rollbacks == 0
+    check(world)
+
+
+@pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
+def test_a_move_can_be_taken_back_until_buckets_change_hands(stage: str):
+    world = long_job()
+    before = owners(world)
+    request_id = ask(world, SERVER)
+    go_on(world, until=stage)
+    world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    if stage == HANDING_OVER:
+        assert outcome(world) is ShapeOutcome.OPEN
+        go_on(world)
+        assert outcome(world) is ShapeOutcome.DONE and SERVER not in owners(world)
+        return
+    assert outcome(world) is ShapeOutcome.TAKEN_BACK and world.state.migration is None
+    assert owners(world) == before and by_role(world, Role.PARAMETER_SERVER) == set(before)
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_size_of_workers_that_is_taken_back_leaves_those_that_work(registered: bool):
+    world = long_job()
+    old = by_role(world, Role.WORKER)
+    request_id = ask(world, worker_cores=2.0)
+    if registered:
+        world.start_pod()
+        # The first one has its successor, and leaves.
+        old = {w.name for w in world.state.membership.workers() if not w.retiring and w.is_registered}
+    world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    live_on(world, 6)
+    workers = world.state.membership.workers()
+    assert len(workers) == 2 and {w.name for w in workers} >= old & set(world.up)
+    assert not any(w.outgoing or w.made_for for w in workers)
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("asked", [{"parameter_server_memory_bytes": 5000}, {"worker_cores": 2.0}])
+def test_successors_that_find_no_room_are_given_up_in_time_and_those_that_work_stay(asked: dict[str, float]):
+    world = long_job(lease_seconds=1e6)
+    before, up = owners(world), set(world.up)
+    ask(world, **asked)
+    waiting = sorted(world.state.membership.members.keys() - up)
+    assert len(waiting) == 2
+    world.time += 3600.0
+    world.tell(events.Ticked(time=world.time, waiting=dict.fromkeys(waiting, "insufficient memory")))
+    assert outcome(world) is ShapeOutcome.TIMED_OUT
+    assert world.state.requested_shape is not None
+    assert f"{waiting[0]}: insufficient memory" in world.state.requested_shape.reason
+    assert set(world.state.membership.members) == up == set(world.up) and owners(world) == before
+    live_on(world, 2)
+    assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
+
+
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize("role", [Role.WORKER, Role.PARAMETER_SERVER])
+def test_a_successor_that_is_killed_for_its_memory_ends_the_request_and_not_the_job(role: Role):
+    world = long_job()
+    old = by_role(world, role)
+    name = role.replace("-", "_")
+    ask(world, **{f"{name}_memory_bytes": 10})
+    while not (made := [m for m in world.state.membership.members.values() if m.made_for and m.is_registered]):
+        world.start_pod()
+    world.kill(made[0].name, end=EndReason.OUT_OF_MEMORY)
+    assert outcome(world) is ShapeOutcome.REFUSED
+    live_on(world, 6)
+    there = [member for member in world.state.membership.members.values() if member.role is role]
+    assert len(there) == 2 and (role is Role.WORKER or {member.name for member in there} == old)
+    assert world.state.wanted_shape[role].size.memory_bytes == 1000
+    assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
+
+
+def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_job():
+    world = long_job(pod_restarts=2)
+    ask(world, SERVER)
+    for _ in range(3):
+        world.start_pod()
+        (made,) = [m for m in world.state.membership.members.values() if m.made_for]
+        world.kill(made.name)
+    assert outcome(world) is ShapeOutcome.REFUSED and "lost 3 times" in (world.state.requested_shape.reason)  # type: ignore[union-attr]
+    assert world.state.membership.losses == {}
+    live_on(world, 2)
+    assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
+
+
+def test_a_server_that_is_lost_while_it_is_moved_is_taken_over_by_its_successor():
+    world = long_job()
+    ask(world, SERVER)
+    go_on(world, until=COPYING)
+    (successor,) = [m.name for m in world.state.membership.servers() if m.made_for]
+    world.kill(SERVER)
+    assert world.state.recovery.rollbacks == 1 and successor in owners(world)
+    live_on(world, 6)
+    assert outcome(world) is ShapeOutcome.DONE and len(world.state.membership.servers()) == 2
+    check(world)
+
+
+def test_a_server_that_is_lost_before_its_successor_works_is_replaced_and_still_moved():
+    world = long_job()
+    ask(world, SERVER)
+    world.kill(SERVER)
+    (replacement,) = [m for m in world.state.owners() if m.name not in ("j-ps-0", "j-ps-1")]
+    assert replacement.outgoing and world.state.recovery.rollbacks == 1
+    live_on(world, 20)
+    assert outcome(world) is ShapeOutcome.DONE and replacement.name not in world.state.membership.members
+    check(world)
+
+
+def test_with_bsp_a_server_is_moved_on_a_complete_record_and_its_size_in_place_alone_when_it_must_not_pause():
+    world = long_job(is_synchronous=True)
+    ask(world, SERVER, live_only=False)
+    assert world.state.saves.under_way and world.state.migration is None
+    live_on(world, 12)
+    assert world.state.recovery.rollbacks == 1 and SERVER not in owners(world)
+    assert outcome(world) is ShapeOutcome.DONE
+
+
+@pytest.mark.usefixtures("crowded")
+def test_with_bsp_a_size_that_is_not_possible_in_place_is_refused_when_the_job_must_not_pause():
+    world = long_job(is_synchronous=True)
+    ask(world, parameter_server_memory_bytes=5000)
+    assert outcome(world) is ShapeOutcome.REFUSED and not world.state.saves.under_way
+    assert world.state.wanted_shape[Role.PARAMETER_SERVER].size.memory_bytes == 1000
+    assert by_role(world, Role.PARAMETER_SERVER) == set(owners(world))
+
+
+def test_a_request_is_over_when_its_job_is():
+    world = long_job()
+    ask(world, SERVER, worker_cores=2.0)
+    world.tell(events.StopAsked(time=world.time, reason="enough"))
+    assert outcome(world) is ShapeOutcome.SUPERSEDED
+    ask_again = events.ShapeAsked(time=world.time, change={}, moves=[PodMove(pod=WORKER)])
+    world.tell(ask_again)
+    assert len(world.state.shape_requests) == 1
+    world.run_fairly()
+    assert not world.plane.pods
