@@ -43,6 +43,8 @@ GIBIBYTE_HOURS = "job/gibibyte_hours"
 GOODPUT = "job/goodput"
 RESTARTS = "job/restarts"
 ROLLBACKS = "job/rollbacks"
+CHECKPOINT_AGE_SECONDS = "job/checkpoint_age_seconds"
+MEMORY_COPY_AGE_SECONDS = "job/memory_copy_age_seconds"
 
 WORKERS_RUNNING = "pods/workers"
 SERVERS_RUNNING = "pods/parameter_servers"
@@ -112,6 +114,8 @@ DESCRIPTIONS = {
     GOODPUT: "share of the wall time in which rows were trained that count, 0 to 1",
     RESTARTS: "pods that were restarted or replaced",
     ROLLBACKS: "returns to a checkpoint record",
+    CHECKPOINT_AGE_SECONDS: "since the moment of which the newest complete record is",
+    MEMORY_COPY_AGE_SECONDS: "since the newest moment of which all servers hold a copy in the memory of their nodes",
     WORKERS_RUNNING: "workers that are up",
     SERVERS_RUNNING: "parameter servers that are up",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",

@@ -124,6 +124,8 @@ class TrainingMetrics(Spec):
     generation: int = 0
     """Grows by one with every rollback."""
     checkpoint: str | None = None
+    checkpoint_age_seconds: float | None = None
+    memory_copy_age_seconds: float | None = None
     """URI of the last complete record."""
     pods: tuple[PodMetrics, ...] = ()
     migration: MigrationMetrics | None = None

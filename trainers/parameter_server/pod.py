@@ -122,7 +122,7 @@ class ServerPod:
         self._reached_version = 0
         self._restored_order_id = ""
         self._restore_problem: RestoreProblem | None = None
-        self._frozen_order_id = ""
+        self._frozen_order_id = self._in_memory_order_id = ""
         self._saved: SavedPart | None = None
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
@@ -170,7 +170,7 @@ class ServerPod:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec)
-            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail, self._memory)
+            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail, self._copied, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
@@ -308,6 +308,11 @@ class ServerPod:
             self._frozen_order_id = order_id
         self._beat_now.set()
 
+    def _copied(self, order_id: str) -> None:
+        with self._changed:
+            self._in_memory_order_id = order_id
+        self._beat_now.set()
+
     def _part_saved(self, part: SavedPart) -> None:
         with self._changed:
             self._saved = part
@@ -401,6 +406,7 @@ class ServerPod:
                 reached_version=self._reached_version,
                 tables=self._server.usage(),
                 frozen_order_id=self._frozen_order_id,
+                in_memory_order_id=self._in_memory_order_id,
                 saved=self._saved,
                 restored_order_id=self._restored_order_id,
                 restore_problem=self._restore_problem,

@@ -66,6 +66,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     reached_version: int
     progress: list[ShardProgress] = []
     frozen_order_id: str = ""
+    in_memory_order_id: str = ""
     saved: SavedPart | None = None
     restored_order_id: str = ""
     damaged: RestoreProblem | None = None

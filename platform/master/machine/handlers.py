@@ -156,6 +156,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     if state.recovery.would_restore(event.pod, event.restored_order_id):
         state.recovery.restored(event.pod, event.restored_order_id)
     state.saves.freeze(event.pod, event.frozen_order_id)
+    state.saves.copied(event.pod, event.in_memory_order_id, state.ownership.servers)
     if event.saved is not None:
         state.saves.take(event.pod, event.saved)
     if event.damaged is not None:

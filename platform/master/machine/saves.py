@@ -9,7 +9,7 @@ no member.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import xxhash
@@ -40,7 +40,9 @@ class Save(msgspec.Struct, kw_only=True):
         version: directive version that every worker must reach before servers may write.
         positions: of the shards at the moment when everybody paused; `rows` that were trained then, all epochs.
         frozen: servers whose cut is taken, so that what is pushed from then on is not in it.
+        in_memory: servers whose parts lie in the memory of their nodes; they are not durable yet.
         parts: what the servers reported, by pod name.
+        cut_time: when the positions were taken.
         unsaved: seconds of training and of waiting for rows until the positions were taken, since the record before.
         base: what it may build on; None: it holds everything.
     """
@@ -57,6 +59,8 @@ class Save(msgspec.Struct, kw_only=True):
     positions: Positions | None = None
     rows: int = 0
     frozen: list[str] = []
+    in_memory: list[str] = []
+    cut_time: float = 0.0
     parts: dict[str, SavedPart] = {}
     unsaved: tuple[float, float] = (0.0, 0.0)
     base: Base | None = None
@@ -113,6 +117,8 @@ class Saves(msgspec.Struct, kw_only=True):
         abandoned: by order id.
         next_save: when the next one is due on the job's clock; None: when asked for, or at the end.
         base: the last complete record; None: the next one holds everything.
+        record_time: of which moment the last complete record is, on the job's clock; memory_time: of which moment all
+            servers hold their parts in memory, or in a record. None: of none.
         completed, failed: of all save orders; `final_failures`: of the final one in a row.
     """
 
@@ -123,6 +129,8 @@ class Saves(msgspec.Struct, kw_only=True):
     next_save: float | None = None
     is_asked: bool = False
     base: Base | None = None
+    record_time: float | None = None
+    memory_time: float | None = None
     completed: int = 0
     failed: int = 0
     final_failures: int = 0
@@ -206,6 +214,20 @@ class Saves(msgspec.Struct, kw_only=True):
         """A server has taken its cut."""
         if self.would_freeze(pod, order_id):
             self.under_way[order_id].frozen.append(pod)
+
+    def would_copy(self, pod: str, order_id: str) -> bool:
+        """Whether a server says for the first time that its part lies in memory."""
+        save = self.under_way.get(order_id)
+        return save is not None and pod not in save.in_memory
+
+    def copied(self, pod: str, order_id: str, owners: Sequence[str]) -> None:
+        """A part lies in memory; `owners` are the servers of which there has to be one."""
+        if not self.would_copy(pod, order_id):
+            return
+        save = self.under_way[order_id]
+        save.in_memory.append(pod)
+        if set(owners) <= {*save.in_memory, *save.parts}:
+            self.memory_time = max(save.cut_time, self.memory_time or 0.0)
 
     def would_take(self, pod: str, part: SavedPart | None) -> bool:
         """Whether a part belongs to a save under way and is not known yet."""

@@ -114,6 +114,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
             return False
         save.positions, save.rows = state.positions(), state.training.covered_rows()
         save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
+        save.cut_time = state.time
         save.enter(WRITING, state.time)
         return True
     if save.stage == WRITING:
@@ -185,6 +186,9 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
     _count_progress(state, save)
     record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
     state.recovery.add_record(record, state.plan.kept_records)
+    if save.in_memory:
+        saves.memory_time = max(save.cut_time, saves.memory_time or 0.0)
+    saves.record_time = save.cut_time
     # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
     saves.unknown = []
     saves.base = Base(save.order_id, save.uri, save.base.deltas + 1 if save.base else 0)

@@ -287,6 +287,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or stages.changes_state(self, member, report)
             or (report.damaged is not None and rollback.is_restoring(self, member, report.damaged.order_id))
             or self.saves.would_freeze(report.pod, report.frozen_order_id)
+            or self.saves.would_copy(report.pod, report.in_memory_order_id)
             or self.saves.would_take(report.pod, report.saved)
             or migration.would_take(self, report)
         )

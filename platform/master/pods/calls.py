@@ -104,6 +104,7 @@ class PodCalls(ServicePart):
                     reached_version=message.reached_version,
                     progress=message.progress,
                     frozen_order_id=message.frozen_order_id,
+                    in_memory_order_id=message.in_memory_order_id,
                     saved=message.saved,
                     restored_order_id=message.restored_order_id,
                     damaged=problem if problem is not None and problem.is_damaged else None,

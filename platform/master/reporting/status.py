@@ -69,12 +69,18 @@ def training_metrics(
         evaluation_samples=evaluation_rows[0] if evaluation_rows else 0,
         generation=state.phases.generation,
         checkpoint=state.recovery.record.uri if state.recovery.record else None,
+        checkpoint_age_seconds=_age(state.saves.record_time, elapsed_seconds),
+        memory_copy_age_seconds=_age(state.saves.memory_time, elapsed_seconds),
         pods=tuple(
             _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
             for member in members
         ),
         migration=migration.metrics(state, elapsed_seconds),
     )
+
+
+def _age(moment: float | None, now: float) -> float | None:
+    return None if moment is None else max(0.0, now - moment)
 
 
 def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, is_gone: bool) -> PodMetrics:
@@ -151,8 +157,13 @@ def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
 
 def totals(state: JobState, time: float) -> dict[str, float]:
     """What the whole job did beside what TrainingMetrics say, by metric name."""
-    times = state.times.at(state, time)
+    times, saves = state.times.at(state, time), state.saves
+    ages = {
+        names.CHECKPOINT_AGE_SECONDS: _age(saves.record_time, time),
+        names.MEMORY_COPY_AGE_SECONDS: _age(saves.memory_time, time),
+    }
     return {
+        **{name: age for name, age in ages.items() if age is not None},
         names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
         names.GOODPUT: times.goodput,
         **{names.named(names.TIME_SECONDS, part=part): seconds for part, seconds in times.seconds.items()},

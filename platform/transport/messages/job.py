@@ -328,6 +328,7 @@ class Heartbeat(Message, frozen=True):
 
     Attributes:
         frozen_order_id: of a server, the last save of which it has taken its cut: pushes from then on are not in it.
+        in_memory_order_id: of a server, the last save whose part lies in its node's memory.
         writing: of a server, the save order into whose folder its process writes; empty: none.
         transfers: of a server, sections of records that its process has written or read, and errors by which the
             checkpoint store has answered; while it rises, the store does not hang.
@@ -345,6 +346,7 @@ class Heartbeat(Message, frozen=True):
     metrics: WindowMetrics = WindowMetrics()
     tables: list[TableUsage] = []
     frozen_order_id: str = ""
+    in_memory_order_id: str = ""
     saved: SavedPart | None = None
     restored_order_id: str = ""
     restore_problem: RestoreProblem | None = None

@@ -26,6 +26,7 @@ class Saver:
         froze: takes the id of every order of which the server holds its cut, and so may be pushed to again.
         report: takes every part that was written, or could not be, while its order was in force.
         fail: takes an error that is none of the store's; the thread ends.
+        copied: takes the id of every order whose part lies in memory, before the store has it.
         memory: into which parts are copied first; the store gets them from there.
     """
 
@@ -35,9 +36,11 @@ class Saver:
         froze: Callable[[str], None],
         report: Callable[[SavedPart], None],
         fail: Callable[[Exception], None],
+        copied: Callable[[str], None] = lambda order_id: None,
         memory: RecordMemory | None = None,
     ) -> None:
         self._server = server
+        self._copied = copied
         self._memory = memory or RecordMemory(None)
         self._froze = froze
         self._report = report
@@ -122,6 +125,7 @@ class Saver:
         )
         if store is not None and store.in_memory is not None:
             copied = time.monotonic()
+            self._copied(order.order_id)
             self._memory.flush(store.in_memory, is_in_force, gets_on)
             log.info(
                 "part_durable", order=order.order_id, bytes=part.size_bytes, copy_seconds=round(copied - began, 3),

@@ -7,6 +7,7 @@ import pytest
 from elastrec.platform.master.machine import events, stages
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Save, Saves
+from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions, StreamPositions
@@ -182,6 +183,38 @@ def test_workers_rest_until_a_record_is_complete_that_other_servers_restore(aske
         world.commit()
     assert len(world.state.ownership.servers) == 3
     assert world.state.training.samples == world.state.training.covered_rows(), "rows were trained twice"
+
+
+def test_the_ages_of_the_newest_copy_in_memory_and_of_the_newest_record_are_those_of_their_cuts():
+    world = running(plan(save_interval_seconds=0.0))
+    world.hung.update(("j-ps-0", "j-ps-1"))
+    save = ordered(world)
+    cut = world.time
+
+    def ages() -> tuple[float | None, float | None]:
+        metrics = training_metrics(world.state, "j", world.time, None, {}, {})
+        return metrics.memory_copy_age_seconds, metrics.checkpoint_age_seconds
+
+    def copied(pod: str) -> None:
+        incarnation = world.up[pod]["incarnation"]
+        world.tell(
+            events.PodReported(
+                time=world.time, pod=pod, incarnation=incarnation, generation=0, reached_version=0,
+                in_memory_order_id=save.order_id,
+            )
+        )  # fmt: skip
+
+    world.time += 5.0
+    copied("j-ps-0")
+    assert ages() == (None, None)
+    copied("j-ps-1")
+    assert ages() == (world.time - cut, None)
+    world.hung.clear()
+    world.time += 5.0
+    world.act("j-ps-0")
+    world.act("j-ps-1")
+    world.commit()
+    assert ages() == (world.time - cut, world.time - cut)
 
 
 def test_a_job_whose_training_ends_while_a_record_is_written_lets_it_become_complete_first():

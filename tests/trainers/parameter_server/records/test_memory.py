@@ -39,7 +39,10 @@ class Saves:
         push(self.server, "a", 0, IDS, 1.0)
         self.parts: dict[str, SavedPart] = {}
         self.changed = threading.Condition()
-        self.saver = Saver(self.server, lambda order_id: None, self._report, lambda error: None, memory)
+        self.copied: list[str] = []
+        self.saver = Saver(
+            self.server, lambda order_id: None, self._report, lambda error: None, self.copied.append, memory
+        )
 
     def _report(self, part: SavedPart) -> None:
         with self.changed:
@@ -131,6 +134,9 @@ def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
     while len((memory.opened() or pytest.fail()).parts()) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     # Its rows are in memory and requests are served; the store does not get them.
+    while "save-2" not in saves.copied and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert saves.copied == ["save-1", "save-2"]
     assert saves.saver.writing == "save-2" and not open_store(saves.uri("save-2")).keys()
     saves.saver.cancel()
     while saves.saver.writing and time.monotonic() < deadline:
