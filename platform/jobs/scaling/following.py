@@ -28,10 +28,11 @@ def look_at_request(platform: Platform, job_id: str, request_id: str) -> tuple[S
         if master is None:
             return None, ""
         status = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS)
-    request = status.shape_request
-    if request is not None and request.request_id != request_id:
-        ended = ShapeOutcome.SUPERSEDED
-        request = ShapeRequest(request_id=request_id, wanted="", outcome=ended, reason=f"by {request.request_id}")
+    # Several may be open at once: requests that name different things are reached together.
+    request = next((each for each in status.shape_requests if each.request_id == request_id), None)
+    if request is None:
+        reason = "its master does not know it any more"
+        request = ShapeRequest(request_id=request_id, wanted="", outcome=ShapeOutcome.SUPERSEDED, reason=reason)
     return request, TrainingMetrics.model_validate_json(status.metrics_json).reason
 
 
