@@ -17,6 +17,7 @@ import pytest
 
 from elastrec.checkpoints import list_records, list_terms, open_record
 from elastrec.platform import jobs
+from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.scaling import asking
 from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
@@ -27,7 +28,7 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.messages.observer import ShapeOutcome
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.books import Books, check_books, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
@@ -40,6 +41,8 @@ from tests.shapes import change
 WORKERS, SERVERS = 2, 2
 GLOBAL_BATCH = WORKERS * BATCH_ROWS
 SLOW_SECONDS = 0.25
+LARGER_BYTES = 640 * 2**20
+"""Memory of a server that was made with less."""
 PATIENCE_SECONDS, _LOOK_SECONDS = 120.0, 0.2
 
 
@@ -81,20 +84,26 @@ class LiveJob:
     def metrics(self) -> TrainingMetrics:
         return jobs.observe(self.platform, self.job_id).metrics
 
-    def ask_for(self, **shape: int) -> str:
+    def ask_for(self, *moved: str, **shape: int) -> str:
         """The request's id."""
+        moves = [PodMove(pod=pod) for pod in moved]
         for dry_run in (True, False):
-            answer = asking.ask_for_shape(self.platform, self.job_id, change(**shape), live_only=True, dry_run=dry_run)
+            answer = asking.ask_for_shape(
+                self.platform, self.job_id, change(**shape), moves=moves, live_only=True, dry_run=dry_run
+            )
             assert not answer.reason and answer.accepted is not dry_run
         return answer.request_id
 
-    def change_servers(self, count: int) -> None:
-        """Returns once all that were asked for serve, and no other one is there."""
-        request = self.ask_for(parameter_servers=count)
+    def change(self, *moved: str, **shape: int) -> None:
+        """Returns once all that was asked for is reached."""
+        request = self.ask_for(*moved, **shape)
         *_, last = asking.follow_request(self.platform, self.job_id, request)
         assert last.outcome is ShapeOutcome.DONE, last
-        pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.PARAMETER_SERVER]
-        assert len(pods) == count
+
+    def pods(self, role: Role) -> dict[str, PodStatus]:
+        """By name."""
+        pods = self.platform.launcher.pods(self.job_id)
+        return {pod.name: pod for pod in pods if pod.role is role and not pod.is_ending}
 
     def workers_at_work(self) -> list[str]:
         """Workers that have trained since they were there."""
@@ -227,16 +236,27 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
 
 
 @pytest.mark.timeout(400)
-def test_a_job_whose_servers_go_from_2_to_3_to_1_to_2_trains_on_and_every_row_counts_once(
+def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every_row_counts_once(
     site: Site, undisturbed_auc: float
 ) -> None:
     with live_job(site, "moved", mode="async") as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
         for count in (3, 1, 2):
-            job.change_servers(count)
+            job.change(parameter_servers=count)
+            assert len(job.pods(Role.PARAMETER_SERVER)) == count
             reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
             wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
             assert reached < EPOCHS * ROWS, "the job ended before its servers changed"
+        servers, workers = job.pods(Role.PARAMETER_SERVER), job.pods(Role.WORKER)
+        server, worker = min(servers), min(workers)
+        job.change(server, worker, parameter_server_memory_bytes=LARGER_BYTES)
+        after = job.pods(Role.PARAMETER_SERVER)
+        assert len(after) == 2 and server not in after and len(job.pods(Role.WORKER)) == 2
+        assert worker not in job.pods(Role.WORKER)
+        assert {pod.size.memory_bytes for pod in after.values()} == {LARGER_BYTES}
+        # The server that was not moved has been resized in place.
+        (other,) = servers.keys() - {server}
+        assert after[other].uid == servers[other].uid and job.metrics().samples_trained < EPOCHS * ROWS
         metrics = job.train_to_the_end()
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
         books, _ = job.books()

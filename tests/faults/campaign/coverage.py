@@ -28,7 +28,7 @@ _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
-_LIVE = "faults/test_live_jobs.py::test_a_job_whose_servers_go_from_2_to_3_to_1_to_2_"
+_LIVE = "faults/test_live_jobs.py::test_a_job_whose_servers_change_in_number_size_and_place_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
 _TERMS = "platform/master/test_terms.py::test_"
