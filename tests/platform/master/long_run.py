@@ -255,8 +255,17 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
                 time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale, is_idle=is_idle
             )
         )
-    elif what < 0.97:
+    elif what < 0.965:
         world.tell(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
+    elif what < 0.97 and world.state.ownership.servers:
+        # Measured under these owners, or under those before them.
+        servers, epoch = world.state.ownership.servers, world.state.ownership.epoch - (chance.random() < 0.2)
+        moves = {chance.randrange(len(world.state.ownership.owners)): chance.choice(servers) for _ in range(3)}
+        world.tell(
+            events.ServerHot(
+                time=world.time, server=servers[0], ratio=2.0, ratio_after=1.1, moves=moves, ownership_epoch=epoch
+            )
+        )
     elif what < 0.99:
         world.tell(events.Measured(time=world.time, waiting_share=chance.random()))
     elif what < 0.9999:
