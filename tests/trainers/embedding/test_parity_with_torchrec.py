@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from elastrec.trainers.models.parts import first_and_others
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.splits import origin_of
 
 VOCABULARY, DIMENSION, BATCH, DENSE = 50, 8, 32, 4
@@ -53,8 +55,13 @@ def job_spec(rows: OptimizerSpec, dense: OptimizerSpec, **tables: dict[str, int]
     )
 
 
+_warm_kernels_once = functools.cache(warm_kernels)
+
+
 @contextmanager
 def running_servers(spec: JobSpec, count: int) -> Iterator[RoutingTable]:
+    # As a server's process does: the first request must not wait until kernels are compiled.
+    _warm_kernels_once()
     names = [f"ps-{index}" for index in range(count)]
     servers = [ParameterServer(name, spec, capacity_rows=10_000) for name in names]
     rpcs = [RpcServer({}, token=TOKEN, array_handlers=server.array_handlers()) for server in servers]
