@@ -84,8 +84,8 @@ class FlashCheckpoints:
         held = store.in_memory
         assert held is not None, "the part did not fit into the memory"
         self._held, self._cut = held, cut
-        if not base and self._uri:
-            shutil.rmtree(self._folder / "store" / _NAME)
+        if not base and (earlier := self._folder / "store" / _NAME).exists():
+            shutil.rmtree(earlier)
         self._uri = uri
         return {"blocked_seconds": frozen[0] - began, "seconds": ended - began, "bytes": float(self._size())}
 
