@@ -74,7 +74,7 @@ class Migration(msgspec.Struct, kw_only=True):
 
 def is_live(state: JobState) -> bool:
     """Whether buckets of the job can change servers while it trains; else a record is saved, and restored by others."""
-    # Rounds of bsp are laid out for the servers of one routing table.
+    # The rounds of bsp and the clocks of ssp are those of the servers of one routing table.
     return not state.plan.is_synchronous
 
 

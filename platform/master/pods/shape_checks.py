@@ -90,7 +90,7 @@ def _pause(state: JobState, asked: ChangeShape) -> str:
     moved = [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]
     if not (is_other_count or moved) or migration.is_possible(state):
         return ""
-    why = f"while it is {state.phase}" if migration.is_live(state) else "with spec.training.consistency.mode bsp"
+    why = f"while it is {state.phase}" if migration.is_live(state) else "with spec.training.consistency.mode bsp or ssp"
     what = "another number of parameter servers" if is_other_count else f"to move {moved[0]}"
     return (
         f"{why} {what} is not possible live: the job would have to save, restart its servers and restore; "

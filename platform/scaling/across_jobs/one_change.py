@@ -70,7 +70,7 @@ def _of_memory(plan: Plan, job: JobProfile) -> Wish:
         urgency=Urgency.PREVENT_FAILURE,
         needs=plan.allocation.resources - plan.before.resources,
         reason=plan.reason,
-        objection=f"{', '.join(fixed)}: not yet possible live" if fixed else "",
+        objection=f"{', '.join(fixed)}: left to the job's master" if fixed else "",
     )
 
 

@@ -40,4 +40,4 @@ def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None
     memory, plan = found.plans
     assert (memory.policy, memory.allocation) == (MEMORY, MORE.allocation)
     assert plan == round_of(job).plans[0] and plan.allocation.workers > job.allocation.workers
-    assert "not memory-forecast: server size: not yet possible live" in told(verdicts["job"])
+    assert "not memory-forecast: server size: left to the job's master" in told(verdicts["job"])
