@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from benchmarks.simulator.simulator_calibration import (
 )
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation
 from elastrec.platform.scaling.model import step_form
+from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
 from elastrec.platform.simulator.speed import service_of, steps_of
@@ -69,6 +71,14 @@ def recorded(case: Case, random: np.random.Generator) -> RecordedRun:
         grow_at=case.grow_at, grow_to=case.grow_to,
         delay_seconds=None if case.lose_at is None and case.grow_at is None else delay,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """What another test computed with other features is not used here, nor the other way round."""
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="module")
