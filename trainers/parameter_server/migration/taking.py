@@ -29,6 +29,8 @@ _COPY_SHARE = 0.1
 
 On two cores that a worker and three servers share, a quarter of the time costs a third of the throughput.
 """
+_LONGEST_PAUSE_SECONDS = 1.0
+"""After one answer, however long it took: a pause is not interrupted when the buckets are due."""
 _SHORT_ROUND_BYTES = 2**25
 """After a round of so few the next ones do not pause: what changes meanwhile is what the hand-over has to fetch."""
 _PAUSE_SECONDS = 0.05
@@ -153,7 +155,7 @@ class Taker:
             if not answer.parts:
                 time.sleep(_PAUSE_SECONDS)
             elif not (self._is_due or self._is_short):
-                time.sleep((time.monotonic() - began) * (1 / _COPY_SHARE - 1))
+                time.sleep(min((time.monotonic() - began) * (1 / _COPY_SHARE - 1), _LONGEST_PAUSE_SECONDS))
         return copied_bytes
 
     def _ask(self, source: _Source, request: Message, answer: type[Answer]) -> tuple[Answer, list[Array]]:

@@ -457,6 +457,7 @@ def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monke
         held, after = rows(), moved.table(1, moved.routing.owners)
         taker = Taker(moved.servers["ps-0"], moved.orders(after)["ps-0"], 1, moved.connect)
         asked = moved.servers["ps-0"].transfers
+        taker.hurry()  # hundreds of requests without a pause after each
         taker.copy_round()
         assert moved.servers["ps-0"].transfers - asked > 2 * BUCKETS  # requests for half of the buckets
         assert rows() == held > 500
