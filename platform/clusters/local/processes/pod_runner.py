@@ -383,10 +383,11 @@ def _environment(process: Path) -> bytes:
         OSError: it ended, or is somebody else's.
     """
     while not (environment := (process / "environ").read_bytes()):
-        # Fields of proc(5) from the third on: state, vsize (0 for the kernel's threads), env_start, env_end.
+        # Fields of proc(5) from the third on: state, vsize (0 for the kernel's threads), startcode, env_start, env_end.
         fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
-        state, size, start, end = fields[0], *(int(fields[index]) for index in (20, 47, 48))
-        if state in b"ZX" or size == 0 or start == end != 0:
+        state, size, code, start, end = fields[0], *(int(fields[index]) for index in (20, 23, 47, 48))
+        # The kernel sets startcode once it knows where the environment ends; until then, all of them may look empty.
+        if state in b"ZX" or size == 0 or (code != 0 and start == end):
             break
         os.sched_yield()
     return environment

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from elastrec.platform.clusters.local.processes.limits import ThreadLimits
-from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod, _environment
 from elastrec.platform.clusters.pods import PodSize
 
 _SIZE = PodSize(1.0, 1 << 26)
@@ -116,6 +117,33 @@ def test_a_pod_in_the_middle_of_an_execve_is_found(runner, is_alive):
         while is_alive(pid):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "start", "end", "found"),
+    [
+        pytest.param(0, 0, 0, b"A=1\0", id="nothing is set yet"),
+        pytest.param(0, 4096, 4096, b"A=1\0", id="where the environment ends is not known yet"),
+        pytest.param(8192, 4096, 4100, b"A=1\0", id="the environment was read before the end of execve"),
+        pytest.param(8192, 4096, 4096, b"", id="it has no environment"),
+    ],
+)
+def test_an_empty_environment_is_believed_after_execve_alone(tmp_path, code, start, end, found):
+    (tmp_path / "environ").touch()
+    os.mkfifo(tmp_path / "stat")
+    fields = ["0"] * 49
+    for index, value in {0: "R", 20: 4096, 23: code, 47: start, 48: end}.items():
+        fields[index] = str(value)
+
+    def reach_the_next_step() -> None:
+        with (tmp_path / "stat").open("w") as stat:
+            (tmp_path / "environ").write_bytes(b"A=1\0")
+            stat.write(f"1 (sh) {' '.join(fields)}")
+
+    writer = threading.Thread(target=reach_the_next_step)
+    writer.start()
+    assert _environment(tmp_path) == found
+    writer.join()
 
 
 def _children(pid: int) -> list[int]:
