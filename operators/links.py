@@ -19,44 +19,43 @@ RUN_URL_KEY = "mlflow_run_url"
 MIGRATION_URL_KEY = "migration_url"
 
 
-class MlflowRunLink(BaseOperatorLink):
-    """Opens the MLflow run; on tasks that end before there is one, the list in which it will appear.
+class _PushedLink(BaseOperatorLink):
+    """A button whose address a task pushes.
 
-    Airflow computes links when a task ends; the address is therefore pushed by `push_link` as soon as it is known,
-    under the key that the UI reads, so that the button works while the training runs.
+    Airflow computes links when a task ends; the address is therefore pushed as soon as it is known, under the key that
+    the UI reads, so that the button works while the task waits.
     """
 
-    name = "MLflow run"
+    key: str
 
     @property
     def xcom_key(self) -> str:
         """The XCom that the UI reads the address from."""
-        return RUN_URL_KEY
+        return self.key
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        """The address, empty before there is a run."""
-        return str(XCom.get_value(key=RUN_URL_KEY, ti_key=ti_key) or "")
+        """The address, empty before it was pushed."""
+        return str(XCom.get_value(key=self.key, ti_key=ti_key) or "")
+
+
+class MlflowRunLink(_PushedLink):
+    """Opens the MLflow run; on tasks that end before there is one, the list in which it will appear."""
+
+    name = "MLflow run"
+    key = RUN_URL_KEY
+
+
+class MigrationLink(_PushedLink):
+    """Opens the job's page in Airflow, which shows its migrations while they are under way."""
+
+    name = "Migration"
+    key = MIGRATION_URL_KEY
 
 
 def push_link(context: Context, url: str) -> None:
     """Makes the button of the running task open `url`."""
     task_instance: RuntimeTaskInstanceProtocol = context["ti"]
     task_instance.xcom_push(key=RUN_URL_KEY, value=url)
-
-
-class MigrationLink(BaseOperatorLink):
-    """Opens the job's page in Airflow, which shows its migrations while they are under way."""
-
-    name = "Migration"
-
-    @property
-    def xcom_key(self) -> str:
-        """The XCom that the UI reads the address from."""
-        return MIGRATION_URL_KEY
-
-    def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        """The address, empty where nothing was asked of the job."""
-        return str(XCom.get_value(key=MIGRATION_URL_KEY, ti_key=ti_key) or "")
 
 
 def push_migration_link(context: Context, connection: str, job_id: str) -> None:

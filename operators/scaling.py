@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from elastrec.platform.scaling.types import Plan
     from elastrec.platform.specs.shape import PlacesChange
 
+_ARGUMENTS = "the operator's arguments"
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
 
 
@@ -117,12 +118,12 @@ class _ChangingOperator(WaitingOperator):
 
     def _taken_back_in_time(self, event: Mapping[str, str]) -> None:
         """Raises where the task has run for too long, or the job could not be observed to the end."""
-        from elastrec.platform.jobs.scaling import following
+        from elastrec.platform.jobs.scaling import asking
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
         if outcome == TIMED_OUT:
-            done = following.take_back_request(self.platform, job_id, event["request_id"])
+            done = asking.take_back_request(self.platform, job_id, event["request_id"])
             words = "its request was taken back" if done.accepted else f"its request stands: {done.reason}"
             raise AirflowFailException(f"job {job_id}: {reason}; {words}")
         if outcome not in {GONE, *(each.value for each in ShapeOutcome)}:
@@ -131,7 +132,7 @@ class _ChangingOperator(WaitingOperator):
     def _changed(self, event: Mapping[str, str], proposed: str, chosen: str) -> ChangedJob:
         """What became of a request that was accepted."""
         from elastrec.operators.values import ChangedJob
-        from elastrec.platform.jobs.scaling.following import pause_of
+        from elastrec.platform.jobs.scaling.asking import pause_of
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
         is_done = event["outcome"] == ShapeOutcome.DONE
@@ -153,10 +154,10 @@ class _ChangingOperator(WaitingOperator):
 
     def on_kill(self) -> None:
         """Takes the request back; while the task is deferred the trigger does it."""
-        from elastrec.platform.jobs.scaling import following
+        from elastrec.platform.jobs.scaling import asking
 
         if self._asked is not None:
-            done = following.take_back_request(self.platform, *self._asked)
+            done = asking.take_back_request(self.platform, *self._asked)
             self.log.info("request %s: %s", self._asked[1], "taken back" if done.accepted else done.reason)
 
 
@@ -206,6 +207,7 @@ class ScaleJobOperator(_ChangingOperator):
     def execute(self, context: Context) -> Any:
         """Asks and waits."""
         from elastrec.platform.jobs.scaling import asking
+        from elastrec.platform.specs.errors import FieldProblem, SpecError
         from elastrec.platform.specs.metrics import Role
         from elastrec.platform.specs.shape import named_fields
 
@@ -215,9 +217,10 @@ class ScaleJobOperator(_ChangingOperator):
                 Role.PARAMETER_SERVER: self._places("parameter_server", self.parameter_servers),
             }
             if not named_fields(change):
-                raise _wrong(
+                problem = FieldProblem(
                     "workers, parameter_servers, …", "nothing", "at least one of them", "say what is to be changed"
                 )
+                raise SpecError([problem], _ARGUMENTS)
         answer = asking.ask_for_shape(self.platform, self.job_id, change, live_only=not self.may_pause)
         if answer.reason:
             raise AirflowFailException(f"job {self.job_id}: {answer.reason}")
@@ -327,15 +330,6 @@ def _parsed(field: str, value: Any, parse: Any) -> Any:
     Raises:
         SpecError: it is none.
     """
-    if value in (None, "", "None"):
-        return None
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise _wrong(field, repr(value), str(error), getattr(error, "remedy", "")) from None
+    from elastrec.platform.specs.text.quantities import parsed
 
-
-def _wrong(field: str, value: str, allowed: str, remedy: str) -> Exception:
-    from elastrec.platform.specs.errors import FieldProblem, SpecError
-
-    return SpecError([FieldProblem(field, value, allowed, remedy)], "the operator's arguments")
+    return None if value in (None, "", "None") else parsed(field, value, parse, _ARGUMENTS)

@@ -402,13 +402,13 @@ class ShapeTrigger(JobTrigger):
             await asyncio.sleep(self.poll_seconds)
 
     def _look(self, platform: Platform) -> tuple[ShapeRequest | None, str]:
-        from elastrec.platform.jobs.scaling.following import look_at_request
+        from elastrec.platform.jobs.scaling.asking import look_at_request
 
         return look_at_request(platform, self.job_id, self.request_id)
 
     async def _stop_or_leave(self) -> str:
         def back(platform: Platform) -> Done:
-            from elastrec.platform.jobs.scaling.following import take_back_request
+            from elastrec.platform.jobs.scaling.asking import take_back_request
 
             return take_back_request(platform, self.job_id, self.request_id)
 

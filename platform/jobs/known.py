@@ -12,6 +12,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.past import DEFAULT_STORE
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.text.some import some
 
 log = structlog.get_logger(__name__)
 _NAMED = 20
@@ -57,7 +58,7 @@ def not_in_cluster(platform: Platform, job: str) -> SpecError:
     near = _near(job, running)
     if near:
         return _refused(repr(job), allowed, f"did you mean {near!r}?")
-    remedy = f"`elastrec explain` knows jobs that are over: {_some(left)}" if left else ""
+    remedy = f"`elastrec explain` knows jobs that are over: {some(left, _NAMED, last=True)}" if left else ""
     return _refused(repr(job), allowed, remedy)
 
 
@@ -79,12 +80,7 @@ def _refused(value: str, allowed: str, remedy: str) -> SpecError:
 
 
 def _listed(place: str, job_ids: list[str], none: str) -> str:
-    return f"{place}: {_some(job_ids)}" if job_ids else f"{place} ({none})"
-
-
-def _some(job_ids: list[str]) -> str:
-    more = f" and {len(job_ids) - _NAMED} more" if len(job_ids) > _NAMED else ""
-    return ", ".join(job_ids[-_NAMED:]) + more
+    return f"{place}: {some(job_ids, _NAMED, last=True)}" if job_ids else f"{place} ({none})"
 
 
 def _near(job: str, job_ids: list[str]) -> str:

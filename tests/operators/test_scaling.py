@@ -16,7 +16,7 @@ from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.links import MIGRATION_URL_KEY, RUN_URL_KEY
 from elastrec.operators.scaling import MigratePodsOperator, PlanRoundOperator, ScaleJobOperator
 from elastrec.operators.triggers import JobTrigger, ShapeTrigger
-from elastrec.platform.jobs.scaling import asking, following
+from elastrec.platform.jobs.scaling import asking
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.jobs.scaling.profiles import NotNow
@@ -105,12 +105,12 @@ class Master:
         rest = list(requests)
         monkeypatch.setattr(scaling, "apply", lambda platform, plan: (self.asked.append(plan), self.answer)[1])
         monkeypatch.setattr(
-            following, "look_at_request", lambda *of: (rest.pop(0) if len(rest) > 1 else rest[0], "copying")
+            asking, "look_at_request", lambda *of: (rest.pop(0) if len(rest) > 1 else rest[0], "copying")
         )
-        monkeypatch.setattr(following, "pause_of", lambda *of: 0.25)
+        monkeypatch.setattr(asking, "pause_of", lambda *of: 0.25)
         monkeypatch.setattr(asking, "ask_for_shape", self._ask)
         monkeypatch.setattr(
-            following,
+            asking,
             "take_back_request",
             lambda platform, job, request: (self.taken_back.append(request), Message())[1],
         )

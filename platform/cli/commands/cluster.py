@@ -63,15 +63,15 @@ def agent() -> None:
 def agent_start(cores: float | None, memory: str | None) -> None:
     """Start the node agent in the background; does nothing when it runs."""
     from elastrec.platform.clusters.local import start_agent
-    from elastrec.platform.specs.text.quantities import parse_bytes
+    from elastrec.platform.specs.text.quantities import parse_bytes, parsed
 
-    try:
-        memory_bytes = None if memory is None else parse_bytes(memory)
-        if memory_bytes == 0:
+    def some_bytes(text: str) -> int:
+        size_bytes = parse_bytes(text)
+        if size_bytes == 0:
             raise ValueError("more than 0, for example 8Gi")
-    except ValueError as error:
-        remedy = getattr(error, "remedy", "")
-        raise SpecError([FieldProblem("--memory", repr(memory), str(error), remedy)], "the command line") from None
+        return size_bytes
+
+    memory_bytes = None if memory is None else parsed("--memory", memory, some_bytes, "the command line")
     state = jobs.home_folder() / "agent"
     start_agent(state, cores=cores, memory_bytes=memory_bytes, tls_folder=jobs.tls_folder())
     _show_capacity()

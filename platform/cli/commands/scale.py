@@ -12,7 +12,6 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
 from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
-from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 Amount = TypeVar("Amount", int, float)
 
@@ -113,11 +112,9 @@ def scale(
 
 
 def _amount(option: str, text: str | None, parse: Callable[[str], Amount]) -> Amount | None:
-    try:
-        return None if text is None else parse(text)
-    except ValueError as error:
-        remedy = getattr(error, "remedy", "")
-        raise SpecError([FieldProblem(option, repr(text), str(error), remedy)], "the command line") from None
+    from elastrec.platform.specs.text.quantities import parsed
+
+    return None if text is None else parsed(option, text, parse, "the command line")
 
 
 def _tell(output: str, job: str, outcome: str, reason: str, seconds: float, prospects: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Asks the master of a running job for another shape, as a person does; policies ask through `rounds`."""
+"""Asks the master of a running job for another shape, and follows what becomes of it; policies ask through `rounds`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
+from elastrec.platform.jobs.watching.past import explanation
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.specs.shape import ShapeChange
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import (
@@ -67,15 +69,25 @@ def take_back(platform: Platform, job_id: str) -> Done:
     Raises:
         ClusterError: as of `ask_for_shape`.
     """
+    status = _status(platform, job_id)
+    if status is None:
+        raise _not_running(job_id)
+    if not status.shape_requests:
+        return Done(accepted=False, reason=f"job {job_id} was not asked for another shape")
+    still_open = [request for request in status.shape_requests if request.outcome is ShapeOutcome.OPEN]
+    return take_back_request(platform, job_id, (still_open or status.shape_requests)[-1].request_id)
+
+
+def take_back_request(platform: Platform, job_id: str, request_id: str) -> Done:
+    """Gives one request up; `Done.reason` says why that is not possible any more.
+
+    Raises:
+        ClusterError: the master does not answer.
+    """
     with live_master(platform, job_id) as master:
         if master is None:
-            raise _not_running(job_id)
-        told = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_requests
-        if not told:
-            return Done(accepted=False, reason=f"job {job_id} was not asked for another shape")
-        still_open = [request for request in told if request.outcome is ShapeOutcome.OPEN]
-        request = (still_open or told)[-1]
-        return master.call(TakeBackShape(request_id=request.request_id), Done, timeout_seconds=_CALL_SECONDS)
+            return Done(accepted=False, reason="the job has no master that runs")
+        return master.call(TakeBackShape(request_id=request_id), Done, timeout_seconds=_CALL_SECONDS)
 
 
 def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator[ShapeRequest]:
@@ -86,18 +98,52 @@ def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator
     Raises:
         ClusterError: the master does not answer.
     """
-    while True:
-        with live_master(platform, job_id) as master:
-            if master is None:
-                return
-            told = master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_requests
-        request = next((request for request in told if request.request_id == request_id), None)
+    while (status := _status(platform, job_id)) is not None:
+        request = _named(status, request_id)
         if request is None:
             return
         yield request
         if request.outcome is not ShapeOutcome.OPEN:
             return
         time.sleep(_LOOK_SECONDS)
+
+
+def look_at_request(platform: Platform, job_id: str, request_id: str) -> tuple[ShapeRequest | None, str]:
+    """The request as the master tells it now, None once the job is gone; and what the job waits for.
+
+    Raises:
+        ClusterError: the master does not answer.
+    """
+    status = _status(platform, job_id)
+    if status is None:
+        return None, ""
+    request = _named(status, request_id)
+    if request is None:
+        reason = "its master does not know it any more"
+        request = ShapeRequest(request_id=request_id, wanted="", outcome=ShapeOutcome.SUPERSEDED, reason=reason)
+    return request, TrainingMetrics.model_validate_json(status.metrics_json).reason
+
+
+def pause_of(platform: Platform, job_id: str, request_id: str) -> float:
+    """Seconds in which rows were handed over because of a request; 0 where none were.
+
+    Raises:
+        ClusterError: the master does not answer.
+        CheckpointError: the job is over, and its store cannot be asked.
+    """
+    seen = explanation(platform, job_id).migrations
+    return sum(each.pause_seconds or 0.0 for each in seen if request_id in each.requests)
+
+
+def _status(platform: Platform, job_id: str) -> Status | None:
+    """None: the job has no master that runs."""
+    with live_master(platform, job_id) as master:
+        return None if master is None else master.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS)
+
+
+def _named(status: Status, request_id: str) -> ShapeRequest | None:
+    """One of the requests; several may be open at once: those that name different things are reached together."""
+    return next((request for request in status.shape_requests if request.request_id == request_id), None)
 
 
 def _not_running(job_id: str) -> ClusterError:

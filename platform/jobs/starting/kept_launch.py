@@ -16,6 +16,7 @@ from elastrec.checkpoints import Store, launched_jobs, open_store, read_launch, 
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.some import some
 from elastrec.platform.specs.text.uris import masked
 
 FORMAT_VERSION = 1
@@ -90,8 +91,7 @@ def kept_launch(store: str, job: str) -> KeptLaunch:
         if launches:
             return max(launches, key=lambda launch: launch.launched)
     shown = [f"{job_id} (of {name})" for name, ids in launched(store).items() for job_id in ids]
-    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-    there = ", ".join(shown[-_NAMED:]) + more if shown else "none: no job was ever launched with this store"
+    there = some(shown, _NAMED, last=True) or "none: no job was ever launched with this store"
     problem = FieldProblem(
         "JOB", repr(job), f"a job of {opened.uri} by id or name: {there}", "--store names another checkpoint store"
     )

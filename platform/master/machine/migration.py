@@ -11,7 +11,6 @@ go back to the last record (`rollback`), and a migration that is still wanted be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,12 +22,13 @@ from elastrec.platform.master.pods import losses, requests
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
+from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
 
 if TYPE_CHECKING:
+    from elastrec.platform.master.machine.ownership import Ownership
     from elastrec.platform.master.machine.state import JobState
 
-_SHOWN_PODS = 3
 STARTING, COPYING, HANDING_OVER = "starting", "copying", "handing over"
 
 
@@ -83,9 +83,14 @@ def is_possible(state: JobState) -> bool:
     return state.phase is Phase.TRAINING and is_live(state)
 
 
+def awaits_record(state: JobState) -> bool:
+    """Whether other servers are wanted that no migration brings: they restore the next record."""
+    return not state.has_wanted_servers and not is_live(state)
+
+
 def ask_for_record(state: JobState) -> None:
     """Where other servers are reached by a restore alone, rows change owners while all pause on a complete record."""
-    if not is_live(state) and not state.has_wanted_servers and not state.phase.is_final:
+    if awaits_record(state) and not state.phase.is_final:
         state.saves.is_asked = True
 
 
@@ -234,13 +239,9 @@ def waiting(state: JobState, time: float) -> str:
     shown = metrics(state, time)
     assert shown is not None
     what = f"{len(migration.moves)} hot buckets" if migration.moves else f"to {count} parameter servers"
-    instead = f", {_some(shown.joining)} for {_some(shown.leaving)}" if shown.joining and shown.leaving else ""
-    of = f" of {_some(names)}" if names else ""
+    instead = f", {some(shown.joining)} for {some(shown.leaving)}" if shown.joining and shown.leaving else ""
+    of = f" of {some(names)}" if names else ""
     return f"{what}{instead}: {migration.stage}{of} for {time - migration.since:.0f} s"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN_PODS])
 
 
 def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
@@ -294,7 +295,7 @@ def _enter(state: JobState, migration: Migration, stage: str) -> None:
 def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
     targets = _targets(state)
     if missing := state.wanted_shape[Role.PARAMETER_SERVER].count - len(targets):
-        add_servers(state, missing)
+        requests.add_pods(state, Role.PARAMETER_SERVER, missing)
         return True
     if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):
         return False
@@ -303,18 +304,10 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
         return False
     ownership = state.ownership
     migration.servers = [server.name for server in targets]
-    places = {name: place for place, name in enumerate(migration.servers)}
-    kept = [places.get(name) for name in ownership.servers]
-    for kind, before in (("owners", ownership.owners), ("dense_owners", ownership.dense_owners)):
-        setattr(migration, kind, balanced_owners(len(before), len(targets), [kept[owner] for owner in before]))
-    if migration.moves:
-        if not {*migration.moves.values(), *ownership.servers} <= set(places):
-            cancel(state, "its servers are others now", effects)
-            return True
-        # The others stay where they are, however many each server has.
-        names = [migration.moves.get(bucket, ownership.servers[old]) for bucket, old in enumerate(ownership.owners)]
-        migration.owners = [places[name] for name in names]
-        migration.dense_owners = [places[ownership.servers[owner]] for owner in ownership.dense_owners]
+    if migration.moves and not {*migration.moves.values(), *ownership.servers} <= set(migration.servers):
+        cancel(state, "its servers are others now", effects)
+        return True
+    migration.owners, migration.dense_owners = _new_owners(migration, ownership)
     migration.sources = {}
     for number, (before, after) in enumerate(
         ((ownership.owners, migration.owners), (ownership.dense_owners, migration.dense_owners))
@@ -335,17 +328,18 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
     return True
 
 
-def add_servers(state: JobState, number: int) -> None:
-    """So many more servers of the wanted size, which own nothing."""
-    # Two that run at once share no place: what a place has kept in its node's memory is of one pod at a time.
-    taken = {server.index for server in state.membership.servers()}
-    free = (index for index in range(len(taken) + number) if index not in taken)
-    request_id, avoided = requests.maker_of(state, Role.PARAMETER_SERVER)
-    size = state.wanted_shape[Role.PARAMETER_SERVER].size
-    for _ in range(number):
-        state.membership.add(
-            Role.PARAMETER_SERVER, next(free), size, state.time, made_for=request_id, avoids_nodes=avoided
-        )
+def _new_owners(migration: Migration, ownership: Ownership) -> tuple[list[int], list[int]]:
+    """For each virtual and each dense bucket, an index into the migration's servers."""
+    places, before = {name: place for place, name in enumerate(migration.servers)}, ownership.servers
+    if migration.moves:
+        # The others stay where they are, however many each server has.
+        names = [migration.moves.get(bucket, before[old]) for bucket, old in enumerate(ownership.owners)]
+        return [places[name] for name in names], [places[before[old]] for old in ownership.dense_owners]
+    owners, dense_owners = (
+        balanced_owners(len(owned), len(places), [places.get(before[old]) for old in owned])
+        for owned in (ownership.owners, ownership.dense_owners)
+    )
+    return owners, dense_owners
 
 
 def _hand_over(state: JobState, migration: Migration, effects: list[Effect]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master.machine import migration, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.saves import COMMITTING
-from elastrec.platform.master.pods import losses
+from elastrec.platform.master.pods import losses, requests
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import RestoreProblem
@@ -92,7 +92,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
     """Where no migration does it."""
-    if state.has_wanted_servers or migration.is_live(state):
+    if not migration.awaits_record(state):
         return
     count = state.wanted_shape[Role.PARAMETER_SERVER].count
     staying = [server for server in state.membership.servers() if server.stays][:count]
@@ -100,6 +100,6 @@ def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
         if server not in staying:
             state.membership.move(server, MemberStage.RETIRING)
             losses.dismiss(state, server, effects, delete=True)
-    migration.add_servers(state, count - len(staying))
+    requests.add_pods(state, Role.PARAMETER_SERVER, count - len(staying))
     names = [server.name for server in state.membership.servers()]
     state.ownership.assign(names, state.plan.virtual_buckets)

@@ -227,7 +227,11 @@ class Saves(msgspec.Struct, kw_only=True):
         save = self.under_way[order_id]
         save.in_memory.append(pod)
         if set(owners) <= {*save.in_memory, *save.parts}:
-            self.memory_time = max(save.cut_time, self.memory_time or 0.0)
+            self.held_in_memory(save)
+
+    def held_in_memory(self, save: Save) -> None:
+        """All servers hold their parts of this save in memory, or in a record."""
+        self.memory_time = max(save.cut_time, self.memory_time or 0.0)
 
     def would_take(self, pod: str, part: SavedPart | None) -> bool:
         """Whether a part belongs to a save under way and is not known yet."""

@@ -72,8 +72,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
-    if not state.has_wanted_servers and state.phase is Phase.TRAINING and not migration.is_live(state):
-        # Other servers wait for a record.
+    if state.phase is Phase.TRAINING and migration.awaits_record(state):
         interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
     pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
@@ -134,12 +133,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
 
 def _must_rest(state: JobState, save: Save) -> bool:
     """Whether nothing may be trained until the record is complete: what comes after it would be trained twice."""
-    return save.is_final or _servers_await_record(state)
-
-
-def _servers_await_record(state: JobState) -> bool:
-    """Whether other servers are to restore the next record."""
-    return not state.has_wanted_servers and not migration.is_live(state)
+    return save.is_final or migration.awaits_record(state)
 
 
 def commit_effect(state: JobState, save: Save) -> CommitRecord:
@@ -171,7 +165,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
-    elif not _servers_await_record(state):
+    elif not migration.awaits_record(state):
         _schedule(state)
     elif not has_rested:
         # They were asked for after workers had gone on: the next record holds what has been trained since.
@@ -187,7 +181,7 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
     record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
     state.recovery.add_record(record, state.plan.kept_records)
     if save.in_memory:
-        saves.memory_time = max(save.cut_time, saves.memory_time or 0.0)
+        saves.held_in_memory(save)
     saves.record_time = save.cut_time
     # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
     saves.unknown = []

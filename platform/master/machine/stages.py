@@ -11,6 +11,7 @@ from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING,
 from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.some import some
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
@@ -19,7 +20,6 @@ _NEWS_SHARE = 0.05
 """Of a deadline: transfers are journalled at most so often."""
 _SHOWN_SECONDS = 1.0
 """Shorter waits are normal and not worth a line in the status."""
-_SHOWN_PODS = 3
 
 
 def is_restoring(state: JobState) -> bool:
@@ -173,6 +173,4 @@ def _waiting_for_save(state: JobState, save: Save, time: float) -> str:
 def _waiting(what: str, members: list[Member], seconds: float) -> str:
     if not members or seconds < _SHOWN_SECONDS:
         return ""
-    names = ", ".join(member.name for member in members[:_SHOWN_PODS])
-    more = f" and {len(members) - _SHOWN_PODS} more" if len(members) > _SHOWN_PODS else ""
-    return f"{what}: waiting for {names}{more} for {seconds:.0f} s"
+    return f"{what}: waiting for {some([member.name for member in members])} for {seconds:.0f} s"

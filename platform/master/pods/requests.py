@@ -116,12 +116,18 @@ def newest(state: JobState, role: Role, *, size_only: bool = False) -> Requested
     return None
 
 
-def maker_of(state: JobState, role: Role) -> tuple[str, list[str]]:
-    """For a pod that is made now: the request because of which, '' for none, and the nodes that it must avoid."""
-    request = newest(state, role)
-    about = [one for one in open_requests(state) if role in one.roles]
-    avoided = sorted({node for one in about for node in one.avoided_nodes})
-    return (request.request_id if request is not None else ""), avoided
+def add_pods(state: JobState, role: Role, number: int) -> None:
+    """So many more pods of the wanted size, made for the newest request about their role, if there is an open one."""
+    # Two that run at once share no place: what a place has kept in its node's memory is of one pod at a time.
+    taken = {member.index for member in state.membership.members.values() if member.role is role}
+    free = (index for index in range(len(taken) + max(0, number)) if index not in taken)
+    about = [request for request in open_requests(state) if role in request.roles]
+    avoided = sorted({node for request in about for node in request.avoided_nodes})
+    size = state.wanted_shape[role].size
+    for _ in range(number):
+        state.membership.add(
+            role, next(free), size, state.time, made_for=about[-1].request_id if about else "", avoids_nodes=avoided
+        )
 
 
 def add(state: JobState, request: RequestedShape) -> None:

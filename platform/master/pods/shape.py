@@ -25,6 +25,7 @@ from elastrec.platform.master.pods.requests import RequestedShape, in_words, nam
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, Shape, ShapeChange
 from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.observer import ShapeOutcome
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 IN_PLACE_SECONDS = 60.0
 """So long a node may take to find the room for another size of a pod; then another pod takes its place."""
 _KEPT_CHANGES = 8
-_SHOWN_PODS = 3
 
 
 class WantedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) 
     """Which pods of a request have not started, and what the cluster says of them."""
     members = [m for m in state.membership.members.values() if m.role in request.roles and not m.is_registered]
     told = [f"{m.name}: {waiting[m.name]}" if waiting.get(m.name) else m.name for m in members]
-    return f"; not started: {', '.join(told[:_SHOWN_PODS])}" if told else ""
+    return f"; not started: {some(told)}" if told else ""
 
 
 def give_up(
@@ -292,4 +292,4 @@ def _set_workers(state: JobState, effects: list[Effect]) -> None:
         succession.retire(state, worker, effects)
     outgoing = sum(bool(worker.outgoing) and not worker.retiring for worker in state.membership.workers())
     if not outgoing:
-        succession.add_workers(state, count - len(staying))
+        requests.add_pods(state, Role.WORKER, count - len(staying))

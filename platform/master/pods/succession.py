@@ -14,12 +14,11 @@ from elastrec.platform.master.pods import losses, requests, shape
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.observer import ShapeOutcome
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
-
-_SHOWN_PODS = 3
 
 
 def begin(state: JobState, member: Member, reason: str, request: RequestedShape) -> None:
@@ -45,24 +44,12 @@ def step(state: JobState, effects: list[Effect]) -> None:
     if not outgoing:
         return
     count = state.wanted_shape[Role.WORKER].count
-    add_workers(state, count - sum(worker.stays for worker in workers))
+    requests.add_pods(state, Role.WORKER, count - sum(worker.stays for worker in workers))
     staying = [worker for worker in state.membership.workers() if worker.stays]
     needed = max(0, count - sum(worker.is_registered for worker in staying))
     # Those that work leave last.
     for worker in sorted(outgoing, key=lambda w: w.is_registered)[: max(0, len(outgoing) - needed)]:
         retire(state, worker, effects)
-
-
-def add_workers(state: JobState, number: int) -> None:
-    """So many more workers of the wanted size."""
-    wanted = state.wanted_shape[Role.WORKER]
-    taken = {worker.index for worker in state.membership.workers()}
-    free = (index for index in range(len(taken) + max(0, number)) if index not in taken)
-    request_id, avoided = requests.maker_of(state, Role.WORKER)
-    for _ in range(number):
-        state.membership.add(
-            Role.WORKER, next(free), wanted.size, state.time, made_for=request_id, avoids_nodes=avoided
-        )
 
 
 def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:
@@ -123,9 +110,4 @@ def waiting(state: JobState) -> str:
     if not outgoing:
         return ""
     starting = [worker.name for worker in workers if worker.stays and not worker.is_registered]
-    return f"{_some(starting)} in the place of {_some(outgoing)}"
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN_PODS} more" if len(names) > _SHOWN_PODS else ""
-    return ", ".join(names[:_SHOWN_PODS]) + more
+    return f"{some(starting)} in the place of {some(outgoing)}"

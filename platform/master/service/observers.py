@@ -72,7 +72,6 @@ class ObserverCalls(ServicePart):
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
-            shape_request=told[-1] if told else None,
             shape_requests=told,
         )
 

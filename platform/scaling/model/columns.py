@@ -5,10 +5,10 @@ Shape legend: N allocations, K features. Planning looks at 10^5 allocations per 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, PriceList
 from elastrec.platform.scaling.types import ModelShape
 
 Floats = npt.NDArray[np.float64]
+Value = TypeVar("Value")
+_MOST_KNOWN = 8
+"""Values that are kept of columns: as many as a job of some age needs at once."""
 TERMS = ("gradient", "update", "synchronise", "embedding")
 """Columns of `features` before the fixed part; the fields of `Coefficients`."""
 
@@ -56,10 +59,23 @@ class Columns:
         )
 
     @cached_property
-    def known(self) -> dict[Hashable, Any]:
-        """What was computed of these columns, by what it depends on besides: a job's ladders are looked at in every
-        round, and most of what they imply stays the same. Arrays in it are not to be written to."""
+    def _known(self) -> dict[Hashable, Any]:
         return {}
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What `make` computes of these columns, the first time alone: a job's ladders are looked at in every round,
+        and most of what they imply stays the same. Arrays are not to be written to.
+
+        Args:
+            key: what is computed, and what it depends on besides the columns.
+        """
+        if key in self._known:
+            return cast(Value, self._known[key])
+        made = make()
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = made
+        return made
 
     @cached_property
     def cores(self) -> Floats:
@@ -75,10 +91,7 @@ class Columns:
 
     def per_step_of(self, batch_size: int) -> Floats:
         """Samples of all workers in one step each, shape (N,)."""
-        key = ("samples", batch_size)
-        if (found := self.known.get(key)) is None:
-            found = self.known[key] = self.workers * batch_size
-        return cast(Floats, found)
+        return self.once(("samples", batch_size), lambda: self.workers * batch_size)
 
     def per_hour(self, prices: PriceList) -> Floats:
         """Currency per hour of every allocation, shape (N,)."""

@@ -65,16 +65,15 @@ class Form:
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
         """What the coefficients are multiplied with, float64 of shape (N, K); not to be written to."""
-        known = (shape, self.by_request)
-        if (found := columns.known.get(known)) is not None:
-            return found
+        return columns.once((shape, self.by_request), lambda: self._rows(shape, columns))
+
+    def _rows(self, shape: ModelShape, columns: Columns) -> Floats:
         rows_NK = np.empty((len(columns), len(COLUMNS)))
         rows_NK[:, :_FAN_IN] = features(shape, columns)
         rows_NK[:, _FAN_IN] = columns.workers / columns.parameter_server_cores if self.by_request else 0.0
         rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.by_request else 0.0
         rows_NK[:, _FIXED] = 1.0
         rows_NK.setflags(write=False)
-        columns.known[known] = rows_NK
         return rows_NK
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:

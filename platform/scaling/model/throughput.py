@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -147,11 +146,12 @@ for _row, _field in enumerate(("workers", "parameter_servers", "worker_cores", "
 
 def _around(columns: Columns) -> Columns:
     """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
-    if (found := columns.known.get("around")) is None:
+
+    def make() -> Columns:
         measured = np.array([getattr(columns, name) for name in Columns.__dataclass_fields__])
-        found = Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
-        columns.known["around"] = found
-    return cast(Columns, found)
+        return Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
+
+    return columns.once("around", make)
 
 
 def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
@@ -170,20 +170,22 @@ def _rows(form: Form, shape: ModelShape, columns: Columns, compute_C: npt.NDArra
 
     With compute parts β is in two columns. A job's configurations stay while its times move: rows are made once.
     """
-    key = ("rows", shape, form.by_request, compute_C.tobytes(), around)
-    if (found := columns.known.get(key)) is not None:
-        return cast(Floats, found)
-    blocks = [form.rows(shape, columns)]
-    others = [form.rows(shape, _around(columns))] if around else []
-    if compute_C.any():
-        in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
-        blocks, others = ([np.column_stack([each, np.ones(len(each))]) for each in many] for many in (blocks, others))
-        part_CK = form.rows(shape, columns)[compute_C] * in_compute_K
-        blocks.append(np.column_stack([part_CK, np.zeros(len(part_CK))]))
-    found = np.concatenate(blocks + others)
-    found.setflags(write=False)
-    columns.known[key] = found
-    return found
+
+    def make() -> Floats:
+        blocks = [form.rows(shape, columns)]
+        others = [form.rows(shape, _around(columns))] if around else []
+        if compute_C.any():
+            in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
+            blocks, others = (
+                [np.column_stack([each, np.ones(len(each))]) for each in many] for many in (blocks, others)
+            )
+            part_CK = form.rows(shape, columns)[compute_C] * in_compute_K
+            blocks.append(np.column_stack([part_CK, np.zeros(len(part_CK))]))
+        made = np.concatenate(blocks + others)
+        made.setflags(write=False)
+        return made
+
+    return columns.once(("rows", shape, form.by_request, compute_C.tobytes(), around), make)
 
 
 def _pseudo_seconds(shape: ModelShape, profile: Profile, prior: Prior) -> Floats:

@@ -216,16 +216,18 @@ class _Known:
     save_rise_N: Floats
 
 
-_MOST_KNOWN = 8
-
-
 def _known(
     columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads, rules: Rules
 ) -> _Known:  # fmt: skip
     """Computed once as long as a job keeps what it has."""
-    key = (allocation, prices, overheads, rules)
-    if (kept := columns.known.get(key)) is not None:
-        return kept
+    return columns.once(
+        (allocation, prices, overheads, rules), lambda: _compared(columns, allocation, prices, overheads, rules)
+    )
+
+
+def _compared(
+    columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads, rules: Rules
+) -> _Known:  # fmt: skip
     now = Columns.of([allocation])
     price_now = float(now.per_hour(prices)[0])
     price_N = columns.per_hour(prices)
@@ -245,9 +247,6 @@ def _known(
     for value in vars(found).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
-    if len(columns.known) >= _MOST_KNOWN:
-        columns.known.clear()
-    columns.known[key] = found
     return found
 
 

@@ -6,9 +6,14 @@ In Python an amount is a plain number in its base unit (bytes, cores, seconds); 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, WithJsonSchema
+
+from elastrec.platform.specs.errors import FieldProblem, SpecError
+
+Amount = TypeVar("Amount")
 
 _BYTES = {
     "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -47,6 +52,23 @@ class AmountError(ValueError):
     def __init__(self, allowed: str, meant: str | None = None) -> None:
         super().__init__(allowed)
         self.remedy = f"did you mean {meant}?" if meant else ""
+
+
+def parsed(field: str, text: Any, parse: Callable[[Any], Amount], where: str) -> Amount:
+    """What a person gave, as a number.
+
+    Args:
+        parse: raises a ValueError that says what is allowed.
+        where: the text stands, such as "the command line".
+
+    Raises:
+        SpecError: it is none; the field is named.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        problem = FieldProblem(field, repr(text), str(error), getattr(error, "remedy", ""))
+        raise SpecError([problem], where) from None
 
 
 def _meant(value: Any, spellings: dict[str, str]) -> str | None:

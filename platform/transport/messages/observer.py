@@ -23,15 +23,18 @@ class Status(Message, frozen=True):
 
     Attributes:
         run_id: the job's run in MLflow; empty while it has none.
-        shape_request: the last one; None: no other shape was ever asked for.
-        shape_requests: all that are open, and the latest that have ended, the oldest first.
+        shape_requests: for another shape: all that are open, and the latest that have ended, the oldest first.
     """
 
     metrics_json: bytes
     failure: str = ""
     run_id: str = ""
-    shape_request: ShapeRequest | None = None
     shape_requests: list[ShapeRequest] = []
+
+    @property
+    def shape_request(self) -> ShapeRequest | None:
+        """The last one; None: no other shape was ever asked for."""
+        return self.shape_requests[-1] if self.shape_requests else None
 
 
 class StopJob(Message, frozen=True):

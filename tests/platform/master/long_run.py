@@ -43,7 +43,8 @@ from elastrec.platform.master.reporting.ledger import ledger_table, running_atte
 from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
-from tests.platform.master.world import World, disturb, plan
+from tests.platform.master.disturbing import disturb
+from tests.platform.master.world import World, plan
 from tests.shapes import change, shape
 
 NEVER = 2**60

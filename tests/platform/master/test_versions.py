@@ -14,7 +14,8 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Effect
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Role
-from tests.platform.master.world import World, disturb, plan, running
+from tests.platform.master.disturbing import disturb
+from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 

@@ -71,7 +71,7 @@ class MemoryVolumes:
         if os.fstat(descriptor).st_blocks * _BLOCK_BYTES >= volume.size_bytes:
             os.close(descriptor)
             return path
-        # Its size at once, so that an agent that starts while it is made knows of it; whoever maps it looks for pages.
+        # Its size at once, so that an agent that starts while it is made knows of it.
         os.truncate(descriptor, volume.size_bytes)
         threading.Thread(target=_make_pages, args=(descriptor, path, volume.size_bytes), daemon=True).start()
         return path

@@ -27,7 +27,8 @@ from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 TOKEN = "a-token-for-tests"
 STATUS = Status(
-    metrics_json=b"{}", shape_request=ShapeRequest(request_id="s-0", wanted="workers 2", outcome=ShapeOutcome.OPEN)
+    metrics_json=b"{}",
+    shape_requests=[ShapeRequest(request_id="s-0", wanted="workers 2", outcome=ShapeOutcome.OPEN)],
 )
 SIZE = PodSize(16.0, 2**36)
 

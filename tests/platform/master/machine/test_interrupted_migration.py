@@ -51,18 +51,9 @@ class Interruptible(World):
 
 def small_world() -> Interruptible:
     world = Interruptible(plan(training_rows=100_000_000, shard_rows=100, save_interval_seconds=0.0, shape=shape(1, 2)))
-    live_on(world, 5)
+    world.live_on(5)
     assert world.state.phase is Phase.TRAINING
     return world
-
-
-def live_on(world: World, rounds: int) -> None:
-    for _ in range(rounds):
-        world.start_pod()
-        for name in list(world.up):
-            if name in world.up:
-                world.act(name)
-        world.commit()
 
 
 def change_everything(world: World) -> None:
@@ -115,12 +106,12 @@ def test_wherever_a_change_of_everything_is_interrupted_it_ends_on_one_owner_per
         world.left = events_told
         try:
             change_everything(world)
-            live_on(world, 14)
+            world.live_on(14)
             break
         except Interrupted:
             pass
         upset(world)
-        live_on(world, 24)
+        world.live_on(24)
         state = world.state
         assert state.migration is None and state.has_wanted_servers, f"after {events_told} events"
         assert not any(request.is_open for request in state.shape_requests), f"after {events_told} events"
@@ -144,7 +135,7 @@ def test_a_job_that_changes_all_the_time_keeps_its_size():
         if chance.random() < 0.1:
             take_back(world)
         while any(request.is_open for request in world.state.shape_requests):
-            live_on(world, 1)
+            world.live_on(1)
         if number >= KEPT_REQUESTS + 10:
             sizes.append(len(encode_state(world.state)))
         world.plane.forget_events()

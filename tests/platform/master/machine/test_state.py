@@ -18,7 +18,8 @@ from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import Mode, SavedPart
-from tests.platform.master.world import World, disturb, plan, running
+from tests.platform.master.disturbing import disturb
+from tests.platform.master.world import World, plan, running
 from tests.splits import length_of
 
 pytestmark = pytest.mark.usefixtures("fleet")

@@ -41,16 +41,6 @@ def last(world: World) -> ShapeRequest:
     return world.state.requested_shape.told()
 
 
-def go_on(world: World, rounds: int) -> None:
-    """Everybody behaves for a while."""
-    for _ in range(rounds):
-        world.start_pod()
-        for name in list(world.up):
-            if name in world.up:
-                world.act(name)
-        world.commit()
-
-
 def long_job(**changes: object) -> World:
     return running(plan(training_rows=20_000, save_interval_seconds=0.0, **changes))
 
@@ -59,11 +49,11 @@ def test_a_request_is_open_until_every_pod_that_is_wanted_works():
     world = long_job()
     ask(world, workers=3)
     assert last(world) == ShapeRequest(request_id="shape-2", wanted="workers 3", outcome=ShapeOutcome.OPEN)
-    go_on(world, 1)
+    world.live_on(1)
     assert last(world).outcome is ShapeOutcome.DONE
     ask(world, workers=1)
     assert last(world).request_id == "shape-3" and last(world).outcome is ShapeOutcome.OPEN
-    go_on(world, 8)
+    world.live_on(8)
     assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 1
 
 
@@ -76,14 +66,14 @@ def test_a_request_for_what_is_there_is_done_at_once():
 def test_a_size_that_is_granted_in_whole_cores_is_what_was_asked_for(fleet: str):
     world = long_job()
     ask(world, worker_cores=1.5)
-    go_on(world, 1)
+    world.live_on(1)
     assert last(world).outcome is ShapeOutcome.DONE
     granted = 2.0 if fleet == "yarn" else 1.5
     assert {(worker.cores, worker.asked.cores) for worker in world.state.membership.workers()} == {(granted, 1.5)}
     # Nothing is asked for again, and a new pod is asked for as the others were.
     assert all(pod.asked_size.cores == 1.5 for pod in world.plane.pods.values() if pod.role is Role.WORKER)
     ask(world, workers=3)
-    go_on(world, 1)
+    world.live_on(1)
     assert {worker.asked.cores for worker in world.state.membership.workers()} == {1.5}
     assert last(world).outcome is ShapeOutcome.DONE
 
@@ -92,7 +82,7 @@ def test_other_servers_that_are_not_wanted_any_more_never_come():
     world = long_job()
     ask(world, parameter_servers=3)
     ask(world, parameter_servers=2)
-    go_on(world, 10)
+    world.live_on(10)
     assert len(world.state.membership.servers()) == 2 and world.state.recovery.rollbacks == 0
     assert last(world).outcome is ShapeOutcome.DONE
 
@@ -105,7 +95,7 @@ def test_a_later_request_supersedes_an_open_one_that_names_the_same():
     assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
     # What the later one does not name is still wanted.
     assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
-    go_on(world, 12)
+    world.live_on(12)
     assert last(world).outcome is ShapeOutcome.DONE
     assert (len(world.state.membership.workers()), len(world.state.membership.servers())) == (4, 3)
 
@@ -115,7 +105,7 @@ def test_requests_for_different_things_are_reached_together_and_each_ends_by_its
     ask(world, parameter_servers=3)
     ask(world, workers=3)
     assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.OPEN] * 2
-    go_on(world, 12)
+    world.live_on(12)
     assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.DONE] * 2
     assert world.state.recovery.rollbacks == 0
 
@@ -126,7 +116,7 @@ def test_the_same_plan_asked_twice_is_one_request():
     world.tell(asked)
     world.tell(asked)
     assert [request.plan_id for request in world.state.shape_requests] == ["plan-7"]
-    go_on(world, 3)
+    world.live_on(3)
     assert last(world).outcome is ShapeOutcome.DONE
     world.tell(asked)
     assert len(world.state.shape_requests) == 1
@@ -137,7 +127,7 @@ def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
     ask(world, workers=4, parameter_servers=3)
     world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.TAKEN_BACK
-    go_on(world, 10)
+    world.live_on(10)
     assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
     assert world.state.recovery.rollbacks == 0 and world.state.phase is Phase.TRAINING
 
@@ -197,7 +187,7 @@ def test_a_master_says_what_was_changed_when_and_by_whom_and_refuses_what_was_ma
 def test_only_the_open_request_can_be_taken_back():
     world = long_job()
     ask(world, workers=3)
-    go_on(world, 1)
+    world.live_on(1)
     world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 3
     ask(world, workers=4)
@@ -251,7 +241,7 @@ def test_with_bsp_other_servers_wait_for_a_record_that_succeeds_not_for_the_next
     assert world.state.saves.next_save == world.time + 10.0
     world.time += 10.0
     world.tick()
-    go_on(world, 12)
+    world.live_on(12)
     assert len(world.state.membership.servers()) == 3 and last(world).outcome is ShapeOutcome.DONE
 
 

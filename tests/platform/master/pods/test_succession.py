@@ -32,15 +32,6 @@ def outcome(world: World) -> ShapeOutcome:
     return world.state.requested_shape.outcome
 
 
-def live_on(world: World, rounds: int = 8) -> None:
-    for _ in range(rounds):
-        world.start_pod()
-        for name in list(world.up):
-            if name in world.up:
-                world.act(name)
-        world.commit()
-
-
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node has the room for another size of a pod that is there; new pods find room."""
@@ -65,7 +56,7 @@ def test_a_size_that_the_nodes_have_room_for_is_reached_in_place_without_a_migra
     world = long_job()
     before, pods = owners(world), set(world.up)
     ask(world, parameter_server_memory_bytes=5000, worker_memory_bytes=3000)
-    live_on(world, 1)
+    world.live_on(1)
     assert outcome(world) is ShapeOutcome.DONE and set(world.up) == pods and owners(world) == before
     granted = {member.role: member.memory_bytes for member in world.state.membership.members.values()}
     assert granted[Role.PARAMETER_SERVER] >= 5000 and granted[Role.WORKER] >= 3000
@@ -97,7 +88,7 @@ def test_workers_that_cannot_be_resized_in_place_leave_once_as_many_others_have_
         world.start_pod()
         working = [w for w in world.state.membership.workers() if w.is_registered and not w.retiring]
         assert len(working) >= 2
-    live_on(world)
+    world.live_on(8)
     workers = world.state.membership.workers()
     assert not old & {worker.name for worker in workers} and len(workers) == 2
     assert {worker.asked.cores for worker in workers} == {2.0} and outcome(world) is ShapeOutcome.DONE
@@ -108,7 +99,7 @@ def test_another_number_and_another_size_are_reached_by_one_migration():
     world = long_job()
     ask(world, parameter_servers=3, parameter_server_memory_bytes=5000, workers=1, worker_cores=2.0)
     go_on(world)
-    live_on(world)
+    world.live_on(8)
     check(world)
     assert {server.asked for server in world.state.membership.servers()} == {LARGE}
     assert len(world.state.ownership.servers) == 3 and world.state.ownership.epoch == 2
@@ -138,7 +129,7 @@ def test_a_moved_pod_works_until_its_successor_does_and_is_gone_then(pod: str):
     count = len(by_role(world, role))
     ask(world, pod)
     assert len(by_role(world, role)) == count + 1 and not world.state.membership.members[pod].retiring
-    live_on(world, 12)
+    world.live_on(12)
     assert len(by_role(world, role)) == count and pod not in by_role(world, role)
     assert outcome(world) is ShapeOutcome.DONE and world.state.recovery.rollbacks == 0
     check(world)
@@ -181,7 +172,7 @@ def test_moves_of_several_pods_are_reached_together():
     world = long_job()
     for pod in ("j-ps-0", "j-ps-1", WORKER):
         ask(world, pod)
-    live_on(world, 16)
+    world.live_on(16)
     assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.DONE] * 3
     assert not {"j-ps-0", "j-ps-1", WORKER} & set(world.state.membership.members)
     assert world.state.recovery.rollbacks == 0
@@ -215,7 +206,7 @@ def test_a_size_of_workers_that_is_taken_back_leaves_those_that_work(registered:
         # The first one has its successor, and leaves.
         old = {w.name for w in world.state.membership.workers() if not w.retiring and w.is_registered}
     world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
-    live_on(world, 6)
+    world.live_on(6)
     workers = world.state.membership.workers()
     assert len(workers) == 2 and {w.name for w in workers} >= old & set(world.up)
     assert not any(w.outgoing or w.made_for for w in workers)
@@ -235,7 +226,7 @@ def test_successors_that_find_no_room_are_given_up_in_time_and_those_that_work_s
     assert world.state.requested_shape is not None
     assert f"{waiting[0]}: insufficient memory" in world.state.requested_shape.reason
     assert set(world.state.membership.members) == up == set(world.up) and owners(world) == before
-    live_on(world, 2)
+    world.live_on(2)
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
 
 
@@ -250,7 +241,7 @@ def test_a_successor_that_is_killed_for_its_memory_ends_the_request_and_not_the_
         world.start_pod()
     world.kill(made[0].name, end=EndReason.OUT_OF_MEMORY)
     assert outcome(world) is ShapeOutcome.REFUSED
-    live_on(world, 6)
+    world.live_on(6)
     there = [member for member in world.state.membership.members.values() if member.role is role]
     assert len(there) == 2 and (role is Role.WORKER or {member.name for member in there} == old)
     assert world.state.wanted_shape[role].size.memory_bytes == 1000
@@ -266,7 +257,7 @@ def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_jo
         world.kill(made.name)
     assert outcome(world) is ShapeOutcome.REFUSED and "lost 3 times" in (world.state.requested_shape.reason)  # type: ignore[union-attr]
     assert world.state.membership.losses == {}
-    live_on(world, 2)
+    world.live_on(2)
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
 
 
@@ -277,7 +268,7 @@ def test_a_server_that_is_lost_while_it_is_moved_is_taken_over_by_its_successor(
     (successor,) = [m.name for m in world.state.membership.servers() if m.made_for]
     world.kill(SERVER)
     assert world.state.recovery.rollbacks == 1 and successor in owners(world)
-    live_on(world, 6)
+    world.live_on(6)
     assert outcome(world) is ShapeOutcome.DONE and len(world.state.membership.servers()) == 2
     check(world)
 
@@ -288,7 +279,7 @@ def test_a_server_that_is_lost_before_its_successor_works_is_replaced_and_still_
     world.kill(SERVER)
     (replacement,) = [m for m in world.state.owners() if m.name not in ("j-ps-0", "j-ps-1")]
     assert replacement.outgoing and world.state.recovery.rollbacks == 1
-    live_on(world, 20)
+    world.live_on(20)
     assert outcome(world) is ShapeOutcome.DONE and replacement.name not in world.state.membership.members
     check(world)
 
@@ -297,7 +288,7 @@ def test_with_bsp_a_server_is_moved_on_a_complete_record_and_its_size_in_place_a
     world = long_job(is_synchronous=True)
     ask(world, SERVER, live_only=False)
     assert world.state.saves.under_way and world.state.migration is None
-    live_on(world, 12)
+    world.live_on(12)
     assert world.state.recovery.rollbacks == 1 and SERVER not in owners(world)
     assert outcome(world) is ShapeOutcome.DONE
 

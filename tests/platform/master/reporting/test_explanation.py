@@ -30,9 +30,10 @@ from elastrec.platform.master.reporting.explanation import as_text, read_explana
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
+from tests.platform.master.disturbing import disturb
 from tests.platform.master.fakes import job
 from tests.platform.master.service.test_service import Stage, stage  # noqa: F401
-from tests.platform.master.world import World, disturb, plan
+from tests.platform.master.world import World, plan
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 

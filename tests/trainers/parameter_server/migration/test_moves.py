@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 
-from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
-from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
-from elastrec.trainers.parameter_server.dense.store import DenseBucket
-from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
 from elastrec.trainers.parameter_server.migration import giving
-from elastrec.trainers.parameter_server.migration.giving import Giver
-from elastrec.trainers.parameter_server.migration.messages import ANSWERS, HandOver
+from elastrec.trainers.parameter_server.migration.messages import HandOver
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.migration.taking import Taker
-from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.processes import wait_for
 from tests.splits import origin_of
-from tests.trainers.parameter_server.filled import contents
-from tests.trainers.parameter_server.running import TOKEN, training_job
-
-BUCKETS = 64
-JOB = training_job(
-    optimizers={"rows": {"kind": "adagrad"}, "dense": {"kind": "adam", "learning_rate": 0.05}},
-    resources={"virtual_buckets": BUCKETS},
+from tests.trainers.parameter_server.migration.moving import (
+    BUCKETS,
+    JOB,
+    SHAPES,
+    Worker,
+    check_as_without_moves,
+    cluster,
 )
-LAYOUT = [Parameter("over.weight", (29, 7)), Parameter("over.bias", (29,)), Parameter("scale", (1,))]
-START = np.linspace(-1, 1, 29 * 8 + 1).astype(np.float32)
-WORKER = WorkerProcess("w", "i")
-SHAPES = (2, 4, 3, 1, 2)
-"""Numbers of servers, one after the other."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,143 +34,8 @@ def _warm() -> None:
     warm_kernels()
 
 
-class Cluster:
-    """Servers behind real sockets; `routing` is in force."""
-
-    def __init__(self, count: int) -> None:
-        self.servers = {f"ps-{index}": ParameterServer(f"ps-{index}", JOB.spec, cores=2) for index in range(count)}
-        self.givers = {name: Giver(server) for name, server in self.servers.items()}
-        self.rpcs = {
-            name: RpcServer(
-                {}, token=TOKEN, array_handlers={**server.array_handlers(), **self.givers[name].array_handlers()}
-            )
-            for name, server in self.servers.items()
-        }
-        for rpc in self.rpcs.values():
-            rpc.serve_in_background()
-        self.routing = RoutingTable(epoch=0, owners=[], servers=[], addresses=[])
-
-    def table(self, count: int, before: Sequence[int]) -> RoutingTable:
-        """The first so many servers own everything; as few buckets as possible move."""
-        kept: list[int | None] = [owner if owner < count else None for owner in before]
-        owners = balanced_owners(BUCKETS, count, kept)
-        names = list(self.servers)[:count]
-        return RoutingTable(
-            epoch=self.routing.epoch + 1, owners=owners, servers=names,
-            addresses=[self.rpcs[name].address for name in names], dense_owners=list(owners),
-        )  # fmt: skip
-
-    def start(self, count: int) -> None:
-        self.routing = self.table(count, [])
-        for name in self.routing.servers:
-            self.servers[name].start_empty(self.routing, 1)
-
-    def orders(self, after: RoutingTable) -> dict[str, TakeOrder]:
-        """What each server is to take from which other ones."""
-        before, found = self.routing, {}
-        for taker, name in enumerate(after.servers):
-            sources = []
-            for giver, other in enumerate(before.servers):
-                buckets = [b for b in range(BUCKETS) if before.owners[b] == giver and after.owners[b] == taker]
-                if other != name and buckets:
-                    sources.append(TakeFrom(other, self.rpcs[other].address, buckets, buckets))
-            if sources:
-                found[name] = TakeOrder(f"move-{after.epoch}", sources)
-        return found
-
-    def connect(self, address: str) -> Any:
-        return RpcClient(address, TOKEN).open_stream(ANSWERS)
-
-    def move(self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None) -> None:
-        """Gives everything to so many servers while they serve."""
-        after = self.table(count, self.routing.owners)
-        takers = [Taker(self.servers[name], order, 1, self.connect) for name, order in self.orders(after).items()]
-        for _ in range(rounds):
-            for taker in takers:
-                taker.copy_round()
-            between()
-        for taker in takers:
-            taker.take_over(after)
-        for name, server in self.servers.items():
-            if name in after.servers:
-                server.adopt(after, 1, [WORKER], -1, moves=True)
-                server.drop_left()
-            elif server.model is not None:
-                server.forget()
-        self.routing = after
-
-    def held(self) -> list[DenseBucket]:
-        stores = [server.dense for server in self.servers.values() if server.dense is not None]
-        found = [bucket for store in stores for bucket in store.copies(np.flatnonzero(store.owned).tolist())]
-        return sorted(found, key=lambda bucket: bucket.number)
-
-    def close(self) -> None:
-        for rpc in self.rpcs.values():
-            rpc.shutdown()
-
-
-@contextmanager
-def cluster(servers: int = max(SHAPES), start: int = SHAPES[0]) -> Iterator[Cluster]:
-    made = Cluster(servers)
-    try:
-        made.start(start)
-        yield made
-    finally:
-        made.close()
-
-
-class Worker:
-    """Steps whose gradients follow from what was pulled, so that equal parameters need equal histories."""
-
-    def __init__(self, routing: RoutingTable) -> None:
-        self.client = ParameterClient(
-            plan_of_job(JOB.spec), worker="w", incarnation="i", token=TOKEN, layout=LAYOUT, patience_seconds=30.0
-        )
-        self.client.connect(routing, 1)
-        self.client.init_dense(START)
-        self.steps = 0
-
-    def step(self) -> None:
-        while True:
-            try:
-                ids = np.concatenate([np.arange(300), self.steps % 7 + 13 * np.arange(300)]).astype(np.int64)
-                routed = self.client.router.route(ids, np.array([0, 300]), np.array([300, 600]), np.arange(2))
-                pulled = self.client.pull(routed, dense=True)
-                dense, rows = pulled.dense().copy(), pulled.rows()
-                gradient = np.sin(dense) + self.steps
-                self.client.push(
-                    pulled, [np.cos(part) for part in rows], [gradient[:100], gradient[100:]], 20, origin_of(self.steps)
-                )
-                break
-            except RoutingChangedError as error:
-                self.follow(error)
-        self.steps += 1
-        while True:
-            try:
-                return self.client.flush()
-            except RoutingChangedError as error:
-                self.follow(error)
-
-    def follow(self, error: RoutingChangedError) -> None:
-        if error.routing is None:
-            raise error
-        self.client.connect(error.routing, 1)
-
-
-def same(mine: Cluster, theirs: Cluster) -> None:
-    """The same rows, state, versions aside, dense values, state and steps, and marks of the same pushes."""
-    left, right = (contents(list(each.servers.values()), versions=False) for each in (mine, theirs))
-    assert len(left) > 1000
-    assert left == right
-    assert len(mine.held()) == BUCKETS
-    for one, other in zip(mine.held(), theirs.held(), strict=True):
-        assert (one.number, one.steps) == (other.number, other.steps)
-        np.testing.assert_array_equal(one.values, other.values)
-        np.testing.assert_array_equal(one.state, other.state)
-
-
 def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None:
-    with cluster() as moved, cluster(1, 1) as still:
+    with cluster() as moved:
         worker = Worker(moved.routing)
         for _ in range(5):
             worker.step()
@@ -216,12 +66,7 @@ def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None
         for _ in range(5):
             worker.step()
         assert moved.routing.epoch == len(SHAPES)
-        control = Worker(still.routing)
-        for _ in range(worker.steps):
-            control.step()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
         for server in moved.servers.values():
             if server.model is not None:
                 assert server.pushes.marks.offset(origin_of(0).split) == 20 * worker.steps
@@ -229,8 +74,8 @@ def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None
 
 
 def test_what_was_copied_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -> None:
-    with cluster(2, 1) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
         after = moved.table(2, moved.routing.owners)
         taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, moved.connect)
         for _ in range(3):
@@ -238,16 +83,12 @@ def test_what_was_copied_is_dropped_when_the_move_is_given_up_and_the_owner_serv
             assert taker.copy_round() > 0
         taker.give_up()
         worker.step()
-        for _ in range(4):
-            control.step()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
-    with cluster(2, 1) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
         worker.step()
         after = moved.table(2, moved.routing.owners)
         taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, moved.connect)
@@ -258,11 +99,7 @@ def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
         taker.take_over(after)
         moved.servers["ps-0"].drop_left()
         worker.step()
-        for _ in range(3):
-            control.step()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 class Lossy:
@@ -286,8 +123,8 @@ class Lossy:
 
 
 def test_lost_connections_lose_and_repeat_nothing_also_in_the_hand_over() -> None:
-    with cluster(2, 1) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
         worker.step()
         after = moved.table(2, moved.routing.owners)
         streams: list[Any] = []
@@ -309,12 +146,8 @@ def test_lost_connections_lose_and_repeat_nothing_also_in_the_hand_over() -> Non
         taker.take_over(after)
         moved.servers["ps-0"].drop_left()
         worker.step()
-        for _ in range(worker.steps):
-            control.step()
-        worker.client.close()
-        control.client.close()
         assert len(streams) == 4
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 class Held:
@@ -340,8 +173,8 @@ class Held:
 
 
 def test_an_order_that_is_taken_back_while_a_copy_hangs_leaves_nothing_and_the_next_one_is_carried_out() -> None:
-    with cluster(2, 1) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
         for _ in range(3):
             worker.step()
         after, streams = moved.table(2, moved.routing.owners), list[Any]()
@@ -362,12 +195,8 @@ def test_an_order_that_is_taken_back_while_a_copy_hangs_leaves_nothing_and_the_n
         assert mover.take_over(again, 1, after, lambda: True)
         moved.servers["ps-0"].drop_left()
         worker.step()
-        for _ in range(worker.steps):
-            control.step()
         mover.cancel()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 def test_a_server_that_is_lost_after_it_gave_its_buckets_away_leaves_nobody_who_serves_half_of_them() -> None:
@@ -407,8 +236,8 @@ def test_a_server_that_is_lost_after_it_gave_its_buckets_away_leaves_nobody_who_
 
 
 def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> None:
-    with cluster(2, 1) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
         for _ in range(3):
             worker.step()
         after = moved.table(2, moved.routing.owners)
@@ -420,11 +249,7 @@ def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> Non
         mover.cancel()
         moved.servers["ps-0"].drop_left()
         worker.step()
-        for _ in range(worker.steps):
-            control.step()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 def test_a_server_without_the_buckets_of_a_newer_routing_does_not_serve_under_it() -> None:
@@ -446,8 +271,8 @@ def test_an_older_routing_in_a_directive_does_not_undo_a_hand_over() -> None:
 
 def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving, "PART_BYTES", 1)
-    with cluster(2, 2) as moved, cluster(1, 1) as still:
-        worker, control = Worker(moved.routing), Worker(still.routing)
+    with cluster(2, 2) as moved:
+        worker = Worker(moved.routing)
         for _ in range(3):
             worker.step()
 
@@ -468,11 +293,7 @@ def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monke
         assert rows() == held
         worker.client.connect(after, 1)  # the server that forgot cannot name the new routing table
         worker.step()
-        for _ in range(worker.steps):
-            control.step()
-        worker.client.close()
-        control.client.close()
-        same(moved, still)
+        check_as_without_moves(worker, moved)
 
 
 def test_buckets_that_are_not_held_are_refused() -> None:
