@@ -337,6 +337,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         allocation: the wanted one.
         predicted: the chosen candidate.
         considered: all candidates, the chosen one among them.
+        plan_id: of this plan alone; carried out twice, it is one change. Empty: it is not to leave this process.
         shape_version: of the shape that it was made for; None: whoever carries it out need not compare.
         expires_unix_seconds: when it is too old to be carried out; None: never.
     """
@@ -348,6 +349,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     predicted: Candidate | None = None
     considered: tuple[Considered, ...] = ()
+    plan_id: str = ""
     shape_version: int | None = None
     expires_unix_seconds: float | None = None
 

@@ -7,6 +7,7 @@ master, for workers and parameter servers together; its refusal is the answer.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -22,7 +23,7 @@ from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.one_change import told as told_verdict
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
-from elastrec.platform.scaling.amounts import Allocation, Change, PriceList
+from elastrec.platform.scaling.amounts import PriceList
 from elastrec.platform.scaling.executors.strategy import StrategySettings
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
@@ -31,9 +32,7 @@ from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, Status
-from elastrec.platform.transport.messages.profile import GetProfile, Profile
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 
 log = structlog.get_logger(__name__)
 _CALL_SECONDS = 15.0
@@ -115,14 +114,16 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
 
 
 def stamped(decided: Round, found: Iterable[JobProfile | NotNow], expires: float) -> Round:
-    """The round with plans that say for which version of its job's shape each was made, and until when it counts.
+    """The round with plans that have an id, the version of the job's shape that each was made for, and an expiry.
 
     Args:
         expires: Unix seconds.
     """
     versions = {each.job_id: each.shape_version for each in found}
     plans = tuple(
-        msgspec.structs.replace(each, shape_version=versions[each.job_id], expires_unix_seconds=expires)
+        msgspec.structs.replace(
+            each, plan_id=f"plan-{uuid.uuid4().hex}", shape_version=versions[each.job_id], expires_unix_seconds=expires
+        )
         for each in decided.plans
     )
     return Round(plans, decided.problems, decided.proposals)
@@ -138,6 +139,8 @@ def with_forecasts(decided: Round, profiles: Sequence[JobProfile], strategy: Str
 
 def apply(platform: Platform, wanted: Plan) -> Applied:
     """Hands a plan to the job's master, which refuses one that was made for another shape than the job is to have.
+
+    A plan that is handed over again, after a lost answer or by another try of a task, is the request that it was.
 
     Raises:
         ClusterError: the master does not answer.
@@ -163,40 +166,32 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
         if client is None:
             return answer(changed=False, reason="the job is no longer in the cluster")
         done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
-        request_id = done.request_id or _request_of(client, wanted)
-    reason = wanted.reason if request_id else done.reason
-    return answer(changed=bool(request_id), reason=reason, request_id=request_id)
-
-
-def _request_of(client: RpcClient, wanted: Plan) -> str:
-    """The request that an earlier call has made of this very plan; empty: there is none.
-
-    A plan is made for one version of the shape: when the next one is what the plan wants, and nothing came after it,
-    its master was told the plan before.
-    """
-    told = client.call(GetProfile(), Profile, timeout_seconds=_CALL_SECONDS)
-    if wanted.shape_version is None or told.shape_version != wanted.shape_version + 1 or not told.shape_changes:
-        return ""
-    last = told.shape_changes[-1]
-    if last.asked_by != wanted.asked_by or Allocation.of(last.after) != wanted.allocation:
-        return ""
-    request = client.call(GetStatus(), Status, timeout_seconds=_CALL_SECONDS).shape_request
-    return request.request_id if request is not None else ""
+    return answer(
+        changed=done.accepted, reason=wanted.reason if done.accepted else done.reason, request_id=done.request_id
+    )
 
 
 def _change(wanted: Plan) -> ChangeShape:
-    changes, after = wanted.changes, wanted.allocation
-    is_server_size = Change.SERVER_SIZE in changes
-    workers = PlacesChange(
-        count=after.workers if Change.WORKERS in changes else None,
-        cores=after.worker_cores if Change.WORKER_SIZE in changes else None,
-    )
-    servers = PlacesChange(
-        count=after.parameter_servers if Change.SERVERS in changes else None,
-        cores=after.parameter_server_cores if is_server_size else None,
-        memory_bytes=after.parameter_server_memory_bytes if is_server_size else None,
-    )
+    """What differs, and nothing else: an open request that names something else stays open beside this one."""
+    before, after = wanted.before, wanted.allocation
+
+    def places(role: str, count: str) -> PlacesChange:
+        names = {"count": count, "cores": f"{role}_cores", "memory_bytes": f"{role}_memory_bytes"}
+        return PlacesChange(
+            **{
+                field: getattr(after, name)
+                for field, name in names.items()
+                if getattr(after, name) != getattr(before, name)
+            }
+        )
+
     return ChangeShape(
-        change={Role.WORKER: workers, Role.PARAMETER_SERVER: servers}, live_only=True,
-        expected_version=wanted.shape_version, asked_by=wanted.asked_by,
-    )  # fmt: skip
+        change={
+            Role.WORKER: places("worker", "workers"),
+            Role.PARAMETER_SERVER: places("parameter_server", "parameter_servers"),
+        },
+        plan_id=wanted.plan_id,
+        live_only=True,
+        expected_version=wanted.shape_version,
+        asked_by=wanted.asked_by,
+    )

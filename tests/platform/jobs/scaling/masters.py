@@ -15,21 +15,10 @@ from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.environment import TOKEN_FILE
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.observer import (
-    ChangeShape,
-    GetStatus,
-    ShapeAnswer,
-    ShapeOutcome,
-    ShapeRequest,
-    Status,
-)
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 TOKEN = "a-token-for-tests"
-STATUS = Status(
-    metrics_json=b"{}",
-    shape_requests=[ShapeRequest(request_id="s-0", wanted="workers 2", outcome=ShapeOutcome.OPEN)],
-)
 SIZE = PodSize(16.0, 2**36)
 
 
@@ -64,9 +53,7 @@ class Masters:
             self.asked.append((job_id, message))
             return change(message)
 
-        server = RpcServer(
-            {GetProfile: lambda _: profile, ChangeShape: changed, GetStatus: lambda _: STATUS}, token=TOKEN
-        )
+        server = RpcServer({GetProfile: lambda _: profile, ChangeShape: changed}, token=TOKEN)
         server.serve_in_background()
         self._opened.callback(server.stop)
         self._addresses[job_id] = server.address

@@ -11,14 +11,14 @@ import pytest
 
 from elastrec.platform.jobs.scaling import masters as asking
 from elastrec.platform.jobs.scaling import rounds
-from elastrec.platform.scaling.amounts import Allocation, Change
+from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
-from elastrec.platform.specs.shape import Shape
-from elastrec.platform.transport.messages.observer import ShapeAnswer
-from elastrec.platform.transport.messages.profile import Measured, ShapeChanged
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.profile import Measured
 from tests.platform.jobs.scaling.masters import Masters, masters
 from tests.platform.jobs.scaling.test_profiles import told
 from tests.platform.scaling.jobs import allocation
@@ -27,7 +27,7 @@ from tests.shapes import shape
 SETTINGS, THREE_STAGE = ScalingSettings(policy="static"), ScalingSettings()
 PLAN = Plan(
     job_id="clicks-1", policy="three-stage", before=allocation(1), allocation=allocation(2), reason="faster",
-    shape_version=7, expires_unix_seconds=2e9,
+    plan_id="plan-1", shape_version=7, expires_unix_seconds=2e9,
 )  # fmt: skip
 
 
@@ -121,25 +121,41 @@ def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Ma
     assert not done.changed and "expected_version: 7" in done.reason
 
 
-@pytest.mark.parametrize(
-    ("asked_by", "workers", "is_known"), [("three-stage", 2, True), ("optimus", 2, False), ("three-stage", 3, False)]
-)
-def test_a_plan_that_is_handed_over_again_finds_its_request(
-    cluster: Masters, asked_by: str, workers: int, is_known: bool
-) -> None:
-    refuse = lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed")  # noqa: E731
-    before, after = PLAN.before, allocation(workers)
-    change = ShapeChanged(before=_shape(before), after=_shape(after), seconds_ago=3.0, asked_by=asked_by)
-    cluster.add("clicks-1", told(shape_version=8, shape_changes=[change]), refuse)
-    done = rounds.apply(cluster.platform, PLAN)
-    assert (done.changed, done.request_id) == ((True, "s-0") if is_known else (False, ""))
+def test_every_plan_of_every_round_has_an_id_of_its_own(cluster: Masters) -> None:
+    for job_id in ("clicks-1", "clicks-2"):
+        cluster.add(job_id, told())
+    plans = [plan for _ in range(2) for plan in rounds.plan(cluster.platform, SETTINGS)[0].plans]
+    assert len({plan.plan_id for plan in plans}) == len(plans) == 4 and "" not in {plan.plan_id for plan in plans}
 
 
-def _shape(of: Allocation) -> Shape:
-    return shape(
-        of.workers, of.parameter_servers, of.worker_cores, of.parameter_server_cores, of.worker_memory_bytes,
-        of.parameter_server_memory_bytes,
-    )  # fmt: skip
+def test_a_plan_that_is_handed_over_again_is_the_request_that_it_was(cluster: Masters) -> None:
+    requests = dict[str, str]()
+
+    def change(message: ChangeShape) -> ShapeAnswer:
+        """As a master: a plan that it knows is not made for a version that has passed."""
+        if requests and message.plan_id not in requests:
+            return ShapeAnswer(reason="expected_version: 7 is not allowed")
+        return ShapeAnswer(requests.setdefault(message.plan_id, f"shape-{len(requests) + 1}"))
+
+    cluster.add("clicks-1", told(), change)
+    first, again = rounds.apply(cluster.platform, PLAN), rounds.apply(cluster.platform, PLAN)
+    assert again == first and (first.changed, first.request_id) == (True, "shape-1")
+    other = rounds.apply(cluster.platform, msgspec.structs.replace(PLAN, plan_id="plan-2"))
+    assert (other.changed, other.request_id) == (False, ""), "the same change, but another plan"
+    assert [message.plan_id for _, message in cluster.asked] == ["plan-1", "plan-1", "plan-2"]
+
+
+def test_the_master_is_told_every_size_that_differs_and_no_other(cluster: Masters) -> None:
+    cluster.add("clicks-1", told())
+    sizes = {"worker_cores": 0.5, "worker_memory_bytes": 2**30, "parameter_server_memory_bytes": 2**33}
+    rounds.apply(
+        cluster.platform, msgspec.structs.replace(PLAN, allocation=msgspec.structs.replace(PLAN.before, **sizes))
+    )
+    ((_, message),) = cluster.asked
+    assert message.change == {
+        Role.WORKER: PlacesChange(cores=0.5, memory_bytes=2**30),
+        Role.PARAMETER_SERVER: PlacesChange(memory_bytes=2**33),
+    }
 
 
 def test_a_plan_that_is_too_old_is_not_even_sent(cluster: Masters) -> None:
