@@ -12,8 +12,8 @@ help:
 	@echo "make setup        install the locked environment into $(VENV)"
 	@echo "make check        lint, types and every test that starts no service: before each commit"
 	@echo "make test         all tests"
-	@echo "make quick        the tests of check alone; arguments for pytest in ARGS, such as ARGS=--lf"
-	@echo "make nightly      the tests of quick with fifty times the examples of hypothesis"
+	@echo "make quick        the tests of check alone; EXAMPLES=1 for all random examples, ARGS=--lf for what failed last"
+	@echo "make nightly      the tests of quick with fifty times the random examples of make test"
 	@echo "make coverage     the lines that no test of quick runs"
 	@echo "make spikes       tests against real Kubernetes, YARN, HDFS and object stores, built first"
 	@echo "make spark        tests of clustering with Spark, fetched first (400 MB, once)"
@@ -44,9 +44,11 @@ lock:
 test: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS)
 
-# The tests that start no services: no node agent, pod, broker, MLflow or Airflow. Minutes instead of half an hour.
+# The tests that start no services: no node agent, pod, broker, MLflow or Airflow. Minutes instead of half an hour, with
+# a quarter of the random examples that `make test` has.
+EXAMPLES ?= 0.25
 quick: setup
-	$(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" $(ARGS)
+	ELASTREC_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" $(ARGS)
 
 nightly: setup
 	ELASTREC_EXAMPLES=50 $(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" --timeout 7200 $(ARGS)

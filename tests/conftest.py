@@ -26,9 +26,14 @@ _ROOT = Path(__file__).resolve().parent.parent
 _WARNINGS_OF_SERVICES = pytest.mark.filterwarnings("default", "ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
-def example_factor() -> int:
-    """How many times the usual number of examples the tests run: more than 1 in the nightly lane."""
-    return int(os.environ.get("ELASTREC_EXAMPLES", "1"))
+def example_factor() -> float:
+    """Factor on the number of random examples: below 1 in `make quick`, 1 in `make test`, above in `make nightly`."""
+    return float(os.environ.get("ELASTREC_EXAMPLES", "1"))
+
+
+def examples(usual: int) -> int:
+    """The number of random examples of a test that has `usual` ones in `make test`."""
+    return max(1, round(usual * example_factor()))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,15 +64,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(SERVICES):
             item.add_marker("services")
             item.add_marker(_WARNINGS_OF_SERVICES)
-    factor = example_factor()
-    for test in {getattr(item, "obj", None) for item in items} if factor > 1 else ():
+    if example_factor() == 1:
+        return
+    for test in {getattr(item, "obj", None) for item in items}:
         # hypothesis has no public way to change what a test's own `@settings` says.
         own = getattr(test, "_hypothesis_internal_use_settings", None)
         if own is not None:
-            test._hypothesis_internal_use_settings = settings(own, max_examples=own.max_examples * factor)
-    for machine in {item.cls for item in items if isinstance(item, pytest.Function)} if factor > 1 else ():
+            test._hypothesis_internal_use_settings = settings(own, max_examples=examples(own.max_examples))
+    for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
         if isinstance(own := getattr(machine, "settings", None), settings):
-            machine.settings = settings(own, max_examples=own.max_examples * factor)
+            machine.settings = settings(own, max_examples=examples(own.max_examples))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -68,8 +68,29 @@ def test_a_transform_that_cannot_be_imported_is_refused() -> None:
     assert problems[0].path == "spec.data.transform"
 
 
-def test_as_a_process_it_tells_the_problems_as_json() -> None:
-    command = [sys.executable, "-m", "elastrec.trainers.check"]
-    checked = subprocess.run(command, input=job_to_json(job("json:dumps")), capture_output=True, text=True, check=False)
+# The process ends by `os._exit`, where nothing else of it runs any more.
+_CHECK = """
+import gc, os, runpy, sys
+end = os._exit
+def report(exit_code):
+    print(gc.isenabled(), gc.get_freeze_count() > 100_000, file=sys.stderr, flush=True)
+    end(exit_code)
+os._exit = report
+runpy.run_module("elastrec.trainers.check", run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def checked() -> subprocess.CompletedProcess[str]:
+    """The check of an unusable model as a process, which prints the state of the garbage collector at its end."""
+    command = [sys.executable, "-c", _CHECK]
+    return subprocess.run(command, input=job_to_json(job("json:dumps")), capture_output=True, text=True, check=False)
+
+
+def test_the_process_loads_torch_without_the_collector(checked: subprocess.CompletedProcess[str]) -> None:
+    assert checked.stderr.splitlines()[-1] == "True True"
+
+
+def test_the_process_prints_the_problems_as_json(checked: subprocess.CompletedProcess[str]) -> None:
     assert checked.returncode == 1
     assert msgspec.json.decode(checked.stdout.splitlines()[-1])[0]["path"] == "spec.model.architecture"

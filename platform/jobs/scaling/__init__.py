@@ -1,4 +1,4 @@
-"""Rounds of scaling over running jobs: profiles are read, plans are handed over, MLflow is told why.
+"""Rounds of scaling over running jobs: reads profiles, hands plans over, logs the reasons to MLflow.
 
 What to do is decided in `elastrec.platform.scaling`.
 """

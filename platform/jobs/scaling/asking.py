@@ -1,4 +1,4 @@
-"""Asks the master of a running job for another shape, and follows what becomes of it; policies ask through `rounds`."""
+"""Asks the master of a running job for another shape and follows the request; policies ask through `rounds`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def take_back_request(platform: Platform, job_id: str, request_id: str) -> Done:
 
 
 def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator[ShapeRequest]:
-    """The request as the master tells it, again and again until it has ended.
+    """The request as the master reports it, twice a second until it has ended.
 
     Nothing comes once the job is gone, or where the request ended so long ago that the master has forgotten it.
 
@@ -109,7 +109,7 @@ def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator
 
 
 def look_at_request(platform: Platform, job_id: str, request_id: str) -> tuple[ShapeRequest | None, str]:
-    """The request as the master tells it now, None once the job is gone; and what the job waits for.
+    """The request as the master reports it now, None once the job is gone; and what the job waits for.
 
     Raises:
         ClusterError: the master does not answer.

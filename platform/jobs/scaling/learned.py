@@ -1,4 +1,4 @@
-"""What the jobs of the past teach the next round: what changes cost here, and how fast similar jobs were."""
+"""What a round takes from earlier jobs: what changes cost on this cluster, and how fast similar jobs were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking masters what their jobs have measured: all side by side, each within a time limit."""
+"""Asks masters for the measurements of their jobs: all at the same time, each within a time limit."""
 
 from __future__ import annotations
 
@@ -54,11 +54,13 @@ def ask_profiles(
 
     def ask(pod: PodStatus) -> Profile | str:
         try:
-            told = ask_pod(platform, pod, GetProfile(), Profile, timeout_seconds=timeout_seconds)
+            profile = ask_pod(platform, pod, GetProfile(), Profile, timeout_seconds=timeout_seconds)
         except (TransportError, ClusterError) as error:
             log.warning("master_not_asked", job_id=pod.job, reason=str(error), consequence="its job is left alone")
             return f"its master does not answer: {error}"
-        return told if told is not None else f"its master does not run yet: {pod.phase.value} {pod.reason}".strip()
+        if profile is None:
+            return f"its master does not run yet: {pod.phase.value} {pod.reason}".strip()
+        return profile
 
     with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(masters)), thread_name_prefix="ask-master") as threads:
         return dict(zip(masters, threads.map(ask, masters.values()), strict=True))

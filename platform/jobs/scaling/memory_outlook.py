@@ -1,4 +1,4 @@
-"""What a master has measured of its job's memory, as `platform.scaling.memory_outlook` wants it."""
+"""What a master has measured of its job's memory, in the types of `platform.scaling.memory_outlook`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.profile import Profile, TableGrowth
 
 
-def memory_seen(job: TrainingJob, told: Profile, samples_per_second: float, largest_bytes: float) -> MemorySeen:
+def memory_seen(job: TrainingJob, profile: Profile, samples_per_second: float, largest_bytes: float) -> MemorySeen:
     """Tables, servers and the fullest worker, as the job's master knows them.
 
     Args:
         largest_bytes: no pod can have more memory.
     """
-    epoch_samples = (told.trained_samples + told.remaining_samples) / job.spec.training.epochs
+    epoch_samples = (profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs
     return MemorySeen(
-        tables=tuple(_table(job, each) for each in told.tables_growth),
-        servers=_servers(told, largest_bytes),
-        worker_used_bytes=float(told.worker_used_bytes),
-        trained=float(told.trained_samples),
-        remaining=float(told.remaining_samples),
-        fresh=max(0.0, epoch_samples - told.trained_samples),
+        tables=tuple(_table(job, each) for each in profile.tables_growth),
+        servers=_servers(profile, largest_bytes),
+        worker_used_bytes=float(profile.worker_used_bytes),
+        trained=float(profile.trained_samples),
+        remaining=float(profile.remaining_samples),
+        fresh=max(0.0, epoch_samples - profile.trained_samples),
         samples_per_second=samples_per_second,
     )
 
 
-def _servers(told: Profile, largest_bytes: float) -> Servers | None:
-    """None while not all of the job's servers have told what they use: one that is silent may be the fullest."""
-    if not told.servers or len(told.servers) < told.configuration[Role.PARAMETER_SERVER].count:
+def _servers(profile: Profile, largest_bytes: float) -> Servers | None:
+    """None until each of the job's servers has reported its memory: a missing one may be the fullest."""
+    if not profile.servers or len(profile.servers) < profile.configuration[Role.PARAMETER_SERVER].count:
         return None
-    held = [each.table_bytes for each in told.servers]
+    held = [each.table_bytes for each in profile.servers]
     mean = sum(held) / len(held)
     return Servers(
-        count=len(told.servers),
-        used_bytes=float(max(each.used_bytes for each in told.servers)),
-        limit_bytes=float(min(each.limit_bytes for each in told.servers)),
+        count=len(profile.servers),
+        used_bytes=float(max(each.used_bytes for each in profile.servers)),
+        limit_bytes=float(min(each.limit_bytes for each in profile.servers)),
         imbalance=max(1.0, max(held) / mean) if mean else 1.0,
         largest_bytes=largest_bytes,
     )

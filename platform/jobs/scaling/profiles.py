@@ -1,4 +1,4 @@
-"""What a decision needs to know of a live job, from what its master tells; or why there is no decision to make."""
+"""The `JobProfile` of a live job, from its master's measurements; or why no decision can be made about the job now."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ class NotNow(msgspec.Struct, frozen=True):
 
 
 def profile_of(
-    job_id: str, told: Profile, settings: ScalingSettings, past: Sequence[PastJob] = (), largest_bytes: float = 0.0
+    job_id: str, profile: Profile, settings: ScalingSettings, past: Sequence[PastJob] = (), largest_bytes: float = 0.0
 ) -> JobProfile | NotNow:
-    """What a decision about the job needs, or why there is none to be made now.
+    """The `JobProfile` that a decision about the job is made from, or why none can be made now.
 
     Args:
         past: finished jobs with their models.
         largest_bytes: the most memory that a server of the job could have.
     """
-    job = job_from_json(told.job_json)
+    job = job_from_json(profile.job_json)
     elasticity = job.spec.scaling
     if not elasticity.enabled:
         return NotNow(job_id, "its job file says scaling.enabled: false")
-    if told.phase != Phase.TRAINING:
-        return NotNow(job_id, f"it is {told.phase}")
+    if profile.phase != Phase.TRAINING:
+        return NotNow(job_id, f"it is {profile.phase}")
     team = settings.teams.get(job.metadata.team, Team())
-    allocation = Allocation.of(told.configuration)
+    allocation = Allocation.of(profile.configuration)
     holder = Holder(
         job_id=job_id,
         team=job.metadata.team,
@@ -59,38 +59,38 @@ def profile_of(
         least_workers=max(elasticity.minimum_workers, team.minimum_workers),
         priority=team.priority,
     )
-    if not told.is_settled:
-        return NotNow(job_id, "pods are coming or going", holder, told.shape_version)
-    now = next((each for each in told.measured if each.configuration == told.configuration), None)
+    if not profile.is_settled:
+        return NotNow(job_id, "pods are coming or going", holder, profile.shape_version)
+    now = next((each for each in profile.measured if each.configuration == profile.configuration), None)
     if now is None or now.steps_ever < settings.least_steps:
         steps = 0 if now is None else now.steps_ever
         why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
-        return NotNow(job_id, why, holder, told.shape_version)
-    limits, movable = _limits_of(job, holder.least_workers), movable_of(told)
+        return NotNow(job_id, why, holder, profile.shape_version)
+    limits, movable = _limits_of(job, holder.least_workers), movable_of(profile)
     if Change.SERVERS in movable and Change.SERVER_SIZE not in movable:
         # More memory can only come with more servers of the present size.
         largest_bytes = min(largest_bytes, allocation.parameter_server_memory_bytes)
-    shape = shape_of(job, told)
+    shape = shape_of(job, profile)
     speed = allocation.workers * shape.batch_size / observation_of(now).iteration_seconds
-    epoch_rows = round((told.trained_samples + told.remaining_samples) / job.spec.training.epochs)
+    epoch_rows = round((profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs)
     return job_profile(
         JobFacts(
             job_id=job_id,
             shape=shape,
             allocation=allocation,
-            started_with=Allocation.of(told.measured[0].configuration),
-            remaining_samples=float(told.remaining_samples),
-            observations=observations_of(told),
+            started_with=Allocation.of(profile.measured[0].configuration),
+            remaining_samples=float(profile.remaining_samples),
+            observations=observations_of(profile),
             prior=prior_of(features_of(job, epoch_rows), [each for each in past if each.job_id != job_id]),
-            outlook=look_ahead(memory_seen(job, told, speed, largest_bytes), allocation),
+            outlook=look_ahead(memory_seen(job, profile, speed, largest_bytes), allocation),
             changes=tuple(
                 PastChange(
                     before=Allocation.of(each.before), after=Allocation.of(each.after), seconds_ago=each.seconds_ago,
                     asked_by=each.asked_by,
                 )
-                for each in told.shape_changes
+                for each in profile.shape_changes
             ),
-            shape_version=told.shape_version,
+            shape_version=profile.shape_version,
             limits=limits,
             movable=movable,
             until_next_change_seconds=settings.round_interval,
@@ -110,13 +110,13 @@ def _limits_of(job: TrainingJob, least_workers: int) -> Limits:
     )
 
 
-def movable_of(told: Profile) -> frozenset[Change]:
+def movable_of(profile: Profile) -> frozenset[Change]:
     """What the job's master changes while the job trains."""
-    return frozenset({Change.WORKERS, Change.SERVERS} if told.servers_move else {Change.WORKERS})
+    return frozenset({Change.WORKERS, Change.SERVERS} if profile.servers_move else {Change.WORKERS})
 
 
 def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
-    """The jobs that can give workers back when somebody asks for what is theirs."""
+    """The jobs that can give workers back when another team claims its share."""
     holders = []
     for each in found:
         if isinstance(each, NotNow):
@@ -134,22 +134,22 @@ def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
     return holders
 
 
-def shape_of(job: TrainingJob, told: Profile) -> ModelShape:
+def shape_of(job: TrainingJob, profile: Profile) -> ModelShape:
     """The constants of the job's throughput model."""
     return ModelShape(
         batch_size=job.spec.training.batch_size,
-        dense_bytes=told.dense_bytes,
+        dense_bytes=profile.dense_bytes,
         embedding_dimension=job.spec.model.embedding_dimension,
     )
 
 
-def observations_of(told: Profile) -> tuple[Observation, ...]:
+def observations_of(profile: Profile) -> tuple[Observation, ...]:
     """One for every configuration in which steps were made."""
-    return tuple(observation_of(measured) for measured in told.measured if measured.steps)
+    return tuple(observation_of(measured) for measured in profile.measured if measured.steps)
 
 
 def observation_of(measured: Measured) -> Observation:
-    """What a model is fitted to, of what a master has measured in one configuration."""
+    """One observation to fit a model to, from a master's measurements in one configuration."""
     # Workers read and prepare their rows themselves, so all but waiting for servers is T_grad of eq. 2.
     own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(

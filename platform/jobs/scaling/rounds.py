@@ -19,8 +19,7 @@ from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
-from elastrec.platform.scaling.across_jobs.one_change import one_change
-from elastrec.platform.scaling.across_jobs.one_change import told as told_verdict
+from elastrec.platform.scaling.across_jobs.one_change import describe, one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
 from elastrec.platform.scaling.amounts import PriceList
@@ -95,14 +94,16 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     answers = ask_profiles(platform, masters if job_ids is None else {job_id: masters[job_id] for job_id in job_ids})
     if job_ids is None:
         answers = {
-            job_id: told for job_id, told in answers.items() if isinstance(told, str) or told.phase == Phase.TRAINING
+            job_id: answer
+            for job_id, answer in answers.items()
+            if isinstance(answer, str) or answer.phase == Phase.TRAINING
         }
     known = learned(platform, settings) if answers else Learned()
     largest = largest_server_bytes(platform, answers)
     found = [
-        NotNow(job_id, told) if isinstance(told, str)
-        else profile_of(job_id, told, settings, known.past, largest[job_id])
-        for job_id, told in answers.items()
+        NotNow(job_id, answer) if isinstance(answer, str)
+        else profile_of(job_id, answer, settings, known.past, largest[job_id])
+        for job_id, answer in answers.items()
     ]  # fmt: skip
     profiles = [each for each in found if isinstance(each, JobProfile)]
     around = view(platform, settings, known.overheads)
@@ -133,7 +134,7 @@ def with_forecasts(decided: Round, profiles: Sequence[JobProfile], strategy: Str
     """The round with what memory forecasts ask for; why which change goes first is in the log."""
     found, verdicts = one_change(decided, profiles, strategy)
     for job_id, verdict in verdicts.items():
-        log.info("one_change", job_id=job_id, verdict=told_verdict(verdict))
+        log.info("one_change", job_id=job_id, verdict=describe(verdict))
     return found
 
 

@@ -38,7 +38,7 @@ def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Ho
 def standing_of(
     pods: Iterable[PodStatus], capacity: Capacity, settings: ScalingSettings, holders: Sequence[Holder]
 ) -> Standing:
-    """The same from what a cluster has told."""
+    """As `standing`, of pods and a capacity that were read before."""
     # scipy comes with it: every step of a job's life would load that.
     from elastrec.platform.scaling.across_jobs.shared_round import Standing
 

@@ -1,4 +1,4 @@
-"""The story of how a job was scaled, told in its MLflow run: the decision, all candidates, and pictures of why."""
+"""Writes each scaling decision into the job's MLflow run: the decision, all candidates, and pictures of the reasons."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def log_decision(platform: Platform, wanted: Plan, *, is_changed: bool, reason: 
     """
     master = pod_of_master(platform, wanted.job_id)
     run_id = master.labels.get(RUN_LABEL, "") if master else ""
-    if not run_id and (told := ask_profile(platform, wanted.job_id)) is not None:
+    if not run_id and (profile := ask_profile(platform, wanted.job_id)) is not None:
         # MLflow was away at the launch; the run was made later.
-        run_id = told.run_id
+        run_id = profile.run_id
     why = "" if run_id else "the job has no run yet"
     if run_id and tracking_answers(platform):
         try:
@@ -73,10 +73,10 @@ def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, r
         figures[names.SCALING_PREDICTED] = predicted.samples_per_second
         figures[names.SCALING_GAIN] = predicted.gain
     lines = [{"policy": wanted.policy, "decision": reason, **row} for row in rows(wanted)]
-    told = history.log_decision(run_id, decision, lines, figures)
-    history.log_throughput(run_id, told)
+    decisions = history.log_decision(run_id, decision, lines, figures)
+    history.log_throughput(run_id, decisions)
     model, observations = _fitted(platform, wanted.job_id)
-    history.log_model(run_id, told, wanted.considered, model, observations)
+    history.log_model(run_id, decisions, wanted.considered, model, observations)
     if Change.SERVERS in wanted.changes:
         history.log_migrations(run_id, explanation(platform, wanted.job_id).migrations)
     return history.page(run_id)
@@ -94,6 +94,6 @@ def fitted(profile: Profile) -> ThroughputModel | None:
     try:
         return fit(shape_of(job, profile), observations_of(profile), job_id=job.metadata.name)
     except ScalingError as error:
-        # A policy was told the same and its plan says so; there is nothing to draw and nothing to learn from.
+        # The policy got the same error and its plan says so; there is no model to draw.
         log.info("model_not_fitted", job=job.metadata.name, reason=str(error))
         return None

@@ -85,7 +85,7 @@ def _of_plan(plan: Plan) -> Wish:
     )
 
 
-def told(verdict: Verdict) -> str:
+def describe(verdict: Verdict) -> str:
     """A verdict in one line, for the log."""
     others = "; ".join(f"not {wish.strategy}: {why}" for wish, why in verdict.left_out)
     return f"{verdict.reason}; {others}" if others else verdict.reason

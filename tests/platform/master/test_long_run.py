@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from elastrec.platform.master.machine import events
-from tests.conftest import example_factor
+from tests.conftest import example_factor, examples
 from tests.platform.clusters.fleets import FLEETS, choose
 from tests.platform.master.long_run import Figures, long_run
 
@@ -16,7 +16,7 @@ LEAST_EVENTS = 30_000
 
 def test_a_long_random_life_is_replayed_from_every_prefix_of_its_journal() -> None:
     runs: list[Figures] = []
-    left = LEAST_EVENTS * example_factor()
+    left = examples(LEAST_EVENTS)
     for done, kind in enumerate(sorted(FLEETS)):
         before = choose(kind)
         try:
@@ -26,6 +26,8 @@ def test_a_long_random_life_is_replayed_from_every_prefix_of_its_journal() -> No
         left -= runs[-1].events
     # Runs that saw hardly anything would prove hardly anything.
     assert left <= 0 and all(run.jobs for run in runs)
+    if example_factor() < 1:
+        return  # rare events need a long run; `make test` has it
     assert sum(run.master_restarts for run in runs) > 20 and sum(run.loaded_prefixes for run in runs) > 10
     assert sum(run.rollbacks for run in runs) > 20 and sum(run.records for run in runs) > 20
     assert sum((run.ends for run in runs), Counter[str]())["Succeeded"] >= 1

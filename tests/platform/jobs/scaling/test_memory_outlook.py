@@ -14,7 +14,7 @@ from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, 
 from elastrec.platform.scaling.types import Limits, MemoryWish
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Profile, ServerUse, TableGrowth
-from tests.platform.jobs.scaling.test_profiles import ONE, told
+from tests.platform.jobs.scaling.test_profiles import ONE, measured_profile
 
 MEBIBYTE = 2**20
 SAMPLES = [100_000 * 2**i for i in range(6)]
@@ -35,7 +35,7 @@ def grown(*, remaining: int, exponent: float = 0.8, **changes: Any) -> Profile:
         ],
         "worker_used_bytes": 900 * MEBIBYTE,
     }
-    return told(**(values | changes))
+    return measured_profile(**(values | changes))
 
 
 def outlook(profile: Profile, largest_bytes: float = 2.0**36) -> MemoryOutlook:

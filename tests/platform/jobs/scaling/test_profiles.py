@@ -21,7 +21,7 @@ ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
 TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
 
 
-def told(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
+def measured_profile(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
     job = load_job(
         {
             "apiVersion": "elastrec.io/v1alpha1",
@@ -59,7 +59,7 @@ def told(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
 
 def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> None:
     settings = ScalingSettings(teams={"ads": Team(priority=3)})
-    profile = profile_of("clicks-1", told({"minimum_workers": 1, "maximum_workers": 6}), settings)
+    profile = profile_of("clicks-1", measured_profile({"minimum_workers": 1, "maximum_workers": 6}), settings)
     assert isinstance(profile, JobProfile)
     (observation,) = profile.observations
     assert observation.allocation == profile.allocation and profile.allocation.workers == 1
@@ -72,7 +72,7 @@ def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> No
 @pytest.mark.parametrize("servers_move", [False, True])
 def test_servers_change_where_the_master_moves_their_rows_within_the_bounds_of_the_job_file(servers_move: bool) -> None:
     bounds = {"minimum_parameter_servers": 2, "maximum_parameter_servers": 5}
-    profile = profile_of("clicks-1", told(bounds, servers_move=servers_move), ScalingSettings())
+    profile = profile_of("clicks-1", measured_profile(bounds, servers_move=servers_move), ScalingSettings())
     assert isinstance(profile, JobProfile)
     assert profile.movable == ({Change.WORKERS, Change.SERVERS} if servers_move else {Change.WORKERS})
     assert profile.limits.parameter_servers == (2, 5)
@@ -83,7 +83,7 @@ def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_siz
     rows = [(100_000 * 2**power, round(2.0 * (100_000 * 2**power) ** 0.8)) for power in range(6)]
     growth = TableGrowth(table="user", samples=[s for s, _ in rows], rows=[r for _, r in rows], bytes_per_row=80.0)
     use = ServerUse(pod="ps-0", used_bytes=2**27, limit_bytes=size, table_bytes=80 * rows[-1][1])
-    found = told(
+    found = measured_profile(
         servers_move=True, tables_growth=[growth], servers=[use], trained_samples=rows[-1][0],
         remaining_samples=2_000_000_000,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_siz
 
 
 def test_there_are_never_more_servers_than_virtual_buckets() -> None:
-    found = told({"maximum_parameter_servers": 5000})
+    found = measured_profile({"maximum_parameter_servers": 5000})
     content = msgspec.json.decode(found.job_json)
     content["spec"]["resources"]["virtual_buckets"] = 128
     profile = profile_of("clicks-1", msgspec.structs.replace(found, job_json=msgspec.json.encode(content)), SETTINGS)
@@ -106,10 +106,10 @@ def test_there_are_never_more_servers_than_virtual_buckets() -> None:
 @pytest.mark.parametrize(
     ("found", "reason"),
     [
-        (told({"enabled": False}), "scaling.enabled: false"),
-        (told(phase="Evaluating"), "Evaluating"),
-        (told(is_settled=False), "coming or going"),
-        (told(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
+        (measured_profile({"enabled": False}), "scaling.enabled: false"),
+        (measured_profile(phase="Evaluating"), "Evaluating"),
+        (measured_profile(is_settled=False), "coming or going"),
+        (measured_profile(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
     ],
 )
 def test_a_job_that_cannot_be_decided_about_is_left_alone_with_the_reason(found: Profile, reason: str) -> None:

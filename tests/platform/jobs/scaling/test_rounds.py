@@ -20,7 +20,7 @@ from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
 from elastrec.platform.transport.messages.profile import Measured
 from tests.platform.jobs.scaling.masters import Masters, masters
-from tests.platform.jobs.scaling.test_profiles import told
+from tests.platform.jobs.scaling.test_profiles import measured_profile
 from tests.platform.scaling.jobs import allocation
 from tests.shapes import shape
 
@@ -43,7 +43,7 @@ def test_a_master_that_does_not_answer_costs_only_its_own_job_the_round(
     monkeypatch.setattr(asking.ask_profiles, "__defaults__", (0.5,))
     for job_id in ("clicks-1", "clicks-2", "clicks-3"):
         cluster.add_silent(f"silent-{job_id}")
-        cluster.add(job_id, told())
+        cluster.add(job_id, measured_profile())
     begun = time.monotonic()
     decided, left_alone = rounds.plan(cluster.platform, SETTINGS)
     assert [plan.job_id for plan in decided.plans] == ["clicks-1", "clicks-2", "clicks-3"]
@@ -68,28 +68,28 @@ def test_a_job_that_is_not_in_the_cluster_is_named(cluster: Masters) -> None:
 
 
 def test_jobs_that_do_not_train_are_only_named_when_they_are_asked_about(cluster: Masters) -> None:
-    cluster.add("clicks-1", told(phase="Evaluating"))
+    cluster.add("clicks-1", measured_profile(phase="Evaluating"))
     assert rounds.plan(cluster.platform, SETTINGS)[1] == []
     (other,) = rounds.plan(cluster.platform, SETTINGS, ["clicks-1"])[1]
     assert other.reason == "it is Evaluating"
 
 
 def test_plans_carry_the_version_of_the_shape_that_they_were_made_for_and_when_they_expire(cluster: Masters) -> None:
-    cluster.add("clicks-1", told(shape_version=7))
+    cluster.add("clicks-1", measured_profile(shape_version=7))
     (plan,) = rounds.plan(cluster.platform, SETTINGS)[0].plans
     assert plan.shape_version == 7
     assert plan.expires_unix_seconds == pytest.approx(time.time() + SETTINGS.plan_lifetime, abs=30.0)
 
 
-def test_the_master_is_told_the_version_and_who_asks(cluster: Masters) -> None:
-    cluster.add("clicks-1", told())
+def test_a_plan_carries_the_version_of_the_shape_and_its_policy(cluster: Masters) -> None:
+    cluster.add("clicks-1", measured_profile())
     assert rounds.apply(cluster.platform, PLAN).changed
     ((_, message),) = cluster.asked
     assert (message.expected_version, message.asked_by, message.live_only) == (7, "three-stage", True)
 
 
 def test_workers_and_servers_of_one_plan_are_one_request(cluster: Masters) -> None:
-    cluster.add("clicks-1", told())
+    cluster.add("clicks-1", measured_profile())
     rounds.apply(cluster.platform, msgspec.structs.replace(PLAN, allocation=allocation(3, 2)))
     ((_, message),) = cluster.asked
     assert {role: places.count for role, places in message.change.items()} == {
@@ -109,21 +109,21 @@ def test_a_job_that_waits_for_its_server_gets_more_of_them_where_rows_can_move(c
     seen = [measured(1, 1), measured(2, 1), measured(2, 2), measured(4, 1)]
     for moves in (False, True):
         servers = {"configuration": seen[-1].configuration, "measured": seen, "servers_move": moves}
-        cluster.add(f"clicks-{moves}", told(**servers))
+        cluster.add(f"clicks-{moves}", measured_profile(**servers))
     plans = {plan.job_id: plan for plan in rounds.plan(cluster.platform, THREE_STAGE)[0].plans}
     assert Change.SERVERS in plans["clicks-True"].changes
     assert Change.SERVERS not in plans["clicks-False"].changes
 
 
 def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Masters) -> None:
-    cluster.add("clicks-1", told(), lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed"))
+    cluster.add("clicks-1", measured_profile(), lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed"))
     done = rounds.apply(cluster.platform, PLAN)
     assert not done.changed and "expected_version: 7" in done.reason
 
 
 def test_every_plan_of_every_round_has_an_id_of_its_own(cluster: Masters) -> None:
     for job_id in ("clicks-1", "clicks-2"):
-        cluster.add(job_id, told())
+        cluster.add(job_id, measured_profile())
     plans = [plan for _ in range(2) for plan in rounds.plan(cluster.platform, SETTINGS)[0].plans]
     assert len({plan.plan_id for plan in plans}) == len(plans) == 4 and "" not in {plan.plan_id for plan in plans}
 
@@ -137,7 +137,7 @@ def test_a_plan_that_is_handed_over_again_is_the_request_that_it_was(cluster: Ma
             return ShapeAnswer(reason="expected_version: 7 is not allowed")
         return ShapeAnswer(requests.setdefault(message.plan_id, f"shape-{len(requests) + 1}"))
 
-    cluster.add("clicks-1", told(), change)
+    cluster.add("clicks-1", measured_profile(), change)
     first, again = rounds.apply(cluster.platform, PLAN), rounds.apply(cluster.platform, PLAN)
     assert again == first and (first.changed, first.request_id) == (True, "shape-1")
     other = rounds.apply(cluster.platform, msgspec.structs.replace(PLAN, plan_id="plan-2"))
@@ -146,7 +146,7 @@ def test_a_plan_that_is_handed_over_again_is_the_request_that_it_was(cluster: Ma
 
 
 def test_the_master_is_told_every_size_that_differs_and_no_other(cluster: Masters) -> None:
-    cluster.add("clicks-1", told())
+    cluster.add("clicks-1", measured_profile())
     sizes = {"worker_cores": 0.5, "worker_memory_bytes": 2**30, "parameter_server_memory_bytes": 2**33}
     rounds.apply(
         cluster.platform, msgspec.structs.replace(PLAN, allocation=msgspec.structs.replace(PLAN.before, **sizes))
@@ -159,7 +159,7 @@ def test_the_master_is_told_every_size_that_differs_and_no_other(cluster: Master
 
 
 def test_a_plan_that_is_too_old_is_not_even_sent(cluster: Masters) -> None:
-    cluster.add("clicks-1", told())
+    cluster.add("clicks-1", measured_profile())
     old = msgspec.structs.replace(PLAN, expires_unix_seconds=time.time() - 60.0)
     done = rounds.apply(cluster.platform, old)
     assert not done.changed and cluster.asked == []

@@ -33,12 +33,12 @@ def master() -> Profile:
 
 
 def live() -> JobProfile:
-    told = master()
-    job = job_from_json(told.job_json)
+    measured = master()
+    job = job_from_json(measured.job_json)
     alike = PastJob(
         job_id="clicks-0", features=features_of(job, 3_000_000), allocation=allocation(), coefficients=coefficients()
     )
-    found = profile_of("clicks-1", told, SETTINGS, [alike], 2.0**36)
+    found = profile_of("clicks-1", measured, SETTINGS, [alike], 2.0**36)
     assert isinstance(found, JobProfile)
     return found
 

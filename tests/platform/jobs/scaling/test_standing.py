@@ -11,7 +11,7 @@ from elastrec.platform.scaling.amounts import Resources
 from elastrec.platform.scaling.types import JobProfile
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
-from tests.platform.jobs.scaling.test_profiles import ONE, TWO, told
+from tests.platform.jobs.scaling.test_profiles import ONE, TWO, measured_profile
 
 SETTINGS = ScalingSettings(teams={"ads": Team(share=0.5, priority=3, minimum_workers=2)})
 CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30), PodSize(8.0, 2**34))
@@ -32,7 +32,7 @@ def test_pods_count_for_their_team_and_those_that_wait_for_room_hold_nothing() -
         pod("d", "search", PodPhase.SUCCEEDED),
         pod("e", None),
     ]
-    found = profile_of("clicks-1", told(is_settled=False, configuration=TWO), SETTINGS)
+    found = profile_of("clicks-1", measured_profile(is_settled=False, configuration=TWO), SETTINGS)
     known = standing_of(pods, CAPACITY, SETTINGS, holders_of([found]))
     assert known.shares.held == {"ads": Resources(4.0, 2.0**32), "default": Resources(2.0, 2.0**31)}
     assert known.waiting == {"ads": [Resources(2.0, 2.0**31)]}
@@ -43,12 +43,12 @@ def test_pods_count_for_their_team_and_those_that_wait_for_room_hold_nothing() -
 
 
 def test_a_teams_minimum_bounds_plans_as_the_job_files_does() -> None:
-    found = profile_of("clicks-1", told({"minimum_workers": 1, "maximum_workers": 6}), SETTINGS)
+    found = profile_of("clicks-1", measured_profile({"minimum_workers": 1, "maximum_workers": 6}), SETTINGS)
     assert isinstance(found, JobProfile) and found.limits.workers == (2, 6)
-    found = profile_of("clicks-1", told({"minimum_workers": 4, "maximum_workers": 6}), SETTINGS)
+    found = profile_of("clicks-1", measured_profile({"minimum_workers": 4, "maximum_workers": 6}), SETTINGS)
     assert isinstance(found, JobProfile) and found.limits.workers == (4, 6)
 
 
 def test_a_job_that_takes_no_part_is_never_asked_to_give_back() -> None:
-    found = profile_of("clicks-1", told({"enabled": False}, configuration=ONE), SETTINGS)
+    found = profile_of("clicks-1", measured_profile({"enabled": False}, configuration=ONE), SETTINGS)
     assert isinstance(found, NotNow) and holders_of([found]) == []

@@ -14,7 +14,7 @@ from elastrec.platform.master.pods.requests import KEPT_REQUESTS
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.observer import PodMove
-from tests.conftest import example_factor
+from tests.conftest import examples
 from tests.platform.master.machine.test_migration import ask, check
 from tests.platform.master.world import World, plan
 from tests.shapes import change, shape
@@ -126,7 +126,7 @@ def test_wherever_a_change_of_everything_is_interrupted_it_ends_on_one_owner_per
 @pytest.mark.timeout(1800)
 def test_a_job_that_changes_all_the_time_keeps_its_size():
     chance, world, sizes = random.Random(1), small_world(), list[int]()
-    for number in range(200 * example_factor()):
+    for number in range(max(200, examples(200))):
         moves = [PodMove(pod=chance.choice(world.state.ownership.servers))] if number % 2 else []
         other = change(parameter_servers=chance.choice([1, 2, 3]), worker_cores=chance.choice([1.0, 2.0]))
         asked = {} if number % 2 else other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.scaling.across_jobs.one_change import MEMORY, one_change, told
+from elastrec.platform.scaling.across_jobs.one_change import MEMORY, describe, one_change
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import Round, View, decide
@@ -31,7 +31,7 @@ def test_what_prevents_a_failure_takes_the_place_of_a_plan_where_it_can_be_done(
     found, verdicts = one_change(round_of(job), [job])
     (plan,) = found.plans
     assert plan.policy == MEMORY and plan.allocation == MORE.allocation
-    assert "memory-forecast (prevent failure)" in told(verdicts["job"])
+    assert "memory-forecast (prevent failure)" in describe(verdicts["job"])
 
 
 def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None:
@@ -40,4 +40,4 @@ def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None
     memory, plan = found.plans
     assert (memory.policy, memory.allocation) == (MEMORY, MORE.allocation)
     assert plan == round_of(job).plans[0] and plan.allocation.workers > job.allocation.workers
-    assert "not memory-forecast: server size: left to the job's master" in told(verdicts["job"])
+    assert "not memory-forecast: server size: left to the job's master" in describe(verdicts["job"])
