@@ -13,6 +13,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
+from elastrec.trainers.imports import without_collector
 from tests import skips
 from tests.streams import SERVICES, Streams
 
@@ -49,6 +50,13 @@ def logging_as_before() -> Iterator[None]:
         structlog.configure(**before)
     else:
         structlog.reset_defaults()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Collecting loads torch, torchrec and thousands of tests, none of which is garbage: no collector looks at them."""
+    with without_collector():
+        return (yield)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

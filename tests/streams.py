@@ -4,7 +4,9 @@ Two streams of tests run side by side: jobs of real processes mostly wait, while
 
 `pytest -n 2` (pytest-xdist) runs one process of tests per stream. The first that is ready takes the tests of whole
 jobs, the others take all other tests, and a process that has nothing left helps. Tests of one file stay together and
-in order, for they share fixtures; so do those of the Airflow stack, which takes minutes to start.
+in order, for they share fixtures. So do those of the Airflow stack, which takes minutes to start, and those of
+parameter servers, whose kernels would otherwise be compiled by both processes at once. What lasts longest comes first,
+so that no process is left alone with it at the end.
 """
 
 from __future__ import annotations
@@ -28,14 +30,41 @@ SERVICES = (
     "tests/platform/master/test_main.py",
     "tests/spikes/",
     "tests/test_mutants.py",
+    "tests/test_skips.py",
     "tests/test_streams.py",
     "tests/trainers/export/",
+    "tests/trainers/parameter_server/test_hanging_store.py",
+    "tests/trainers/parameter_server/test_killed_with_memory.py",
     "tests/trainers/parameter_server/test_pod.py",
     "tests/trainers/worker/",
 )
 """Rooms and files whose tests start node agents, pods, brokers, MLflow, Airflow, or other long-lived processes:
 `make quick` leaves them out (marker `services`)."""
-_ONE_STACK = "tests/e2e/airflow_stack/"
+_STACK, _SERVERS = "tests/e2e/airflow_stack/", "tests/trainers/parameter_server/"
+TOGETHER = {
+    _STACK: _STACK,
+    "tests/trainers/deduplication/": _SERVERS,
+    "tests/trainers/embedding/": _SERVERS,
+    _SERVERS: _SERVERS,
+}
+"""Rooms whose files all run in one process, each with the name of its scope."""
+FIRST = (
+    _STACK,
+    "tests/faults/test_kills.py",
+    "tests/e2e/test_run.py",
+    "tests/faults/test_campaign.py",
+    _SERVERS,
+    "tests/faults/test_live_jobs.py",
+    "tests/faults/test_resume.py",
+    "tests/faults/test_surroundings.py",
+    "tests/faults/test_bad_stores.py",
+    "tests/e2e/test_feature_steps.py",
+    "tests/docs/test_commands.py",
+    "tests/e2e/test_deduplication.py",
+    "tests/platform/master/service/test_service.py",
+    "tests/platform/master/test_long_run.py",
+)
+"""The scopes that last longest, the longest first; all others follow in the order of their names."""
 
 # A process of tests that is interrupted ends what its fixtures have started; execnet gives it 15 s for that.
 NodeManager.EXIT_TIMEOUT = 20
@@ -46,15 +75,15 @@ class Streams(LoadScopeScheduling):
 
     def __init__(self, config: object, log: Producer | None = None) -> None:
         super().__init__(config, log)
-        # Files in the order of their names: which of them last long does not follow from their number of tests.
+        # Not in the order of their numbers of tests, from which it does not follow how long they last.
         self.config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
-        return _ONE_STACK if nodeid.startswith(_ONE_STACK) else nodeid.partition("::")[0]
+        return next((name for room, name in TOGETHER.items() if nodeid.startswith(room)), nodeid.partition("::")[0])
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         runs_jobs = node is self.nodes[0]
-        own = next((file for file in self.workqueue if file.startswith(WHOLE_JOBS) is runs_jobs), None)
-        if own is not None:
-            self.workqueue.move_to_end(own, last=False)
+        scopes = [*(scope for scope in FIRST if scope in self.workqueue), *self.workqueue]
+        scope = next((scope for scope in scopes if scope.startswith(WHOLE_JOBS) is runs_jobs), scopes[0])
+        self.workqueue.move_to_end(scope, last=False)
         super()._assign_work_unit(node)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.processes import wait_for
-from tests.streams import SERVICES
+from tests.streams import FIRST, SERVICES, TOGETHER
 
 ROOT = Path(__file__).parent.parent
 _CONFTEST = """
@@ -59,8 +59,8 @@ def test_it(number):
 """
 
 
-def test_every_room_and_file_that_starts_services_is_there() -> None:
-    assert [path for path in SERVICES if not (ROOT / path).exists()] == []
+def test_every_room_and_file_that_is_named_is_there() -> None:
+    assert [path for path in (*SERVICES, *TOGETHER, *FIRST) if not (ROOT / path).exists()] == []
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

@@ -12,4 +12,3 @@ def test_the_collector_works_again_after_the_imports() -> None:
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
-    gc.unfreeze()

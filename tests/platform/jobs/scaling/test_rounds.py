@@ -145,7 +145,7 @@ def test_a_plan_that_is_handed_over_again_is_the_request_that_it_was(cluster: Ma
     assert [message.plan_id for _, message in cluster.asked] == ["plan-1", "plan-1", "plan-2"]
 
 
-def test_the_master_is_told_every_size_that_differs_and_no_other(cluster: Masters) -> None:
+def test_a_plan_names_every_size_that_differs_and_no_other(cluster: Masters) -> None:
     cluster.add("clicks-1", measured_profile())
     sizes = {"worker_cores": 0.5, "worker_memory_bytes": 2**30, "parameter_server_memory_bytes": 2**33}
     rounds.apply(

@@ -22,7 +22,7 @@ from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.text.loading import job_to_json, load_job
-from tests.platform.jobs.scaling.test_profiles import told
+from tests.platform.jobs.scaling.test_profiles import measured_profile
 
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
 
@@ -110,8 +110,8 @@ def test_a_job_that_ends_leaves_its_model_to_those_that_come(platform: Any, tmp_
     job = prepared(tmp_path, "clicks-1")
     history = History(platform.tracking_uri, "elastrec")
     run_id = history.start_run(job, warm_start(platform, job))
-    launching._close_run(platform, run_id, Phase.SUCCEEDED, "", None, told())
+    launching._close_run(platform, run_id, Phase.SUCCEEDED, "", None, measured_profile())
     (record,) = history.job_records()
     left = past_job(record).coefficients
-    expected = fitted(told())
+    expected = fitted(measured_profile())
     assert expected is not None and left == expected.coefficients and record.phase is Phase.SUCCEEDED
