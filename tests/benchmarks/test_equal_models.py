@@ -57,7 +57,7 @@ def test_the_single_process_learns_something_of_the_teacher(log: GenerateReport)
     assert best is not None and 0.6 < answer["auc"][-1] < best
 
 
-def test_rows_trained_before_the_last_worker_was_up_are_told_apart() -> None:
+def test_rows_trained_before_the_last_worker_was_up_are_counted_apart() -> None:
     def attempt(pod: str, began: float, ended: float) -> dict[str, object]:
         return {"kind": "train", "pod": pod, "began_seconds": began, "ended_seconds": ended, "from": 10, "to": 110}
 

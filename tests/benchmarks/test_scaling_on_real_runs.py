@@ -122,7 +122,7 @@ def story(seen: list[tuple[float, TrainingMetrics]], workers: list[int]) -> Stor
     return Story(watch, [grew], workers)  # type: ignore[arg-type]
 
 
-def test_rounds_pauses_and_shards_are_told(tmp_path: Path) -> None:
+def test_rounds_pauses_and_shards_are_shown(tmp_path: Path) -> None:
     smooth = story([at(0.0, 10, 1), at(1.0, 40, 2), at(2.0, 70, 2), at(3.0, 100, 2)], [1, 2])
     found = {figure.figure: figure for figure in figures_of(smooth, 2, {1: 10.0, 2: 18.0})}
     assert found["live_scaling.rounds_to_best"].value == 2
@@ -131,7 +131,7 @@ def test_rounds_pauses_and_shards_are_told(tmp_path: Path) -> None:
     assert (tmp_path / "story.png").stat().st_size > 10_000
 
 
-def test_a_pause_and_a_size_that_was_never_reached_are_told() -> None:
+def test_a_pause_and_a_size_that_was_never_reached_are_shown() -> None:
     paused = story([at(0.0, 10, 1), at(4.0, 10, 1, Phase.RECOVERING), at(5.0, 90, 1)], [1, 1])
     found = {figure.figure: figure for figure in figures_of(paused, 2, {1: 10.0, 2: 18.0})}
     assert found["live_scaling.seconds_not_training"].value == 4.0 and not found["live_scaling.shards_done"].met

@@ -229,6 +229,6 @@ def test_the_table_for_people_has_one_line_per_decision(record: ModelSummary, ma
     assert any("ad" in line and "optimiser state anew" in line and "adagrad to sgd" in line for line in lines)
 
 
-def test_an_unknown_name_is_told_with_those_known(record: ModelSummary, make_job: MakeJob) -> None:
+def test_the_error_about_an_unknown_name_lists_the_known_ones(record: ModelSummary, make_job: MakeJob) -> None:
     with pytest.raises(KeyError, match=r"no table 'x' among \['ad', 'user'\]"):
         compare(record, make_job()).table("x")

@@ -117,7 +117,7 @@ def test_a_server_that_saves_again_does_not_meet_its_old_file(tmp_path: Path) ->
     assert len(files) == 2
 
 
-def test_mistakes_of_the_writer_are_told(tmp_path: Path) -> None:
+def test_mistakes_of_the_caller_are_refused(tmp_path: Path) -> None:
     with PartWriter(str(tmp_path), "ps-0", groups=GROUPS) as writer:
         writer.write_dense("v", (4,), 0, {"value": np.ones(4)})
         with pytest.raises(CheckpointError, match="dense/v/0 was written twice"):
@@ -142,7 +142,7 @@ def test_mistakes_of_the_writer_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["index", "length", "missing"])
-def test_a_damaged_part_is_told_apart_from_a_store_out_of_reach(tmp_path: Path, where: str) -> None:
+def test_a_damaged_part_and_an_unreachable_store_are_different_errors(tmp_path: Path, where: str) -> None:
     with PartWriter(str(tmp_path), "ps-0", groups=GROUPS) as writer:
         write_bucket(writer, 0, 0, {"ids": np.arange(3)})
         manifest = writer.finish()

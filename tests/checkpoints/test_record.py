@@ -49,7 +49,7 @@ def test_the_same_state_comes_back_from_any_number_of_servers(store: Store, make
     assert record.positions() == b'{"step": 100}'
 
 
-def test_a_manifest_tells_whose_record_it_is_and_what_is_inside(store: Store, make_job: MakeJob) -> None:
+def test_a_manifest_names_the_job_of_its_record_and_the_contents(store: Store, make_job: MakeJob) -> None:
     manifest = open_record(save(store, make_job(), kind="final")).manifest
     assert (manifest.job_name, manifest.job_id, manifest.kind, manifest.step) == ("clicks", "clicks-1", "final", 100)
     assert manifest.rows == {"ad": 20, "user": 20}

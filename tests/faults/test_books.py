@@ -41,7 +41,7 @@ ROLLED_BACK = f"rolled back to {RECORD}, generation 1"
 AFTER = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 90), attempt(0, 2, 0, 10)]
 
 
-def test_books_of_an_undisturbed_job_are_clean() -> None:
+def test_the_ledger_of_an_undisturbed_job_has_no_contradiction() -> None:
     assert books(WHOLE) == Books()
 
 
@@ -78,7 +78,7 @@ def test_a_rollback_at_the_end_that_nobody_made_good_is_a_loss() -> None:
     assert books(WHOLE, ROLLED_BACK).lost == 60 + 50
 
 
-def test_a_generation_of_which_the_story_does_not_tell_is_a_contradiction() -> None:
+def test_a_generation_that_the_timeline_lacks_is_a_contradiction() -> None:
     for later in (1, 2):
         found = books([*WHOLE, attempt(later, 1, 40, 100)], f"rolled back to {RECORD}, generation 2")
         assert found.problems == ["generation 1 began without a rollback"]

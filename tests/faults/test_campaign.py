@@ -30,7 +30,7 @@ def test_random_faults_cost_no_sample_and_hardly_any_quality(tmp_path: Path, mon
     assert again.outcomes == notes.outcomes and again.undisturbed == notes.undisturbed
 
 
-def test_the_page_tells_what_did_not_hold() -> None:
+def test_the_page_lists_what_did_not_hold() -> None:
     bad = Outcome(
         seed=3, number=2, shape="async", faults=["kill -9 worker"], recoveries=[4.0], problems=["5 samples were lost"],
         lost=5, auc=0.75,

@@ -120,7 +120,7 @@ def test_a_connection_takes_the_root_from_its_own_folder_or_else_from_the_enviro
         _ = connect(monkeypatch, **fields, extra={**extra, "tls_folder": str(tmp_path / "own")}).platform
 
 
-def test_a_folder_without_an_agent_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_an_agent_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"tracking_uri": "http://localhost", "work_uri": "/work", "agent_state": str(tmp_path)}
     with pytest.raises(ClusterError, match="no node agent runs"):
         _ = connect(monkeypatch, extra=extra).platform

@@ -62,7 +62,7 @@ def observer(testbed: Bed) -> Observer:
     return observer
 
 
-def test_a_creation_is_answered_before_the_pod_runs_and_the_watch_tells_of_both(observer: Observer) -> None:
+def test_a_creation_is_answered_before_the_pod_runs_and_the_watch_reports_both(observer: Observer) -> None:
     fleet = observer.testbed.fleet
     created = fleet.create(spec(name="first"))
     assert not created.phase.is_final and created.end is None and created.asked_size == spec().size
@@ -85,7 +85,7 @@ def test_the_name_of_a_pod_of_another_role_is_refused_for_good(observer: Observe
     assert not caught.value.retryable
 
 
-def test_a_deletion_is_told_first_as_an_order_and_then_as_done(observer: Observer) -> None:
+def test_a_deletion_is_reported_when_it_is_ordered_and_when_it_is_done(observer: Observer) -> None:
     pod = observer.running()
     observer.testbed.fleet.delete(pod.name, pod.uid)
     gone = observer.until_gone(pod.uid)

@@ -15,7 +15,7 @@ def job(phase: Phase = Phase.TRAINING, **fields: object) -> TrainingMetrics:
     return TrainingMetrics.model_validate({"job": "click-1", "phase": phase, **fields})
 
 
-def test_the_line_tells_shards_samples_speed_loss_and_who_is_up() -> None:
+def test_the_line_shows_shards_samples_speed_loss_and_running_pods() -> None:
     pods = [
         PodMetrics(name="w0", role=Role.WORKER, state="Running"),
         PodMetrics(name="w1", role=Role.WORKER, state="Pending"),
@@ -65,7 +65,7 @@ def test_only_what_does_not_fit_is_left_out() -> None:
     assert "servers" not in progress_line(full_line(), len(whole) - 1) and "workers" in whole
 
 
-def test_the_last_line_of_a_phase_tells_how_it_ended() -> None:
+def test_the_last_line_of_a_phase_says_how_it_ended() -> None:
     output = io.StringIO()
     with JobProgress(console=Console(file=output, width=200)) as progress:
         progress.show(job(shards_total=8, shards_done=7))

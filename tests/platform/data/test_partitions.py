@@ -175,7 +175,7 @@ def test_an_odd_folder_is_named_by_its_path(tmp_path: Path, name: str, said: str
     assert build_manifest(data(tmp_path, partitioning="day"), [FIRST]).rows == 5
 
 
-def test_a_log_with_other_keys_is_told_the_field_that_names_them(tmp_path: Path) -> None:
+def test_the_error_about_other_partition_keys_names_the_field_that_sets_them(tmp_path: Path) -> None:
     log(tmp_path, "dt=2026-01-01")
     with pytest.raises(
         DataError, match=r"there are dt=2026-01-01: correct data.partitioning.* or data.partition_folder"

@@ -22,7 +22,7 @@ def test_mlflow_is_there_when_the_other_work_is_done() -> None:
     assert told.stdout.split() == ["False", "True"]
 
 
-def test_an_mlflow_that_cannot_be_loaded_is_told_by_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_use_of_an_mlflow_that_cannot_be_loaded_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.delitem(sys.modules, "mlflow.tracking", raising=False)
     with client_loaded_beside():

@@ -67,7 +67,7 @@ def test_evaluation_figures_do_not_mix_with_those_of_training_windows() -> None:
     assert names.EVALUATION_AUC not in values(final_points(metrics_of(), 0.0))
 
 
-def test_totals_tell_what_a_job_did() -> None:
+def test_totals_show_what_a_job_did() -> None:
     found = values(final_points(metrics_of(), 0.0))
     assert found[names.MEAN_SAMPLES_PER_SECOND] == 50
     assert found[names.RESTARTS] == 2 and found[names.ROLLBACKS] == 1

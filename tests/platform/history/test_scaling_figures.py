@@ -24,7 +24,7 @@ SPEED = [Timed(100.0 + second, 10.0 if second < 60 else 28.0) for second in rang
 WORKERS = [Timed(100.0, 1.0), Timed(160.0, 3.0)]
 
 
-def test_every_decision_is_marked_in_the_throughput_and_told_in_words() -> None:
+def test_every_decision_is_marked_in_the_throughput_and_described() -> None:
     stayed = msgspec.structs.replace(GREW, unix_seconds=190.0, after=ONE, changed=False, reason="stays")
     picture = figures.throughput(SPEED, WORKERS, [GREW, stayed])
     assert picture is not None
@@ -34,7 +34,7 @@ def test_every_decision_is_marked_in_the_throughput_and_told_in_words() -> None:
     assert list(ticks.get_xdata()) == [1.5], "a round without a change is a tick on the axis"
 
 
-def test_a_refused_plan_is_told_with_the_reason() -> None:
+def test_a_refused_plan_is_shown_with_the_reason() -> None:
     refused = msgspec.structs.replace(GREW, after=allocation(1, 2), changed=False, reason="not yet possible live")
     picture = figures.throughput(SPEED, WORKERS, [refused])
     assert picture is not None and "1 → 2 servers (not done). not yet possible live" in picture.get_supxlabel()
@@ -78,7 +78,7 @@ def test_a_promise_is_kept_or_not_by_what_both_allocations_measured() -> None:
     assert picture is not None and len(picture.axes[0].patches) == 2
 
 
-def test_a_change_is_told_in_the_units_of_people() -> None:
+def test_a_change_is_shown_in_readable_units() -> None:
     larger = msgspec.structs.replace(ONE, worker_cores=2.0, parameter_server_memory_bytes=8 * 2**30)
     assert figures.change(ONE, larger) == "1 → 2 cores per worker, 4 → 8 GiB per server"
     assert figures.change(ONE, ONE) == "stays"

@@ -66,7 +66,7 @@ def test_who_waits_for_an_event_is_answered_when_there_is_room_again(disk: Small
     again.close()
 
 
-def test_a_journal_that_is_given_up_tells_who_waits(disk: SmallDisk) -> None:
+def test_a_wait_for_a_journal_that_was_given_up_fails(disk: SmallDisk) -> None:
     journal = Journal(disk.folder / "journal")
     journal.begin(plan())
     journal.start()

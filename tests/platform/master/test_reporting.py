@@ -50,7 +50,7 @@ def test_a_window_adds_up_the_heartbeats_of_all_workers():
     assert monitor.pods["b"].phase_seconds["pull"] == pytest.approx(0.1)
 
 
-def test_bytes_are_told_per_trained_sample():
+def test_bytes_are_given_per_trained_sample():
     monitor = Monitor(0.0)
     assert monitor.traffic() == {}
     monitor.add(beat("a", samples=60, steps=2, bytes_pulled=600, bytes_read=120, bytes_read_plain=240))
@@ -96,7 +96,7 @@ def test_a_pod_that_does_not_fit_is_the_reason_why_a_job_waits():
     assert metrics.pods[0].state == "Pending" and "insufficient cpu" in metrics.pods[0].reason
 
 
-def test_totals_tell_repeats_and_where_the_time_went():
+def test_totals_show_repeats_and_where_the_time_went():
     world = running()
     world.time += 10.0
     world.kill("j-worker-0")

@@ -404,7 +404,7 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
 
 
 @pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])
-def test_rows_of_a_master_that_left_no_ledger_are_told_by_the_record_that_held_them(
+def test_without_a_ledger_the_rows_of_a_master_come_from_the_record_that_held_them(
     stage: Make, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(observers, "LEDGER_PAGE", 7)

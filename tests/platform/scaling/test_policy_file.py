@@ -60,7 +60,7 @@ def test_two_files_of_one_name_are_two_policies(tmp_path: Path) -> None:
         (GOOD + "    def __post_init__(self):\n        1 / 0\n", "Mine", r"failed: ZeroDivisionError: .*, line 9; fix"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_line(tmp_path: Path, text: str, symbol: str, told: str) -> None:
+def test_a_problem_of_a_file_is_shown_with_its_line(tmp_path: Path, text: str, symbol: str, told: str) -> None:
     with pytest.raises(ScalingError, match=told):
         load_policy(f"{written(tmp_path, text)}:{symbol}")
 

@@ -265,7 +265,7 @@ def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: End
     assert snapshot(stand.fleet) == []
 
 
-def test_a_deletion_is_accepted_at_once_and_told_when_the_process_is_gone(stand: Stand) -> None:
+def test_a_deletion_is_accepted_at_once_and_reported_when_the_process_is_gone(stand: Stand) -> None:
     pod, begin = running(stand, "deleted"), token(stand)
     stand.fleet.delete("deleted", "another uid")
     stand.fleet.delete("another name", "another uid")

@@ -75,7 +75,7 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(tmp_path: Path) -
         other.wait()
 
 
-def test_a_service_that_ends_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_service_that_ends_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no room left'); raise SystemExit(3)"]
     service = start_service("short", command, os.environ, tmp_path / "short.log", tmp_path)
     with pytest.raises(ServiceError, match=r"(?s)short ended with exit code 3.*no room left"):

@@ -103,7 +103,7 @@ def test_nothing_in_the_exported_files_is_a_pickle(finished, tmp_path: Path) -> 
         np.load(file, allow_pickle=False)
 
 
-def test_a_champion_that_cannot_be_loaded_is_told_and_does_not_stop_the_export(finished, tmp_path: Path) -> None:
+def test_a_champion_that_cannot_be_loaded_is_named_and_does_not_stop_the_export(finished, tmp_path: Path) -> None:
     result = export(msgspec.structs.replace(finished.request, champion_model_uri=str(tmp_path / "absent")), tmp_path)
     assert result.challenger is not None
     assert result.champion is None

@@ -88,7 +88,7 @@ def test_the_end_of_a_feed_stays_its_end() -> None:
     feed.close()
 
 
-def test_waiting_is_told_and_shards_may_come_after_it() -> None:
+def test_waiting_is_reported_and_shards_may_come_after_it() -> None:
     wait = Leased(state=LeaseState.WAIT, wait_seconds=0.01)
     feed = Feed(leases([wait, granted(shard(3)), DONE]), read, 10)
     assert items_of(feed, Waiting) == []

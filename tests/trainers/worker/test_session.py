@@ -54,7 +54,7 @@ def progress(offset: int) -> ShardProgress:
     return progress_of(row_shard(0, 0, 100), offset)
 
 
-def test_a_worker_learns_a_new_directive_and_tells_that_it_reached_it(pair) -> None:
+def test_a_worker_gets_a_new_directive_and_confirms_it(pair) -> None:
     master, session = pair
     before = session.directive
     version = master.command(Mode.PAUSE)
@@ -99,7 +99,7 @@ def test_progress_of_an_older_generation_is_not_sent(pair) -> None:
     assert {item.offset for beat in master.heartbeats for item in beat.progress} == {20}
 
 
-def test_a_finished_shard_is_told_with_the_next_lease_however_rare_the_heartbeats_are(pair) -> None:
+def test_a_finished_shard_is_reported_with_the_next_lease_however_rare_heartbeats_are(pair) -> None:
     master, session = pair
     master.heartbeat_seconds = 3600.0
     master.wait_for(lambda: session.beat_seconds == 3600.0, 10)

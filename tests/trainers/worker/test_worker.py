@@ -322,7 +322,7 @@ def test_evaluation_changes_nothing_on_the_servers(setting) -> None:
     assert [store.rows for store in server.stores] == before[1]
 
 
-def test_a_paused_worker_has_told_every_sample_that_the_servers_applied(setting) -> None:
+def test_a_paused_worker_has_reported_every_sample_that_the_servers_applied(setting) -> None:
     here = setting(mode="bsp")
     here.master.finished = False
     here.master.add_shards("train", ROWS, 300)
@@ -482,7 +482,7 @@ def test_bfloat16_trains_the_dense_layers_and_evaluates_in_float32(setting) -> N
     assert here.servers[0].dense.values.dtype == np.float32
 
 
-def test_a_worker_told_to_stop_leaves_nothing_untold(setting) -> None:
+def test_a_worker_that_is_stopped_has_reported_everything(setting) -> None:
     here = setting(mode="async")
     here.master.finished = False
     here.master.add_shards("train", ROWS, ROWS)

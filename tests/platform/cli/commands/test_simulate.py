@@ -99,7 +99,7 @@ def test_nodes_may_come_and_go_as_a_file_says(file: str) -> None:
     assert hit["makespan_seconds"] > calm["makespan_seconds"] > 0
 
 
-def test_a_history_is_asked_of_mlflow_and_what_is_left_out_is_told(
+def test_a_history_is_read_from_mlflow_and_what_is_left_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -124,7 +124,7 @@ def test_one_picture_is_drawn(file: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_jobs_that_cannot_run_are_told(file: str) -> None:
+def test_jobs_that_cannot_run_are_named(file: str) -> None:
     result = called(file, "-p", "static", "--nodes", "1", "--output", "text")
     assert "did not end" not in result.stderr
     Path(file).with_name("jobs.csv").write_text("job_id,arrival_seconds,seconds,worker_cores\na,0,60,64\n")

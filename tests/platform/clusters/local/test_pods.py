@@ -250,7 +250,7 @@ def test_a_waiting_pod_that_is_deleted_never_starts(cluster, make_pod):
     assert cluster.list() == []
 
 
-def test_a_watch_tells_the_story_and_resumes_without_a_gap(cluster, make_pod, until):
+def test_a_watch_reports_all_changes_and_resumes_without_a_gap(cluster, make_pod, until):
     fleet = cluster.fleet("job")
     (*_, synced) = fleet.watch("", 0.0)
     pod, other = make_pod("print(1)"), make_pod("print(2)", job="other")

@@ -77,7 +77,7 @@ def test_a_cross_chains_hashes_and_counts_a_missing_value_as_one(rows: list[tupl
     assert found.values.view(np.uint64).tolist() == expected
 
 
-def test_a_cross_tells_the_order_of_its_columns_apart() -> None:
+def test_a_cross_depends_on_the_order_of_its_columns() -> None:
     one, two = Column(np.array([1, 2])), Column(np.array([2, 1]))
     a, b = crossed([one, two]).values.tolist()
     assert a != b

@@ -28,7 +28,7 @@ def job(folder: Path, deduplication: Any) -> TrainingJob:
     return TrainingJob.model_validate(content)
 
 
-def test_auto_becomes_groups_that_every_pod_is_told(tmp_path: Path) -> None:
+def test_auto_becomes_groups_that_every_pod_gets(tmp_path: Path) -> None:
     asked = job(tmp_path, "auto")
     decided, told = with_groups(asked, build_manifest(asked.spec.data))
     assert decided.spec.deduplication.groups == (("cart", "likes"),)

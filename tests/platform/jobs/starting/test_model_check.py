@@ -44,7 +44,7 @@ class _Unusable(ModelCheck):
         raise SpecError([FieldProblem("spec.model", "dlrm", "another")], "the job's model")
 
 
-def test_what_is_wrong_with_the_model_is_told_before_what_is_wrong_with_the_data(
+def test_problems_of_the_model_come_before_problems_of_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "ModelCheck", _Unusable)

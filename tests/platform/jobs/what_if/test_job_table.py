@@ -65,14 +65,14 @@ def test_every_wrong_field_is_named_with_its_line(tmp_path: Path, line: str, exp
     assert expected in problems(written(tmp_path, HEADER + line + "\n"))
 
 
-def test_all_problems_are_told_at_once_but_not_thousands(tmp_path: Path) -> None:
+def test_all_problems_are_shown_at_once_up_to_a_limit(tmp_path: Path) -> None:
     told = problems(written(tmp_path, HEADER + "a,0,60,,,,,\n" * 2 + "b,x,y,z,,,,\n" * 30))
     assert "line 3, job_id: 'a' is not allowed; allowed: a name that no line before has" in told
     assert "more problems" in told
     assert told.count("line ") <= 22
 
 
-def test_wrong_lines_can_be_left_out_and_are_told(tmp_path: Path) -> None:
+def test_wrong_lines_can_be_left_out_and_are_named(tmp_path: Path) -> None:
     table = read_jobs(written(tmp_path, HEADER + "a,0,60,,,,,\nb,0,-5,,,,,\n"), skip_wrong_lines=True)
     assert [each.job_id for each in table.jobs] == ["a"]
     assert "line 3, seconds" in table.skipped[0]

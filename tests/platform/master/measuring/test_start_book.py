@@ -34,7 +34,7 @@ def test_a_worker_that_is_added_counts_from_the_wish_to_its_first_step():
     assert book.medians() == {names.WORKER_START_SECONDS: 7.0}
 
 
-def test_a_start_while_the_job_trains_tells_more_than_those_at_its_begin():
+def test_a_start_while_the_job_trains_replaces_those_at_its_beginning():
     world, book = running(), StartBook()
     for worker in world.state.membership.workers():
         book._asked[worker.name] = (Role.WORKER, 0.0, False)

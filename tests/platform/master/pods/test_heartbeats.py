@@ -44,7 +44,7 @@ def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_regis
     assert signs.silent({"w": member}, up, 31.0) == []
 
 
-def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
+def test_a_pod_that_runs_and_never_registers_is_reported_after_its_time() -> None:
     signs, members = Heartbeats(FAULTS), {"w": worker()}
     # While it waits for room, or its image is fetched, nothing is expected of it.
     assert signs.silent(members, nobody_is_up, 0.0) == signs.silent(members, nobody_is_up, 1000.0) == []
@@ -55,7 +55,7 @@ def test_a_pod_that_runs_and_never_registers_is_told_after_its_time() -> None:
     assert signs.silent(members, up, 1061.0) == []
 
 
-def test_a_registered_worker_that_says_nothing_is_told_after_the_time_limit() -> None:
+def test_a_registered_worker_that_is_silent_is_reported_after_the_time_limit() -> None:
     signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     signs.record("w", 0.0)
     assert signs.silent(members, up, TIMEOUT_SECONDS) == []

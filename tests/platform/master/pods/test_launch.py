@@ -99,7 +99,7 @@ def test_a_worker_has_no_key_that_others_take_for_a_servers():
     assert worker.secrets == {"token": "secret", "ca.pem": "root"} and not worker.files
 
 
-def test_pods_that_tell_when_they_are_ready_get_the_cores_at_start():
+def test_pods_that_report_when_they_are_ready_get_the_cores_at_start():
     pods = [master_pod(request(), CLUSTER, "s"), member_pod(request(), Role.WORKER, "h:1", 0, "s")]
     assert [pod.startup_cores for pod in pods] == [1.0, 1.0]
     resources = JOB.spec.resources.model_copy(update={"startup_cores": 0.0})

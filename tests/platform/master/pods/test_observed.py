@@ -59,7 +59,7 @@ def test_a_pod_whose_creation_was_answered_during_a_snapshot_is_judged_by_the_ne
     assert observed.pods.keys() == {"a"}
 
 
-def test_a_pod_that_the_watch_told_of_needs_no_other_snapshot() -> None:
+def test_a_pod_that_the_watch_reported_needs_no_other_snapshot() -> None:
     observed = synced()
     observed.created(pod("a"))
     observed.take(PodEvent(PodEventKind.ADDED, pod("a"), "u"))

@@ -237,7 +237,7 @@ def test_a_job_with_an_idle_worker_is_evaluated_by_the_others_and_ends():
     assert "j-worker-1" in trained and world.state.evaluation.is_done
 
 
-def test_status_tells_a_worker_that_is_idle_and_why():
+def test_status_shows_an_idle_worker_and_the_reason():
     world = lively()
     order(world, is_idle=True)
 

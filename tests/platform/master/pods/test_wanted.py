@@ -74,7 +74,7 @@ def test_an_ended_pod_under_a_wanted_name_makes_room_for_another_one(ended: PodS
     assert actions(job(uid=""), ended) == ([] if ended.is_ending else [Delete("j-worker-0", "a")])
 
 
-def test_the_end_of_a_pod_is_told_with_its_reason() -> None:
+def test_the_end_of_a_pod_is_reported_with_its_reason() -> None:
     ended = of(phase=PodPhase.FAILED, end=EndReason.EVICTED)
     assert actions(job(), ended) == [Lost("j-worker-0", "a", EndReason.EVICTED, ended)]
     assert actions(job()) == [Lost("j-worker-0", "a", EndReason.VANISHED, None)]

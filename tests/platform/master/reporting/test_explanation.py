@@ -130,7 +130,7 @@ def test_workers_without_shards_are_idle():
     assert seconds(world, IDLE) - idle == pytest.approx(7.0)
 
 
-def test_time_without_a_master_is_told_apart():
+def test_time_without_a_master_is_counted_apart():
     world = World(plan())
     world.time += 4.0
     world.tell(events.Restarted(time=world.time, away_seconds=30.0))
@@ -158,12 +158,12 @@ def test_looking_at_the_book_does_not_change_it():
         ("something_new", {"size": 3}, "something new", "size 3"),
     ],
 )
-def test_events_are_told_with_their_causes(decision: str, inputs: dict[str, object], what: str, cause: str):
+def test_events_are_shown_with_their_causes(decision: str, inputs: dict[str, object], what: str, cause: str):
     entry = timeline_entry(1.0, 1e9, decision, inputs)
     assert what in entry.what and cause in entry.cause
 
 
-def test_every_decision_of_a_disturbed_job_can_be_told(tmp_path: Path):
+def test_every_decision_of_a_disturbed_job_can_be_explained(tmp_path: Path):
     chance, world = random.Random(5), World(plan())
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())

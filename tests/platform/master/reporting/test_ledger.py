@@ -38,7 +38,7 @@ def test_an_empty_ledger_has_its_columns():
     assert ledger_table([], [queue(0)]).schema == SCHEMA
 
 
-def test_a_shard_is_told_in_rows_of_the_manifest():
+def test_a_shard_is_given_in_rows_of_the_manifest():
     table = ledger_table([[line(0, 0, 10), line(9, 0, 5)]], [queue(10)])
     assert columns(table, "first_row", "rows") == [(0, 10), (90, 5)]
     assert table.column("shuffle_seed").null_count == 2
@@ -66,7 +66,7 @@ def test_a_shuffled_queue_counts_its_shards_in_the_order_handed_out():
     assert table.column("shuffle_seed").to_pylist()[2] == shard_seed(3, 0, 2)
 
 
-def test_a_running_job_tells_its_ledger_page_by_page(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):  # noqa: F811
+def test_the_ledger_of_a_running_job_is_read_page_by_page(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):  # noqa: F811
     monkeypatch.setattr(observers, "LEDGER_PAGE", 7)
     s = stage()
     s.wait(lambda: s.service.state.training.done > 10)

@@ -111,7 +111,7 @@ def test_a_torn_file_is_refused(tmp_path: Path):
         Journal(tmp_path / "journal").load()
 
 
-def test_the_ledger_tells_exactly_what_was_trained(tmp_path: Path):
+def test_the_ledger_has_exactly_the_rows_that_were_trained(tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())
     journal.start()

@@ -23,7 +23,7 @@ def pull(store: RowStore, ids: np.ndarray) -> None:
     store.pull(np.array([len(ids)], np.int32), ids, read_only=True)
 
 
-def test_a_constant_load_is_told_by_bucket_and_in_all():
+def test_a_constant_load_is_reported_by_bucket_and_in_total():
     store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
     ids = np.arange(1000)
     (hot,) = set(buckets_of(ids[:1], "t", BUCKETS).tolist())
