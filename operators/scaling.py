@@ -176,7 +176,6 @@ class ScaleJobOperator(_ChangingOperator):
         workers, parameter_servers: how many; None, or an empty text: as many as it has.
         worker_cores, parameter_server_cores: of each pod; worker_memory, parameter_server_memory: of each pod, such as
             "2Gi". All are templates.
-        may_pause: also where the job has to save and restore for it.
     """
 
     template_fields: Sequence[str] = (
@@ -194,7 +193,6 @@ class ScaleJobOperator(_ChangingOperator):
         parameter_server_cores: float | str | None = None,
         worker_memory: str | None = None,
         parameter_server_memory: str | None = None,
-        may_pause: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -202,7 +200,6 @@ class ScaleJobOperator(_ChangingOperator):
         self.workers, self.parameter_servers = workers, parameter_servers
         self.worker_cores, self.parameter_server_cores = worker_cores, parameter_server_cores
         self.worker_memory, self.parameter_server_memory = worker_memory, parameter_server_memory
-        self.may_pause = may_pause
 
     def execute(self, context: Context) -> Any:
         """Asks and waits."""
@@ -221,7 +218,7 @@ class ScaleJobOperator(_ChangingOperator):
                     "workers, parameter_servers, …", "nothing", "at least one of them", "say what is to be changed"
                 )
                 raise SpecError([problem], _ARGUMENTS)
-        answer = asking.ask_for_shape(self.platform, self.job_id, change, live_only=not self.may_pause)
+        answer = asking.ask_for_shape(self.platform, self.job_id, change)
         if answer.reason:
             raise AirflowFailException(f"job {self.job_id}: {answer.reason}")
         return self._wait(context, self.job_id, answer.request_id)

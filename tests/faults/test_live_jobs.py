@@ -1,4 +1,4 @@
-"""Jobs of real processes that change while they train: workers come and go in bsp, servers in async; one is lost.
+"""Jobs of real processes that change while they train: workers come and go, servers too; one is lost.
 
 Each job trains as long as a file lies there in slow steps, so that what a test waits for happens while it trains; then
 in quick ones, to the end. All are compared with one that nothing happened to.
@@ -88,9 +88,7 @@ class LiveJob:
         """The request's id."""
         moves = [PodMove(pod=pod) for pod in moved]
         for dry_run in (True, False):
-            answer = asking.ask_for_shape(
-                self.platform, self.job_id, change(**shape), moves=moves, live_only=True, dry_run=dry_run
-            )
+            answer = asking.ask_for_shape(self.platform, self.job_id, change(**shape), moves=moves, dry_run=dry_run)
             assert not answer.reason and answer.accepted is not dry_run
         return answer.request_id
 
@@ -236,10 +234,11 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["async", "bsp"])
 def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every_row_counts_once(
-    site: Site, undisturbed_auc: float
+    site: Site, undisturbed_auc: float, mode: str
 ) -> None:
-    with live_job(site, "moved", mode="async") as job:
+    with live_job(site, f"moved-{mode}", mode=mode) as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
         for count in (3, 1, 2):
             job.change(parameter_servers=count)

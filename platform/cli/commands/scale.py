@@ -27,7 +27,6 @@ Amount = TypeVar("Amount", int, float)
 @click.option("--move", "moved", metavar="POD", multiple=True, help="Put another pod in the place of POD. Repeatable.")
 @click.option("--other-node", is_flag=True, help="Moved pods leave their nodes, because these are slow or bad.")
 @click.option("--dry-run", is_flag=True, help="Only say whether and how the job could have this shape.")
-@click.option("--may-pause", is_flag=True, help="Also when the job has to save and restore for it.")
 @click.option("--timeout", metavar="DURATION", default="1h", show_default=True, help="Until it is given up.")
 @click.option("--take-back", is_flag=True, help="Give up what was asked for last; possible until buckets change hands.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the job has the shape (default), or only ask for it.")
@@ -43,7 +42,6 @@ def scale(
     moved: tuple[str, ...],
     other_node: bool,
     dry_run: bool,
-    may_pause: bool,
     timeout: str,
     take_back: bool,
     wait: bool,
@@ -93,7 +91,6 @@ def scale(
         job,
         change,
         moves=[PodMove(pod=pod, leaves_node=other_node) for pod in moved],
-        live_only=not may_pause,
         timeout_seconds=timeout_seconds or 0.0,
         dry_run=dry_run,
     )

@@ -34,7 +34,6 @@ def ask_for_shape(
     change: ShapeChange,
     *,
     moves: Sequence[PodMove] = (),
-    live_only: bool,
     plan_id: str = "",
     asked_by: str = "elastrec scale",
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
@@ -43,7 +42,7 @@ def ask_for_shape(
     """The master's answer to a request for another shape.
 
     Args:
-        moves, live_only, plan_id, asked_by, timeout_seconds, dry_run: see ChangeShape.
+        moves, plan_id, asked_by, timeout_seconds, dry_run: see ChangeShape.
 
     Raises:
         ClusterError: no master of the job runs, or it does not answer.
@@ -52,7 +51,6 @@ def ask_for_shape(
         change=dict(change),
         moves=list(moves),
         plan_id=plan_id,
-        live_only=live_only,
         asked_by=asked_by,
         timeout_seconds=timeout_seconds,
         dry_run=dry_run,

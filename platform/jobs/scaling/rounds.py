@@ -192,7 +192,6 @@ def _change(wanted: Plan) -> ChangeShape:
             Role.PARAMETER_SERVER: places("parameter_server", "parameter_servers"),
         },
         plan_id=wanted.plan_id,
-        live_only=True,
         expected_version=wanted.shape_version,
         asked_by=wanted.asked_by,
     )

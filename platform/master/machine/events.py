@@ -210,7 +210,6 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     asked_by: str = ""
     moves: list[PodMove] = []
     plan_id: str = ""
-    live_only: bool = False
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
 
 

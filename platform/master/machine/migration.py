@@ -72,26 +72,9 @@ class Migration(msgspec.Struct, kw_only=True):
         return self.order_id, self.stage
 
 
-def is_live(state: JobState) -> bool:
-    """Whether buckets of the job can change servers while it trains; else a record is saved, and restored by others."""
-    # The rounds of bsp and the clocks of ssp are those of the servers of one routing table.
-    return not state.plan.is_synchronous
-
-
 def is_possible(state: JobState) -> bool:
     """Whether buckets can change servers now."""
-    return state.phase is Phase.TRAINING and is_live(state)
-
-
-def awaits_record(state: JobState) -> bool:
-    """Whether other servers are wanted that no migration brings: they restore the next record."""
-    return not state.has_wanted_servers and not is_live(state)
-
-
-def ask_for_record(state: JobState) -> None:
-    """Where other servers are reached by a restore alone, rows change owners while all pause on a complete record."""
-    if awaits_record(state) and not state.phase.is_final:
-        state.saves.is_asked = True
+    return state.phase is Phase.TRAINING
 
 
 def step(state: JobState, effects: list[Effect]) -> bool:
@@ -270,10 +253,16 @@ def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None 
 
 
 def _targets(state: JobState) -> list[Member]:
-    """Servers that are to own something: those that do, then others."""
+    """Servers that are to own something, in the order of the routing table; others stand where one leaves.
+
+    The first of them shares the rounds of bsp out: where another one takes its place, it takes buckets from it, too.
+    """
     count, owners = state.wanted_shape[Role.PARAMETER_SERVER].count, state.ownership.servers
-    staying = [server for server in state.membership.servers() if server.stays]
-    return sorted(staying, key=lambda server: (server.name not in owners, server.index))[:count]
+    staying = {server.name: server for server in state.membership.servers() if server.stays}
+    chosen = [staying.pop(name, None) for name in owners]
+    others = iter(sorted(staying.values(), key=lambda server: server.index))
+    filled = [server or next(others, None) for server in chosen]
+    return [server for server in [*filled, *others] if server is not None][:count]
 
 
 def _is_wanted(state: JobState, migration: Migration) -> bool:

@@ -1,6 +1,6 @@
 """Going back: everybody to the last complete record, in a new generation. Pure.
 
-All servers are ordered to restore. Where buckets cannot change servers while the job trains, they do here.
+All servers are ordered to restore.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from elastrec.platform.master.machine import migration, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.saves import COMMITTING
-from elastrec.platform.master.pods import losses, requests
-from elastrec.platform.master.pods.membership import Member, MemberStage
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.job import RestoreProblem
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """A server and its rows are gone, or other servers are wanted that no migration brings."""
+    """A server and its rows are gone."""
     state.phases.move(Phase.RECOVERING, state.time)
     _roll_back(state, reason, effects)
 
@@ -77,7 +76,6 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     saves.unknown, saves.under_way = [], {}
     recovery.roll_back(phases.next_order())
     migration.cancel(state, reason, effects)
-    _reshape_servers(state, effects)
     for server in state.owners():
         recovery.order(server.name, state.time)
     state.times.rolled_back()
@@ -88,18 +86,3 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
             inputs={"reason": reason, "generation": phases.generation, "record": recovery.uri or "from nothing"},
         )
     )
-
-
-def _reshape_servers(state: JobState, effects: list[Effect]) -> None:
-    """Where no migration does it."""
-    if not migration.awaits_record(state):
-        return
-    count = state.wanted_shape[Role.PARAMETER_SERVER].count
-    staying = [server for server in state.membership.servers() if server.stays][:count]
-    for server in state.membership.servers():
-        if server not in staying:
-            state.membership.move(server, MemberStage.RETIRING)
-            losses.dismiss(state, server, effects, delete=True)
-    requests.add_pods(state, Role.PARAMETER_SERVER, count - len(staying))
-    names = [server.name for server in state.membership.servers()]
-    state.ownership.assign(names, state.plan.virtual_buckets)

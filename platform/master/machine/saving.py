@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import leasing, migration, rollback, stages
+from elastrec.platform.master.machine import leasing, migration, stages
 from elastrec.platform.master.machine.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Base, Save
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 FINAL_SAVE_ATTEMPTS = 3
 _FINAL_RETRY_SECONDS = 2.0
 _STORE_AWAY_SECONDS = 10.0
-_RESHAPE_RETRY_SECONDS = 10.0
 
 
 def step(state: JobState, time: float, effects: list[Effect]) -> bool:
@@ -72,8 +71,6 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
     """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
     interval = state.plan.save_interval_seconds
-    if state.phase is Phase.TRAINING and migration.awaits_record(state):
-        interval = min(interval or _RESHAPE_RETRY_SECONDS, _RESHAPE_RETRY_SECONDS)
     periodic = state.phase is Phase.TRAINING and interval > 0
     pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
     state.saves.next_save = state.time + pause if periodic else None
@@ -120,7 +117,8 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         if problems := save.problems():
             failed(state, save, "; ".join(problems), effects, store_away=save.is_store_away())
             return True
-        if save.quiesce and not _must_rest(state, save) and not stages.unfrozen(state, save):
+        # After the final record nothing is trained: workers rest until it is complete.
+        if save.quiesce and not save.is_final and not stages.unfrozen(state, save):
             _end_pause(state, save)
             return True
         if stages.writers(state, save):
@@ -129,11 +127,6 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         effects.append(commit_effect(state, save))
         return True
     return False
-
-
-def _must_rest(state: JobState, save: Save) -> bool:
-    """Whether nothing may be trained until the record is complete: what comes after it would be trained twice."""
-    return save.is_final or migration.awaits_record(state)
 
 
 def commit_effect(state: JobState, save: Save) -> CommitRecord:
@@ -158,20 +151,14 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if save is None or save.positions is None:
         _found_late(state, order_id, effects)
         return
-    has_rested = save.quiesce
     _end_save(state, save)
     state.reason = ""
     state.times.saved(save.unsaved)
     _keep_record(state, save, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
-    elif not migration.awaits_record(state):
-        _schedule(state)
-    elif not has_rested:
-        # They were asked for after workers had gone on: the next record holds what has been trained since.
-        state.saves.is_asked = True
     else:
-        rollback.recover(state, "other parameter servers were asked for", effects)
+        _schedule(state)
 
 
 def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:

@@ -50,7 +50,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     """One job.
 
     Attributes:
-        wanted_shape: other servers are reached by a migration, with bsp and ssp at the next restore (see ShapeAsked).
+        wanted_shape: other servers are reached by a migration.
         shape_requests: all that are open, and the latest that have ended, the oldest first.
         shape_version: rises whenever another shape is wanted.
         shape_changes: the latest changes of the wanted shape, the oldest first.

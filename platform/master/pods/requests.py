@@ -31,7 +31,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
         roles: of the pods that it is about; `moved_pods`: to be moved because of it, or of requests that it superseded.
         avoided_nodes: names of the nodes on which pods that are made for it must not run.
         losses: of pods that were made for it.
-        live_only, plan_id, timeout_seconds: see ChangeShape.
+        plan_id, timeout_seconds: see ChangeShape.
     """
 
     request_id: str
@@ -43,7 +43,6 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     moved_pods: list[str] = []
     avoided_nodes: list[str] = []
     losses: int = 0
-    live_only: bool = False
     plan_id: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     outcome: ShapeOutcome = ShapeOutcome.OPEN

@@ -83,7 +83,6 @@ def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
         roles=sorted(about),
         moved_pods=sorted(member.name for member, _ in moved),
         avoided_nodes=sorted({member.node for member, move in moved if move.leaves_node}),
-        live_only=event.live_only,
         plan_id=event.plan_id,
         timeout_seconds=event.timeout_seconds,
         asked_by=event.asked_by,
@@ -200,7 +199,6 @@ def _want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, ef
     for role, places in change.items():
         if names_size(places):
             _resize(state, role, target[role].size)
-    migration.ask_for_record(state)
 
 
 def _resize(state: JobState, role: Role, size: PodSize) -> None:
@@ -247,11 +245,8 @@ def _not_in_place(state: JobState, member: Member, size: PodSize, reason: str, e
     effects.append(Decided(decision="resize_refused", inputs=inputs))
     member.reason = f"{sizes} were refused: {reason}"
     request = requests.newest(state, member.role, size_only=True) or requests.newest(state, member.role)
-    pauses = member.role is Role.PARAMETER_SERVER and not migration.is_live(state)
-    if request is not None and not (pauses and request.live_only):
+    if request is not None:
         succession.begin(state, member, f"{sizes} are not possible in place: {reason}", request)
-    elif request is not None:
-        give_up(state, request, ShapeOutcome.REFUSED, f"{member.name}: {reason}", effects)
 
 
 def _difference(size: PodSize, present: PodSize) -> str:

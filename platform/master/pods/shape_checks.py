@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.nodes import Node
-from elastrec.platform.master.machine import migration
 from elastrec.platform.master.pods.requests import names_size
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS, ChangeShape, PodMove
@@ -37,7 +36,7 @@ def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] |
         allowed = f"above 0, at most {LONGEST_REQUEST_TIMEOUT_SECONDS:g}"
         return f"timeout_seconds: {asked.timeout_seconds:g} is not allowed; allowed: {allowed}"
     too_small = _too_small(state, asked.change, used_bytes or {})
-    return too_small or (_pause(state, asked) if asked.live_only else "")
+    return too_small or _too_late(state, asked)
 
 
 def _impossible_places(state: JobState, role: Role, places: PlacesChange) -> str:
@@ -82,20 +81,19 @@ def _too_small(state: JobState, change: ShapeChange, used_bytes: Mapping[str, in
     return ""
 
 
-def _pause(state: JobState, asked: ChangeShape) -> str:
-    """Why the job would have to pause; empty: it trains on."""
-    servers = asked.change.get(Role.PARAMETER_SERVER, PlacesChange())
-    is_other_count = servers.count not in (None, state.wanted_shape[Role.PARAMETER_SERVER].count)
-    members = state.membership.members
-    moved = [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]
-    if not (is_other_count or moved) or migration.is_possible(state):
+def _too_late(state: JobState, asked: ChangeShape) -> str:
+    """Why other servers are out of reach for good; empty: they are not."""
+    if state.phase not in (Phase.SAVING, Phase.EVALUATING):
         return ""
-    why = f"while it is {state.phase}" if migration.is_live(state) else "with spec.training.consistency.mode bsp or ssp"
-    what = "another number of parameter servers" if is_other_count else f"to move {moved[0]}"
-    return (
-        f"{why} {what} is not possible live: the job would have to save, restart its servers and restore; "
-        "ask without live_only to have that done"
-    )
+    servers = asked.change.get(Role.PARAMETER_SERVER, PlacesChange())
+    members = state.membership.members
+    if servers.count not in (None, state.wanted_shape[Role.PARAMETER_SERVER].count):
+        what = f"{field_name(Role.PARAMETER_SERVER, 'count')}: {servers.count}"
+    elif moved := [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]:
+        what = f"moves: {moved[0]}"
+    else:
+        return ""
+    return f"{what} is not allowed while the job is {state.phase}; allowed: until its training is over"
 
 
 def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_of: Mapping[str, str]) -> list[str]:
@@ -117,16 +115,7 @@ def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_o
         where = f" on another node than {node}" if move.leaves_node else ""
         room = _room(size, known, excluded)
         lines.append(f"{move.pod}: moved: another {_NAMES[role]} starts{where}, then this one leaves{room}")
-    if any("moved" in line or "migrated" in line for line in lines) and _pauses(state, asked):
-        lines.append("may pause: servers change on a complete record, which all restore")
     return lines or ["nothing changes"]
-
-
-def _pauses(state: JobState, asked: ChangeShape) -> bool:
-    about_servers = Role.PARAMETER_SERVER in asked.change or any(
-        state.membership.members[move.pod].role is Role.PARAMETER_SERVER for move in asked.moves
-    )
-    return about_servers and not migration.is_live(state)
 
 
 def _of_count(state: JobState, role: Role, places: PlacesChange) -> list[str]:
@@ -137,10 +126,8 @@ def _of_count(state: JobState, role: Role, places: PlacesChange) -> list[str]:
     name = field_name(role, "count").replace("_", " ")
     if role is Role.WORKER:
         how = "others start" if places.count > before else "some finish their step and leave"
-    elif migration.is_live(state):
-        how = "buckets are migrated while the job trains"
     else:
-        how = "may pause: the job saves, restarts its servers and restores"
+        how = "buckets are migrated while the job trains"
     return [f"{name} {before} → {places.count}: {how}"]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.pods import losses, requests, shape
 from elastrec.platform.master.pods.membership import Member, MemberStage
@@ -25,8 +24,6 @@ def begin(state: JobState, member: Member, reason: str, request: RequestedShape)
     """Another pod is to take the place of this one."""
     member.outgoing, member.outgoing_for = reason, request.request_id
     state.membership.revision += 1
-    if member.role is Role.PARAMETER_SERVER:
-        migration.ask_for_record(state)
 
 
 def call_off(state: JobState, member: Member) -> None:

@@ -216,7 +216,6 @@ class ObserverCalls(ServicePart):
                 asked_by=message.asked_by,
                 moves=message.moves,
                 plan_id=message.plan_id,
-                live_only=message.live_only,
                 timeout_seconds=message.timeout_seconds,
             )
         )

@@ -110,7 +110,6 @@ class ChangeShape(Message, frozen=True):
         change: a size is reached in place where the pod's node has the room, else by pods that take over from the old.
         moves: pods to be moved.
         plan_id: of the plan behind it. The same id asked twice is the same request; empty: each is another one.
-        live_only: refuse what would pause the job (other servers with bsp: a save, a restart, a restore).
         expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
             whatever it is now.
         asked_by: who wants it, for the job's history: a policy's name.
@@ -121,7 +120,6 @@ class ChangeShape(Message, frozen=True):
     change: dict[Role, PlacesChange] = {}
     moves: list[PodMove] = []
     plan_id: str = ""
-    live_only: bool = False
     expected_version: int | None = None
     asked_by: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS

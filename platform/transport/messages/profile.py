@@ -87,7 +87,7 @@ class Profile(Message, frozen=True):
         shape_version: of the shape that is wanted for the job (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
         worker_used_bytes: memory in use by the fullest worker; 0: none has told it.
-        servers_move: whether another number of parameter servers is possible without a pause of the job.
+        servers_move: whether the number of parameter servers can change now.
     """
 
     job_json: bytes

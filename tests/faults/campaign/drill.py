@@ -171,7 +171,7 @@ def _ask_all(run: Run, platform: jobs.Platform, job_id: str, watch: Watch, outco
         wanted = {Role.PARAMETER_SERVER: PlacesChange(count=plan.servers)}
         while not watch.is_over.is_set():
             try:
-                answer = ask_for_shape(platform, job_id, wanted, live_only=False)
+                answer = ask_for_shape(platform, job_id, wanted)
             except (ClusterError, TransportError):
                 time.sleep(_OBSERVE_SECONDS)  # the master or the node agent is away
                 continue

@@ -18,6 +18,7 @@ from elastrec.trainers.parameter_server.migration.messages import (
     HandedOver,
     HandOver,
 )
+from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.place import Place, marks_within
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import Changes
@@ -76,11 +77,7 @@ class Giver:
         return Copied(parts=parts), _joined([changes for _, changes in found])
 
     def hand_over(self, request: HandOver, arrays: list[Array]) -> tuple[Message, list[Array]]:
-        """See messages.
-
-        Raises:
-            IncompatibleError: with bsp, pushes that wait for a round were laid out for this server.
-        """
+        """See messages."""
         server = self._server
         with server.gate.closed(), server.changed:
             if server.model is None or server.generation != request.generation:
@@ -91,9 +88,10 @@ class Giver:
                 return self._stale(), []
             left, place = server.left, Place.under(request.routing, request.server)
             if left is None:
-                return HandedOver(marks=[], layout=[], dense=[]), _dense_arrays([])
+                return HandedOver(attendance=Attendance(), marks=[], layout=[], dense=[]), _dense_arrays([])
             dense = [bucket for bucket in left.dense if place.dense_owned[bucket.number]]
             answer = HandedOver(
+                attendance=left.attendance,
                 marks=marks_within(left.marks, place),
                 layout=left.layout,
                 dense=[DenseCells(each.number, len(each.values), each.steps) for each in dense],

@@ -15,6 +15,7 @@ import msgspec
 
 from elastrec.platform.transport.messages.job import Message, RoutingTable
 from elastrec.trainers.parameter_server.messages import Parameter, Stale
+from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 
 
@@ -80,10 +81,12 @@ class HandedOver(Message, frozen=True):
     """Answer to HandOver: from now on nothing of this changes here.
 
     Attributes:
+        attendance: the workers whose pushes the owner has counted in.
         marks: which pushes are in these buckets; each of them is in exactly one of these.
         layout: of all dense parameters; empty: there are none yet.
     """
 
+    attendance: Attendance
     marks: list[BucketMarks]
     layout: list[Parameter]
     dense: list[DenseCells]

@@ -15,6 +15,7 @@ from elastrec.platform.transport.messages.job import Message, RoutingTable, Take
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.migration.messages import Copied, CopyBuckets, HandedOver, HandOver
+from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import Changes
@@ -181,18 +182,20 @@ class Taker:
         """
         began = time.monotonic()
         self.hurry()
+        attendances: list[Attendance] = []
         marks: list[BucketMarks] = []
         layout: list[Parameter] = []
         dense: list[DenseBucket] = []
         for source in self._sources:
             request = HandOver(server=self._server.name, generation=self._generation, routing=routing)
             answer, arrays = self._ask(source, request, HandedOver)
+            attendances.append(answer.attendance)
             marks += answer.marks
             layout = answer.layout or layout
             dense += _dense_of(answer, arrays)
         rest_bytes = self.copy_round()
         self._check(marks, dense, bool(layout))
-        self._server.take_over(routing, self._generation, marks, layout, dense)
+        self._server.take_over(routing, self._generation, attendances, marks, layout, dense)
         log.info(
             "taken_over", servers=[source.place.server for source in self._sources], epoch=routing.epoch,
             buckets=sum(len(source.place.buckets) for source in self._sources), dense_buckets=len(dense),

@@ -15,16 +15,21 @@ waits for it from that round on. A worker that leaves has no push pending: it le
 Members are processes of workers. They join by their first request, leave when they run out of shards or pause, and are
 dropped when the master's list no longer names them. A process that the list omits is refused: the master has given it
 up and its shards are with others. Lists and workers' directives carry the same version, so a list that is older than
-the directive that a worker acts on says nothing about that worker. No clock and no input or output in here.
+the directive that a worker acts on says nothing about that worker.
+
+Where buckets change servers, pushes that wait are forgotten and come again, to the new owners: the server goes back to
+the first round that one of them was in (`go_back`), and waits there for the same workers; a server that is new to them
+learns from those before it who takes part, and in which round (`resume`). No clock and no input or output in here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.trainers.parameter_server.serving.attendance import Attending
 
 Mode = Literal["async", "bsp", "ssp"]
 Round = list[tuple[WorkerProcess, int]]
@@ -39,14 +44,14 @@ class Consistency:
 
     Attributes:
         round: with bsp, the number of the open round: the first that is not complete.
-        is_shared_out: members have been told their shares of the open round; nobody else joins it.
+        shared_out: members have been told their shares of the rounds up to this one; nobody else joins these.
     """
 
     def __init__(self, mode: Mode, staleness: int = 0) -> None:
         self.mode = mode
         self.staleness = staleness
         self.round = 0
-        self.is_shared_out = False
+        self.shared_out = -1
         self._clocks: dict[WorkerProcess, int] = {}
         self._first_round: dict[WorkerProcess, int] = {}  # of each member, the next that waits for it
         self._pending: dict[WorkerProcess, deque[tuple[int, int]]] = {}  # round and token
@@ -56,8 +61,18 @@ class Consistency:
         self._named_at = -1
 
     @property
+    def is_shared_out(self) -> bool:
+        """Whether members have been told their shares of the open round."""
+        return self.round <= self.shared_out
+
+    @property
     def members(self) -> list[WorkerProcess]:
         return sorted(self._clocks)
+
+    @property
+    def left(self) -> list[WorkerProcess]:
+        """Processes that were members, and may be again."""
+        return sorted(self._joined_at.keys() - self._clocks.keys())
 
     @property
     def awaited(self) -> list[WorkerProcess]:
@@ -78,6 +93,10 @@ class Consistency:
     def clock(self, worker: WorkerProcess) -> int:
         return self._clocks[worker]
 
+    def joined_at(self, worker: WorkerProcess) -> int:
+        """Version of the directive by which a worker joined."""
+        return self._joined_at[worker]
+
     def join(self, worker: WorkerProcess, version: int) -> bool:
         """Makes the worker a member; idempotent.
 
@@ -93,7 +112,7 @@ class Consistency:
         if is_omitted and version <= self._named_at:
             return False
         self._clocks[worker] = min(self._clocks.values(), default=0)
-        self._first_round[worker] = self.round + self.is_shared_out
+        self._first_round[worker] = max(self.round, self.shared_out + 1)
         self._joined_at[worker] = version
         return True
 
@@ -103,7 +122,7 @@ class Consistency:
         Args:
             without: members that get no share; the next round may have one for them.
         """
-        self.is_shared_out = True
+        self.shared_out = self.round
         for worker in without:
             self._first_round[worker] = self.round + 1
 
@@ -148,6 +167,29 @@ class Consistency:
         self._named, self._named_at = names, version
         return [w for w, joined_at in sorted(self._joined_at.items()) if w not in names and joined_at <= version]
 
+    def go_back(self, pushed: Mapping[WorkerProcess, int]) -> None:
+        """Forgets pushes that wait; those of the last rounds, too, come again.
+
+        Args:
+            pushed: with bsp, the first round that waits again, of each worker whose pushes come again. One that has
+                left since takes part until it leaves again.
+        """
+        for worker, first in self._first_round.items():
+            self._first_round[worker] = max(first, self.round)
+        for worker, first in pushed.items():
+            self._clocks.setdefault(worker, min(self._clocks.values(), default=0))
+            self._first_round[worker] = first
+        self.round = min([self.round, *pushed.values()])
+        self._pending.clear()
+        self._leaving.clear()
+
+    def resume(self, number: int, shared_out: int, members: Sequence[Attending]) -> None:
+        """Goes on in round `number` with these members, and no others; none of their pushes waits here."""
+        self.round, self.shared_out = number, shared_out
+        self._clocks = {member.worker: member.clock for member in members}
+        self._first_round = {member.worker: member.first_round for member in members}
+        self._joined_at.update({member.worker: member.joined_at for member in members})
+
     def may_pull(self, worker: WorkerProcess) -> bool:
         """Whether a member's pull may be answered now."""
         if self.mode == "bsp":
@@ -174,11 +216,11 @@ class Consistency:
             due = sorted(worker for worker, pushes in self._pending.items() if pushes and pushes[0][0] <= self.round)
             if any(worker not in due for worker in self._first_round if self.is_awaited(worker)):
                 break
-            self.is_shared_out = False
             if not due:
                 # Nobody takes part in this round: on with the first that somebody does.
                 later = [*self._first_round.values(), *(pushes[0][0] for pushes in self._pending.values() if pushes)]
                 if not later:
+                    self.shared_out = min(self.shared_out, self.round - 1)
                     break
                 self.round = min(later)
                 continue

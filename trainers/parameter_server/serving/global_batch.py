@@ -22,6 +22,7 @@ class Pushed:
     Attributes:
         share: of a round that its worker was given; None: it asked for none.
         is_released: the worker may go on: with bsp its round is complete.
+        round: with bsp, the number of its round.
     """
 
     worker: WorkerProcess
@@ -29,6 +30,7 @@ class Pushed:
     gradient: Gradient
     share: Share | None = None
     is_released: bool = False
+    round: int = -1
 
     @property
     def planned(self) -> int:

@@ -12,6 +12,7 @@ from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
+from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.storage import RowStore
 
@@ -74,9 +75,11 @@ class Left:
     Attributes:
         place: the buckets; their rows are still in the stores.
         layout: of all dense parameters; empty: there are none yet.
+        attendance: of the moment in which it was given away.
     """
 
     place: Place
+    attendance: Attendance
     marks: list[BucketMarks]
     layout: list[Parameter]
     dense: list[DenseBucket]

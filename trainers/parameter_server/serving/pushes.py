@@ -17,6 +17,7 @@ import structlog
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.messages.job import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Origin, Push, Share, SplitKey
+from elastrec.trainers.parameter_server.serving.attendance import Attendance, Attending, joined
 from elastrec.trainers.parameter_server.serving.consistency import Consistency, Round
 from elastrec.trainers.parameter_server.serving.global_batch import GlobalBatch, Pushed
 from elastrec.trainers.parameter_server.serving.marks import Marks
@@ -111,12 +112,14 @@ class Pushes:
             log.warning("rows_repeated", origin=str(push.origin), rows=repeated, reason="other minibatches than before")
         self._taken[_key(push.origin)] = push
         if self.is_synchronous:
+            number = -1 if push.share is None else push.share.round
+            push.round = max(number, self.consistency.round)
             token, self._next_token = self._next_token, self._next_token + 1
             self._held[token] = push
             self._batch_sizes[push.worker] = request.batch_size or self._batch_size
             if request.leaves:
                 self.consistency.leave_after_push(push.worker)
-            self._queue(self.consistency.push(push.worker, token, -1 if push.share is None else push.share.round))
+            self._queue(self.consistency.push(push.worker, token, number))
 
     def share(self, worker: WorkerProcess) -> Share | None:
         """The worker's share of the open round of bsp, shared out by the first that asks; None: it has none."""
@@ -128,12 +131,20 @@ class Pushes:
             rows, is_last = self._batch.plan(sizes)
             self._shares = {member: Share(consistency.round, n, is_last) for member, n in rows.items() if n}
             consistency.open_round(without=[member for member, n in rows.items() if not n])
-        return self._shares.get(worker)
+        share = self._shares.get(worker)
+        return share if share is not None and share.round == consistency.round else None
 
     def advance(self, worker: WorkerProcess, number: int, batch_size: int) -> None:
-        """A member is not to be waited for before a round, and takes at most `batch_size` rows; 0: as the job says."""
+        """A member is not to be waited for before a round, and takes at most `batch_size` rows; 0: as the job says.
+
+        A member with a batch size asks for a share: it has sent all pushes that it has made.
+        """
         self._batch_sizes[worker] = batch_size or self._batch_size
         if self.is_synchronous:
+            if batch_size and self.consistency.is_shared_out:
+                # After a move a round may be open again that was shared out, among others, before the worker came.
+                share = self._shares.get(worker)
+                number = max(number, self.consistency.shared_out + 1 if share is None else share.round)
             self._queue(self.consistency.advance(worker, number))
 
     def close(self, request: Push) -> None:
@@ -156,6 +167,49 @@ class Pushes:
         if self.consistency.is_member(worker) and number > self._counted.get(worker, 0):
             self._counted[worker] = number
             self.consistency.push(worker, 0)
+
+    def begin_again(self) -> None:
+        """Forgets what is not applied: buckets change servers, and workers send it again to those that own them now.
+
+        The round that is open then is the first of the step that is not complete.
+        """
+        pushed: dict[WorkerProcess, int] = {}
+        for push in self._taken.values():
+            pushed[push.worker] = min(pushed.get(push.worker, push.round), push.round)
+        self._taken.clear()
+        self._held.clear()
+        self._steps.clear()
+        self._batch.take()
+        self.consistency.go_back(pushed)
+
+    def attendance(self) -> Attendance:
+        """Who takes part; for servers that take buckets over from this one."""
+        consistency = self.consistency
+        return Attendance(
+            round=consistency.round,
+            shared_out=consistency.shared_out,
+            members=[
+                Attending(
+                    worker=worker,
+                    joined_at=consistency.joined_at(worker),
+                    clock=consistency.clock(worker),
+                    counted=self._counted.get(worker, 0),
+                    first_round=consistency.first_round(worker),
+                    batch_size=self._batch_sizes.get(worker, 0),
+                )
+                for worker in consistency.members
+            ],
+            shares=sorted(self._shares.items()),
+            left=consistency.left,
+        )
+
+    def attend(self, found: Sequence[Attendance]) -> None:
+        """Goes on with what servers have said that buckets come from, after `begin_again`; see `joined`."""
+        together = joined(found)
+        self.consistency.resume(together.round, together.shared_out, together.members)
+        self._counted = {member.worker: member.counted for member in together.members}
+        self._batch_sizes = {member.worker: member.batch_size for member in together.members if member.batch_size}
+        self._shares = dict(together.shares)
 
     def next_step(self) -> Step | None:
         """The next step of bsp, to be applied before the one after it."""

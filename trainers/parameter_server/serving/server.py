@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import CheckpointError, ElastrecError, IncompatibleError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
 from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for
 from elastrec.trainers.parameter_server.plan import TablePlan, plan_of_job
+from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
@@ -234,15 +235,13 @@ class ParameterServer(RequestHandlers):
     def give_away(self, routing: RoutingTable) -> None:
         """Serves under a newer routing table; buckets that are others' now stay in `left` until `drop_left`.
 
-        The gate is closed, and `changed` is held.
+        Pushes that are not applied come again, laid out for the owners under that table. The gate is closed, and
+        `changed` is held.
 
         Raises:
-            IncompatibleError: with bsp, whose rounds are laid out for the servers of one routing table.
             ElastrecError: the routing table gives the server buckets that it does not hold.
         """
         assert self.model is not None
-        if self.pushes.is_synchronous:
-            raise IncompatibleError("with bsp buckets do not change servers while the job trains; save and restore")
         place = Place.under(routing, self.name) if self.name in routing.servers else Place.nothing(self.model.place)
         new, leaving = place.without(self.model.place), self.model.place.without(place)
         if not new.is_empty:
@@ -256,7 +255,8 @@ class ParameterServer(RequestHandlers):
             if dense is not None:
                 dense.drop(numbers.tolist())
             layout = [] if dense is None else dense.layout
-            self.left = Left(leaving, marks_within(marks, leaving), layout, copies)
+            self.pushes.begin_again()
+            self.left = Left(leaving, self.pushes.attendance(), marks_within(marks, leaving), layout, copies)
             self._change_place(place, marks_within(marks, place))
             log.info(
                 "given_away", buckets=int(leaving.owned.sum()), dense_buckets=len(numbers), epoch=routing.epoch
@@ -304,13 +304,17 @@ class ParameterServer(RequestHandlers):
         self,
         routing: RoutingTable,
         generation: int,
+        attendances: Sequence[Attendance],
         marks: Sequence[BucketMarks],
         layout: Sequence[Parameter],
         dense: Sequence[DenseBucket],
     ) -> None:
         """Serves the staged buckets, too, under a routing table that gives them to this server.
 
+        Pushes that are not applied come again, laid out for the owners under that table.
+
         Args:
+            attendances: of the servers that gave the buckets away.
             marks: of the new buckets, virtual and dense; layout: of all dense parameters, empty without any.
             dense: the new dense buckets.
 
@@ -329,7 +333,10 @@ class ParameterServer(RequestHandlers):
             self._staged = None
             if self.model is None:
                 self.begin(Model(self.spec, place, stores, self._dense_store(layout, place)), marks)
+                self.pushes.attend(attendances)
             else:
+                self.pushes.begin_again()
+                self.pushes.attend([self.pushes.attendance(), *attendances])
                 self._change_place(place, [*self.pushes.marks.values(), *marks])
                 if self.model.dense is None:
                     self.model.dense = self._dense_store(layout, place)

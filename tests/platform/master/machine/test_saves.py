@@ -13,7 +13,6 @@ from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.transport.messages.job import Mode, SavedPart, SaveOrder
 from tests.platform.master.world import World, plan, running
-from tests.shapes import change
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -162,27 +161,6 @@ def test_what_is_trained_while_a_record_is_written_is_lost_with_a_server():
     world.commit()
     world.kill("j-ps-0")
     assert world.state.training.covered_rows() == at_the_cut
-
-
-@pytest.mark.parametrize("asked_late", [False, True])
-def test_workers_rest_until_a_record_is_complete_that_other_servers_restore(asked_late: bool):
-    world = running(plan(save_interval_seconds=0.0, is_synchronous=True))
-    asked = change(parameter_servers=3)
-    if not asked_late:
-        world.tell(events.ShapeAsked(time=world.time, change=asked))
-    world.hung.update(("j-ps-0", "j-ps-1"))
-    save = ordered(world)
-    everybody_acts(world)
-    everybody_acts(world)
-    assert save.quiesce is not asked_late
-    if asked_late:
-        world.tell(events.ShapeAsked(time=world.time, change=asked))
-    world.hung.clear()
-    for _ in range(40):
-        everybody_acts(world)
-        world.commit()
-    assert len(world.state.ownership.servers) == 3
-    assert world.state.training.samples == world.state.training.covered_rows(), "rows were trained twice"
 
 
 def test_the_ages_of_the_newest_copy_in_memory_and_of_the_newest_record_are_those_of_their_cuts():

@@ -231,20 +231,6 @@ def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
     assert world.state.phase is Phase.FAILED
 
 
-def test_with_bsp_other_servers_wait_for_a_record_that_succeeds_not_for_the_next_interval():
-    world = long_job(is_synchronous=True)
-    ask(world, parameter_servers=3)
-    while world.state.saves.failed == 0:
-        for name in list(world.up):
-            world.act(name)
-        world.commit(succeed=False)
-    assert world.state.saves.next_save == world.time + 10.0
-    world.time += 10.0
-    world.tick()
-    world.live_on(12)
-    assert len(world.state.membership.servers()) == 3 and last(world).outcome is ShapeOutcome.DONE
-
-
 def test_the_end_of_the_job_ends_a_request():
     world = long_job()
     ask(world, workers=4)

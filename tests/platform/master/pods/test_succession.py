@@ -19,10 +19,10 @@ SERVER, WORKER = "j-ps-0", "j-worker-0"
 LARGE = PodSize(1.0, 5000)
 
 
-def ask(world: World, *moved: str, leaves_node: bool = False, live_only: bool = True, **shape_asked: float) -> str:
+def ask(world: World, *moved: str, leaves_node: bool = False, **shape_asked: float) -> str:
     """The request's id."""
     moves = [PodMove(pod=pod, leaves_node=leaves_node) for pod in moved]
-    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves, live_only=live_only))
+    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves))
     assert world.state.requested_shape is not None
     return world.state.requested_shape.request_id
 
@@ -284,22 +284,15 @@ def test_a_server_that_is_lost_before_its_successor_works_is_replaced_and_still_
     check(world)
 
 
-def test_with_bsp_a_server_is_moved_on_a_complete_record_and_its_size_in_place_alone_when_it_must_not_pause():
+def test_with_bsp_a_server_is_moved_while_the_job_trains_and_its_successor_stands_in_its_place():
     world = long_job(is_synchronous=True)
-    ask(world, SERVER, live_only=False)
-    assert world.state.saves.under_way and world.state.migration is None
-    world.live_on(12)
-    assert world.state.recovery.rollbacks == 1 and SERVER not in owners(world)
-    assert outcome(world) is ShapeOutcome.DONE
-
-
-@pytest.mark.usefixtures("crowded")
-def test_with_bsp_a_size_that_is_not_possible_in_place_is_refused_when_the_job_must_not_pause():
-    world = long_job(is_synchronous=True)
-    ask(world, parameter_server_memory_bytes=5000)
-    assert outcome(world) is ShapeOutcome.REFUSED and not world.state.saves.under_way
-    assert world.state.wanted_shape[Role.PARAMETER_SERVER].size.memory_bytes == 1000
-    assert by_role(world, Role.PARAMETER_SERVER) == set(owners(world))
+    first, second = world.state.ownership.servers
+    ask(world, first)
+    world.live_on(20)
+    assert outcome(world) is ShapeOutcome.DONE and world.state.recovery.rollbacks == 0
+    successor, other = world.state.ownership.servers
+    assert other == second and successor not in (first, second)
+    check(world)
 
 
 def test_a_request_is_over_when_its_job_is():

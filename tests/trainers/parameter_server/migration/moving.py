@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.buckets import balanced_owners
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient, RpcServer
 from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
@@ -38,8 +39,9 @@ SHAPES = (2, 4, 3, 1, 2)
 class Cluster:
     """Servers behind real sockets; `routing` is in force."""
 
-    def __init__(self, count: int) -> None:
-        self.servers = {f"ps-{index}": ParameterServer(f"ps-{index}", JOB.spec, cores=2) for index in range(count)}
+    def __init__(self, count: int, job: TrainingJob, members: Sequence[WorkerProcess]) -> None:
+        self.members = members
+        self.servers = {f"ps-{index}": ParameterServer(f"ps-{index}", job.spec, cores=2) for index in range(count)}
         self.givers = {name: Giver(server) for name, server in self.servers.items()}
         self.rpcs = {
             name: RpcServer(
@@ -94,7 +96,7 @@ class Cluster:
             taker.take_over(after)
         for name, server in self.servers.items():
             if name in after.servers:
-                server.adopt(after, 1, [WORKER], -1, moves=True)
+                server.adopt(after, 1, self.members, -1, moves=True)
                 server.drop_left()
             elif server.model is not None:
                 server.forget()
@@ -111,8 +113,14 @@ class Cluster:
 
 
 @contextmanager
-def cluster(servers: int = max(SHAPES), start: int = SHAPES[0]) -> Iterator[Cluster]:
-    made = Cluster(servers)
+def cluster(
+    servers: int = max(SHAPES),
+    start: int = SHAPES[0],
+    *,
+    job: TrainingJob = JOB,
+    members: Sequence[WorkerProcess] = (WORKER,),
+) -> Iterator[Cluster]:
+    made = Cluster(servers, job, members)
     try:
         made.start(start)
         yield made
@@ -123,9 +131,9 @@ def cluster(servers: int = max(SHAPES), start: int = SHAPES[0]) -> Iterator[Clus
 class Worker:
     """Steps whose gradients follow from what was pulled, so that equal parameters need equal histories."""
 
-    def __init__(self, routing: RoutingTable) -> None:
+    def __init__(self, routing: RoutingTable, *, name: str = "w", job: TrainingJob = JOB) -> None:
         self.client = ParameterClient(
-            plan_of_job(JOB.spec), worker="w", incarnation="i", token=TOKEN, layout=LAYOUT, patience_seconds=30.0
+            plan_of_job(job.spec), worker=name, incarnation="i", token=TOKEN, layout=LAYOUT, patience_seconds=30.0
         )
         self.client.connect(routing, 1)
         self.client.init_dense(START)
