@@ -235,6 +235,20 @@ class ServerHot(_Event, frozen=True, kw_only=True):
     ownership_epoch: int
 
 
+class WorkerSlow(_Event, frozen=True, kw_only=True):
+    """A worker is slow because of its node: its successor is to start on another one.
+
+    Attributes:
+        ratio: of its computing time per row to the median of the others'.
+    """
+
+    pod: str
+    incarnation: str
+    ratio: float
+    seconds_per_row: float
+    others_seconds_per_row: float
+
+
 class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline of the state has passed.
 
@@ -283,6 +297,7 @@ Event = (
     | ShapeAsked
     | ShapeTakenBack
     | ServerHot
+    | WorkerSlow
     | Ticked
     | Restarted
     | Measured

@@ -33,10 +33,11 @@ from elastrec.platform.master.machine.events import (
     StopAsked,
     TermBegun,
     Ticked,
+    WorkerSlow,
 )
 from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.measuring.time_book import WITHOUT_MASTER
-from elastrec.platform.master.pods import losses, orders, shape
+from elastrec.platform.master.pods import losses, orders, shape, succession
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     ShapeAsked: shape.shape_asked,
     ShapeTakenBack: shape.shape_taken_back,
     ServerHot: migration.relieve,
+    WorkerSlow: succession.leave_slow_node,
     Ticked: losses.ticked,
     Measured: _measured,
 }

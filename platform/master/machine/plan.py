@@ -25,6 +25,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         start_record: empty: from nothing.
         older_start_records: taken, in this order, where the start record is damaged.
         start_positions: of the start record, where the job begins at them; None: at the first row.
+        slow_worker_moves: how many slow workers the job moves to other nodes; 0: none.
         kept_records: of this job, that a rollback can return to.
         deltas: periodic records in a row that build on the one before.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
@@ -49,6 +50,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     pod_restarts: int
     older_start_records: list[str] = []
     start_positions: Positions | None = None
+    slow_worker_moves: int = 0
     kept_records: int = 3
     deltas: int = 0
     exit_seconds: float = 10.0
@@ -75,6 +77,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             start_record=request.start_record,
             older_start_records=request.older_start_records,
             start_positions=_positions(request.start_positions),
+            slow_worker_moves=spec.faults.slow_worker_moves,
             kept_records=spec.checkpoint.keep,
             deltas=spec.checkpoint.deltas,
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),

@@ -34,6 +34,7 @@ class PodSample(msgspec.Struct):
     samples: int = 0
     batch_seconds: float = 0.0
     phase_seconds: dict[str, float] = {}
+    compute_seconds_per_row: float = 0.0
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0
@@ -118,6 +119,7 @@ class Monitor:
                 self._sketches.merge_encoded(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())
         sums.steps += metrics.steps
+        sums.samples += metrics.samples
         parts = (metrics.wait_seconds, metrics.pull_seconds, metrics.compute_seconds, metrics.push_seconds)
         sums.seconds = [total + part for total, part in zip(sums.seconds, parts, strict=True)]
         if is_training:
@@ -167,6 +169,8 @@ class Monitor:
             pod.phase_seconds = {
                 phase: total / sums.steps for phase, total in zip(_STEP_PHASES, sums.seconds, strict=True)
             }
+            computed = sums.seconds[_STEP_PHASES.index("compute")]
+            pod.compute_seconds_per_row = computed / sums.samples if sums.samples else 0.0
         window = Window(
             seconds=seconds,
             samples=self._samples,

@@ -22,7 +22,9 @@ from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Rel
 from elastrec.platform.master.measuring.migration_book import MigrationBook
 from elastrec.platform.master.measuring.monitor import Monitor, Window
 from elastrec.platform.master.measuring.profile_book import ProfileBook, is_settled
+from elastrec.platform.master.measuring.slow_workers import SlowWorker, SlowWorkers
 from elastrec.platform.master.measuring.start_book import Start, StartBook
+from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import MigrationSeen
@@ -61,6 +63,7 @@ class Observations:
         self._profile = ProfileBook()
         self._starts = StartBook()
         self._hot_servers = HotServers()
+        self._slow_workers = SlowWorkers()
         self.growth = GrowthBook()
         self.migrations = MigrationBook()
         self.window: Window | None = None
@@ -154,6 +157,21 @@ class Observations:
                 return None
             loads[server.name] = Load(sample.load.rows_per_second, server.cores, sample.load.hottest)
         return self._hot_servers.look(loads, now)
+
+    def slow_worker(self, state: JobState, now: float) -> SlowWorker | None:
+        """A worker that should leave its node, if it was slow for long enough and nothing else changes."""
+        if not succession.may_move_slow(state):
+            self._slow_workers.forget()
+            return None
+        known = self._monitor.pods
+        return self._slow_workers.look(
+            {
+                worker.name: known[worker.name].compute_seconds_per_row
+                for worker in state.membership.workers()
+                if worker.stays and worker.name in known and known[worker.name].compute_seconds_per_row > 0
+            },
+            now,
+        )
 
     def close_window(self, state: JobState, now: float) -> bool:
         """Whether a window of the job's figures ended."""

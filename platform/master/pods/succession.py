@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.master.machine.effects import Decided, Effect
+from elastrec.platform.master.machine.events import ShapeAsked, WorkerSlow
 from elastrec.platform.master.pods import losses, requests, shape
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.text.some import some
-from elastrec.platform.transport.messages.observer import ShapeOutcome
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
@@ -47,6 +48,30 @@ def step(state: JobState, effects: list[Effect]) -> None:
     # Those that work leave last.
     for worker in sorted(outgoing, key=lambda w: w.is_registered)[: max(0, len(outgoing) - needed)]:
         retire(state, worker, effects)
+
+
+def may_move_slow(state: JobState) -> bool:
+    """Whether a slow worker can be moved now: nothing else changes, and the job has not moved too many."""
+    is_allowed = state.slow_moves < state.plan.slow_worker_moves
+    return is_allowed and state.phase is Phase.TRAINING and not requests.open_requests(state)
+
+
+def leave_slow_node(state: JobState, event: WorkerSlow, effects: list[Effect]) -> None:
+    """Another worker starts elsewhere, as if a person had asked for it; then the slow one leaves."""
+    member = state.membership.members.get(event.pod)
+    if member is None or member.incarnation != event.incarnation or not member.stays or not member.node:
+        return
+    if not may_move_slow(state):
+        return
+    state.slow_moves += 1
+    inputs = {
+        "pod": member.name, "node": member.node, "ratio": round(event.ratio, 3),
+        "seconds_per_row": event.seconds_per_row, "others_seconds_per_row": event.others_seconds_per_row,
+        "moves": state.slow_moves, "allowed": state.plan.slow_worker_moves,
+    }  # fmt: skip
+    effects.append(Decided(decision="slow_worker_moved", inputs=inputs))
+    move = PodMove(pod=member.name, leaves_node=True)
+    shape.shape_asked(state, ShapeAsked(time=event.time, change={}, moves=[move], asked_by="slow worker"), effects)
 
 
 def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:

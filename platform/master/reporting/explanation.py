@@ -79,6 +79,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "server_relieved":
             what = f"{len(inputs['buckets'])} hot buckets leave {inputs['server']}"
             return what, f"it has {inputs['ratio']:.2f} × the others' load, {inputs['ratio_after']:.2f} × afterwards"
+        case "slow_worker_moved":
+            what = f"{inputs['pod']} is slow: its successor starts on another node than {inputs['node']}"
+            return what, f"it computes {inputs['ratio']:.2f} × as long for a row as the others"
         case "migration_copies":
             return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
         case "migration_hands_over":

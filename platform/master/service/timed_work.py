@@ -12,6 +12,7 @@ from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
+from elastrec.platform.master.measuring.slow_workers import has_room_elsewhere
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
@@ -113,6 +114,7 @@ class TimedWork(ServicePart):
             self._saved_measurements.keep(remembered, self._clock())
         self._measure()
         self._relieve()
+        self._leave_slow_node()
         if not self.state.phase.is_final:
             self._report()
 
@@ -141,6 +143,22 @@ class TimedWork(ServicePart):
                     moves=relief.moves, ownership_epoch=epoch,
                 )
             )  # fmt: skip
+
+    def _leave_slow_node(self) -> None:
+        with self._lock:
+            slow = self._seen.slow_worker(self.state, self.now())
+            member = self.state.membership.members.get(slow.pod) if slow is not None else None
+        if slow is None or member is None:
+            return
+        if not has_room_elsewhere(self._reconciler.nodes(), member.node, member.asked):
+            log.info("slow_worker_stays", pod=slow.pod, ratio=round(slow.ratio, 3), reason="no other node has the room")
+            return
+        self.submit(
+            lambda now: events.WorkerSlow(
+                time=now, pod=slow.pod, incarnation=member.incarnation, ratio=slow.ratio,
+                seconds_per_row=slow.seconds_per_row, others_seconds_per_row=slow.others_seconds_per_row,
+            )
+        )  # fmt: skip
 
     def _report_end(self) -> None:
         # At once, not with the next window: callers that wait for the end read its figures.

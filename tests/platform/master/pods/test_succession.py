@@ -6,6 +6,7 @@ import pytest
 
 from elastrec.platform.clusters.pods import EndReason, PodSize
 from elastrec.platform.master.machine import events, migration
+from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.master.pods.operations import PodOperations
 from elastrec.platform.master.pods.shape import IN_PLACE_SECONDS
@@ -293,6 +294,52 @@ def test_with_bsp_a_server_is_moved_while_the_job_trains_and_its_successor_stand
     successor, other = world.state.ownership.servers
     assert other == second and successor not in (first, second)
     check(world)
+
+
+def slow(world: World, pod: str) -> None:
+    incarnation = world.state.membership.members[pod].incarnation
+    world.tell(
+        events.WorkerSlow(
+            time=world.time, pod=pod, incarnation=incarnation, ratio=3.0, seconds_per_row=0.3,
+            others_seconds_per_row=0.1,
+        )
+    )  # fmt: skip
+
+
+def test_a_slow_worker_works_until_its_successor_on_another_node_does_and_the_decision_stands_with_its_inputs():
+    world = long_job(slow_worker_moves=1)
+    node = world.state.membership.members[WORKER].node = "slow-node"
+    slow(world, WORKER)
+    (successor,) = [m for m in world.state.membership.workers() if not m.is_registered]
+    assert successor.avoids_nodes == [node] and not world.state.membership.members[WORKER].retiring
+    (decided,) = [e for e in world.effects if isinstance(e, Decided) and e.decision == "slow_worker_moved"]
+    assert (decided.inputs["pod"], decided.inputs["node"], decided.inputs["ratio"]) == (WORKER, node, 3.0)
+    world.live_on(12)
+    assert outcome(world) is ShapeOutcome.DONE and WORKER not in by_role(world, Role.WORKER)
+    assert world.state.recovery.rollbacks == 0 and len(by_role(world, Role.WORKER)) == 2
+    # No more of them than the job file allows.
+    successor.node = "another-node"
+    slow(world, successor.name)
+    assert len(world.state.shape_requests) == 1
+    check(world)
+
+
+def test_a_worker_that_is_slow_while_something_else_changes_or_is_another_process_by_now_stays():
+    world = long_job(slow_worker_moves=5)
+    world.state.membership.members[WORKER].node = "slow-node"
+    world.tell(
+        events.WorkerSlow(
+            time=world.time, pod=WORKER, incarnation="before", ratio=3.0, seconds_per_row=0.3,
+            others_seconds_per_row=0.1,
+        )
+    )  # fmt: skip
+    assert not world.state.shape_requests
+    ask(world, SERVER)
+    slow(world, WORKER)
+    assert len(world.state.shape_requests) == 1 and world.state.slow_moves == 0
+    world.live_on(20)
+    slow(world, WORKER)
+    assert len(world.state.shape_requests) == 2 and world.state.slow_moves == 1
 
 
 def test_a_request_is_over_when_its_job_is():
