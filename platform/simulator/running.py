@@ -23,6 +23,8 @@ from elastrec.platform.specs.metrics import share_kept
 
 _LEAST_WINDOW_SECONDS = 10.0
 _MOST_POINTS = 60
+_COUNTED_EVERY_SECONDS, _APART = 5.0, 1.05
+"""Masters count rows so often, and keep counts that lie such a factor of samples apart, and the newest one."""
 _KEPT_CHANGES = 8
 _NOTHING = 1e-9
 """So small a share of a job's samples is none."""
@@ -54,7 +56,6 @@ class Running:
         self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
         self.outlook: MemoryOutlook | None = None
-        self._looked_for = start
         self._changes: list[tuple[float, Allocation, Allocation, str]] = []
         self._environment, self._prior = environment, prior
         self._steps, self._placing, self.accounts = (
@@ -161,7 +162,7 @@ class Running:
         self.accounts.use(self.allocation, rate, self.job.memory, self._trained, trained)
         done = trained * rate.samples
         self.remaining -= done
-        self._trained = max(self._trained, self.job.samples - self.remaining)
+        trained_before, self._trained = self._trained, max(self._trained, self.job.samples - self.remaining)
         if self.remaining <= _NOTHING * self.job.samples:
             self.remaining = 0.0
         every = self.settings.handling.checkpoint_seconds
@@ -177,10 +178,25 @@ class Running:
             self._seen[self.allocation] = (
                 kept * seconds + trained, kept * compute + count * rate.compute_seconds, kept * steps + count,
             )  # fmt: skip
-        if self.job.memory is not None and (not self._rows or self._trained > 1.02 * self._rows[-1][0]):
+        self._count_rows(trained_before, _COUNTED_EVERY_SECONDS * rate.samples)
+
+    def _count_rows(self, since: float, every: float) -> None:
+        """What its master has counted since so many samples.
+
+        Args:
+            every: samples between two counts.
+        """
+        memory, counted = self.job.memory, self._rows
+        if memory is None:
+            return
+        while since < self._trained:
+            # Of counts that lie closer together only the newest would be kept.
+            since = min(max(since + every, _APART * since), self._trained)
+            if len(counted) > 1 and counted[-1][0] < _APART * counted[-2][0]:
+                counted.pop()
             noise = 1.0 + 0.02 * self.random.standard_normal()
-            rows = max(self.job.memory.rows(self._trained) * noise, self._rows[-1][1] if self._rows else 1.0)
-            self._rows = [*self._rows[-_MOST_POINTS + 1 :], (self._trained, rows)]
+            counted.append((since, max(memory.rows(since) * noise, counted[-1][1] if counted else 1.0)))
+        del counted[:-_MOST_POINTS]
 
     def look_ahead(self, largest_bytes: float) -> None:
         """Finds out what will become of its servers' memory.
@@ -194,12 +210,7 @@ class Running:
         seen = seen_of(
             self.job.memory, self._rows, self.allocation, trained, self.remaining, self.rate.samples, largest_bytes
         )
-        self.outlook, self._looked_for = look_ahead(seen, self.allocation), self.allocation
-
-    @property
-    def has_old_outlook(self) -> bool:
-        """It has none, or one that was made for another allocation."""
-        return self.outlook is None or self._looked_for != self.allocation
+        self.outlook = look_ahead(seen, self.allocation)
 
     @property
     def wants_memory(self) -> bool:

@@ -37,8 +37,6 @@ from elastrec.platform.simulator.troubles import Process, Troubles
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
-_FORECAST_EVERY_ROUNDS = 4
-
 
 class Simulation:
     """One run; make a new one for every policy.
@@ -330,7 +328,8 @@ class Simulation:
             if not known:
                 continue
             if settings.handling.memory_forecast:
-                self._look_ahead(known)
+                for each in known:
+                    each.look_ahead(self._nodes.size.memory_bytes)
             capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
@@ -354,11 +353,6 @@ class Simulation:
         held = self._nodes.count * self._nodes.size.cores - self._nodes.free.cores
         speed = sum(each.rate.samples for each in self._running.values() if each.is_training)
         self._moments.append(Moment(self._environment.now, len(self._running), len(self._waiting), held, speed))
-
-    def _look_ahead(self, known: Sequence[Running]) -> None:
-        for number, each in enumerate(known):
-            if each.has_old_outlook or not (number + self._round) % _FORECAST_EVERY_ROUNDS:
-                each.look_ahead(self._nodes.size.memory_bytes)
 
     def _overheads(self) -> Overheads:
         settings = self._settings

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
 import pytest
 
+from elastrec.platform.scaling.policies.static import Static
+from elastrec.platform.scaling.policy import View
+from elastrec.platform.scaling.types import JobProfile, Proposal
+from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
-from tests.platform.simulator.cluster import QUIET, growing, job, run
+from elastrec.platform.simulator.simulation import Simulation
+from tests.platform.simulator.cluster import NODE, PRICES, QUIET, growing, job, run
 
 NEVER = Handling(straggler_seconds=math.inf, hot_server_seconds=math.inf)
 
@@ -78,6 +84,27 @@ def test_tables_that_outgrow_their_server_end_the_job_without_a_forecast_and_not
     assert late.completion_seconds > early.completion_seconds + Handling().resubmit_seconds
     assert early.allocation.parameter_server_memory_bytes > full.allocation.parameter_server_memory_bytes
     assert late.allocation.parameter_server_memory_bytes == 2 * full.allocation.parameter_server_memory_bytes
+
+
+def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_it() -> None:
+    full = growing(job(seconds=600.0), needed_at_end=1.5)
+    (ended,) = run("static", [full]).jobs
+    assert ended.out_of_memory == 0
+    assert ended.changes == 1
+
+
+def test_memory_is_looked_at_in_every_round() -> None:
+    looked: list[float] = []
+
+    class Noting(Static):
+        def propose(self, job: JobProfile, view: View) -> Proposal:
+            assert job.memory is not None
+            looked.append(job.memory.embedding_bytes)
+            return super().propose(job, view)
+
+    Simulation([growing(job(), needed_at_end=0.5)], Nodes(20, NODE), Noting(), PRICES, QUIET).run()
+    assert len(looked) > 10
+    assert all(one != other for one, other in itertools.pairwise(looked))
 
 
 def test_a_job_with_memory_enough_is_left_alone() -> None:
