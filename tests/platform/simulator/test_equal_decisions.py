@@ -48,7 +48,7 @@ def twin(job: JobToRun) -> JobToRun:
 
 
 def simulated(policy: ScalingPolicy, nodes: int) -> Report:
-    jobs = recurring(3, 3)
+    jobs = recurring(4, 5)
     return Simulation([*jobs, *map(twin, jobs)], Nodes(nodes, NODE), policy, PRICES, TROUBLED).run()
 
 
