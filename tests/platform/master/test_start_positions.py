@@ -27,8 +27,8 @@ from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Begun, Positions, StreamPositions
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from tests.platform.master.fakes import job
+from tests.platform.master.masters import saved, trained
 from tests.platform.master.stage import Stage
-from tests.platform.master.test_terms import saved, trained
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 ROWS, DIGEST = 4000, "digest of the files"

@@ -17,7 +17,7 @@ from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from elastrec.trainers.worker.predictions import read_predictions
 from tests.trainers.parameter_server.storage.copies import columns_of
 from tests.trainers.worker.sessions import session_job
-from tests.trainers.worker.test_worker import Setting
+from tests.trainers.worker.setting import Setting
 
 BATCH, STEPS = 48, 200
 GROUPS = {"groups": [["user", "cart"], ["likes"]]}

@@ -19,7 +19,7 @@ from elastrec.trainers.parameter_server.serving.gradients import average
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.warm_up import warm_up
-from tests.trainers.worker.test_worker import Setting
+from tests.trainers.worker.setting import Setting
 
 BATCH, WORKERS = 6, 2
 GLOBAL_BATCH = BATCH * WORKERS

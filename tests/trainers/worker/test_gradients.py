@@ -21,7 +21,7 @@ from elastrec.trainers.models import heads
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.worker.gradients import GradientGuard
-from tests.trainers.worker.test_worker import setting  # noqa: F401
+from tests.trainers.worker.setting import setting_fixture  # noqa: F401
 
 PLAN = make_plan({"user": 4, "item": 4, "shop": 8}, virtual_buckets=8)
 LAYOUT = [Parameter("over.weight", (3, 2)), Parameter("over.bias", (3,))]
@@ -119,7 +119,7 @@ def test_gradients_within_the_bound_are_pushed_as_they_are() -> None:
 
 
 def test_a_step_with_gradients_that_are_not_finite_ends_the_job_and_is_not_pushed(
-    setting: Callable[..., Any],  # noqa: F811
+    setting: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def loss_without_a_derivative(logits: torch.Tensor, *_: object) -> torch.Tensor:

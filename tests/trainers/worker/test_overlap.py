@@ -12,7 +12,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.job import Mode
 from elastrec.trainers.worker import parameter_server_trainer
 from elastrec.trainers.worker.feed import Feed
-from tests.trainers.worker.test_worker import BATCH, ROWS, Setting, trained_samples
+from tests.trainers.worker.setting import BATCH, ROWS, Setting, trained_samples
 
 STEPS = ROWS // BATCH
 AFTER = 6

@@ -19,7 +19,7 @@ from elastrec.trainers.models import FeatureSchema, Head, Losses, Targets
 from elastrec.trainers.models.parts import pooled_rows
 from elastrec.trainers.worker.predictions import read_predictions
 from tests.heads import predicted
-from tests.trainers.worker.test_worker import ROWS, SHARD, one_after_the_other, reference, setting  # noqa: F401
+from tests.trainers.worker.setting import ROWS, SHARD, one_after_the_other, reference, setting_fixture  # noqa: F401
 
 LABELS = {"labels": [{"name": "label"}, {"name": "rating", "kind": "value"}]}
 
@@ -41,7 +41,7 @@ def both_losses(result: Tensor, target_BT: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("weight", [{}, {"weight": "share"}])
 def test_a_job_of_two_labels_takes_the_steps_of_a_single_process(
-    setting: Callable[..., Any],  # noqa: F811
+    setting: Callable[..., Any],
     weight: Mapping[str, str],
 ) -> None:
     options = {"experts": 2, "expert_layer_sizes": [8], "tower_layer_sizes": [8]}
@@ -60,7 +60,7 @@ def test_a_job_of_two_labels_takes_the_steps_of_a_single_process(
     np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
 
 
-def test_every_head_is_evaluated_against_its_label(setting: Callable[..., Any]) -> None:  # noqa: F811
+def test_every_head_is_evaluated_against_its_label(setting: Callable[..., Any]) -> None:
     here = setting(mode="async", architecture="mmoe", data=LABELS)
     trained(here)
     here.master.done.clear()
@@ -114,7 +114,7 @@ class TwoPhases(nn.Module):
         return Losses(by_name, list(by_name.values()))
 
 
-def test_several_backward_passes_of_a_step_add_up(setting: Callable[..., Any]) -> None:  # noqa: F811
+def test_several_backward_passes_of_a_step_add_up(setting: Callable[..., Any]) -> None:
     here = setting(architecture=f"{__name__}:TwoPhases", servers=2)
     trained(here)
     here.finish()
