@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from elastrec.platform.specs.shape import PlacesChange
 
 _ARGUMENTS = "the operator's arguments"
+_LONGEST_NAME = 250
+"""Of a mapped task, in characters: the column of Airflow's database."""
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
 
 
@@ -163,7 +165,9 @@ class _ChangingOperator(WaitingOperator):
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
     """What the grid shows of a mapped task (`map_index_template`)."""
-    context["map_index_name"] = changed.words()  # type: ignore[typeddict-unknown-key]
+    words = changed.words()
+    shown = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
+    context["map_index_name"] = shown  # type: ignore[typeddict-unknown-key]
 
 
 class ScaleJobOperator(_ChangingOperator):
@@ -303,7 +307,9 @@ class MigratePodsOperator(_ChangingOperator):
 
 
 def _proposed(plan: Plan) -> str:
-    return f"{len(plan.considered)} candidates" if plan.considered else plan.policy
+    from elastrec.platform.history.scaling_figures import proposed
+
+    return proposed(plan)
 
 
 def _chosen(plan: Plan) -> str:

@@ -64,6 +64,7 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     def words(self) -> str:
         """For the grid and the log."""
+        proposed = f"; proposed: {self.proposed}" if self.proposed != self.chosen else ""
         if self.migrated:
-            return f"{self.job_id}: {self.chosen}, pause {self.pause_seconds or 0.0:.2f} s"
-        return f"{self.job_id}: {self.chosen}: {self.outcome}" + (f": {self.reason}" if self.reason else "")
+            return f"{self.job_id}: {self.chosen}, pause {self.pause_seconds or 0.0:.2f} s{proposed}"
+        return f"{self.job_id}: {self.chosen}: {self.outcome}" + (f": {self.reason}" if self.reason else "") + proposed

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from elastrec.platform.clusters.pods import PodStatus
     from elastrec.platform.history import History
     from elastrec.platform.history.records import JobRecord
+    from elastrec.platform.history.scaling_figures import Decision
     from elastrec.platform.jobs import Platform
     from elastrec.platform.transport.messages.ledger import Explanation
 
@@ -113,6 +114,7 @@ class OneJob:
         pods: as the cluster sees them.
         explanation: None: neither its master nor its store can tell.
         meanings: of the explanation's parts.
+        decisions: the latest of scaling, and what each was to change, the newest first.
         away: what could not be asked, and why.
     """
 
@@ -122,6 +124,7 @@ class OneJob:
     explanation: Explanation | None = None
     meanings: dict[str, str] = field(default_factory=dict)
     charts: list[Chart] = field(default_factory=list)
+    decisions: list[tuple[Decision, str]] = field(default_factory=list)
     away: list[str] = field(default_factory=list)
 
 
@@ -220,7 +223,8 @@ def _one_job(connection: str, job_id: str) -> OneJob:
     except (CheckpointError, ClusterError, TransportError) as error:
         away.append(f"what happened to it is unknown: {error}")
     charts = _charts(history, record, away)
-    return OneJob(job, failure, pods, explained, PARTS, charts, away)
+    decisions = _decisions(platform, history, record, away)
+    return OneJob(job, failure, pods, explained, PARTS, charts, decisions, away)
 
 
 def _look(platform: Platform, job_id: str, recorded: tuple[JobRecord, str] | None) -> JobLook:
@@ -260,6 +264,22 @@ def _records(history: History | None, away: list[str], job_id: str = "") -> dict
     except HistoryError as error:
         away.append(str(error))
     return records
+
+
+def _decisions(
+    platform: Platform, history: History | None, record: JobRecord | None, away: list[str]
+) -> list[tuple[Decision, str]]:
+    from elastrec.platform.history.decisions import Decisions
+    from elastrec.platform.history.scaling_figures import change
+
+    if history is None or record is None:
+        return []
+    try:
+        decisions = Decisions(platform.tracking_uri, "").decisions(record.run_id)
+    except HistoryError as error:
+        away.append(str(error))
+        return []
+    return [(each, change(each.before, each.after)) for each in reversed(decisions[-_RECENT:])]
 
 
 def _charts(history: History | None, record: JobRecord | None, away: list[str]) -> list[Chart]:

@@ -15,8 +15,9 @@ from elastrec.platform.history.figures import new_figure
 from elastrec.platform.history.words import Gantt
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import Columns
-from elastrec.platform.scaling.types import CandidateKind, Considered, Observation
+from elastrec.platform.scaling.types import CandidateKind, Considered, Observation, Plan
 from elastrec.platform.specs.shape import MigrationSeen
+from elastrec.platform.specs.text.some import some
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         changed: the job was changed by it.
+        proposed: what the choice was made from (`proposed`).
         before_samples_per_second, predicted_samples_per_second: by the model, without and with the plan; None where
             the policy predicts nothing.
     """
@@ -54,6 +56,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     before_samples_per_second: float | None = None
     predicted_samples_per_second: float | None = None
+    proposed: str = ""
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -78,6 +81,16 @@ def change(before: Allocation, after: Allocation) -> str:
         if old != new:
             words.append(f"{old:.3g} → {new:.3g} {unit}")
     return ", ".join(words) or "stays"
+
+
+def proposed(plan: Plan) -> str:
+    """What a plan was chosen from, in a few words: the changes that bring most; its policy, where it names none."""
+    others = [each.candidate for each in plan.considered if each.candidate.allocation != plan.before]
+    if not others:
+        return plan.policy
+    best = sorted(others, key=lambda each: -each.gain)
+    changes = some([change(plan.before, each.allocation) for each in best], most=2)
+    return f"{len(others)} candidates: {changes}" if len(others) > 1 else f"1 candidate: {changes}"
 
 
 def throughput(speed: Sequence[Timed], workers: Sequence[Timed], decisions: Sequence[Decision]) -> Figure | None:

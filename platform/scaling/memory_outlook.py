@@ -107,5 +107,8 @@ def wish_of(allocation: Allocation, found: Forecast | None, limits: Limits) -> M
         return None
     reason = f"{found.action.value}: {found.reason}"
     if servers < found.needed_servers:
-        reason += f"; the job is allowed {servers} (scaling.maximum_parameter_servers)"
+        reason += (
+            f"; the job is allowed {servers} (scaling.maximum_parameter_servers) of this memory at most "
+            "(scaling.maximum_parameter_server_memory)"
+        )
     return MemoryWish(allocation=wanted, reason=reason, seconds_to_limit=found.seconds_to_limit[0])

@@ -205,6 +205,8 @@ def _sound(
             problems[plan.job_id] = f"{name}: a pod of {plan.allocation} is larger than the largest node has room for"
         elif not (needs := plan.allocation.resources - job.allocation.resources).fits(free):
             problems[plan.job_id] = f"{name}: needs {_text(needs)} more, but {_text(free)} are free"
+        elif broken := job.limits.broken_by(job.allocation, plan.allocation):
+            problems[plan.job_id] = f"{name}: {broken}, the limits of the job"
         else:
             free, sound[plan.job_id] = free - needs, plan
     return sound

@@ -97,18 +97,28 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one job's plans, both ends included."""
+    """Bounds of one job's plans, both ends included. Where both are what the job has, plans leave it as it is."""
 
     workers: tuple[int, int] = (1, 64)
     parameter_servers: tuple[int, int] = (1, 16)
     worker_cores: tuple[float, float] = (0.25, 32.0)
     parameter_server_cores: tuple[float, float] = (0.25, 32.0)
+    worker_memory_bytes: tuple[int, int] = (256 * 2**20, 256 * 2**30)
     parameter_server_memory_bytes: tuple[int, int] = (256 * 2**20, 256 * 2**30)
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             low, high = getattr(self, field)
             require(0 < low <= high, f"limits.{field}", (low, high), "0 < low ≤ high", "correct the job's limits")
+
+    def broken_by(self, before: Allocation, after: Allocation) -> str:
+        """What a change takes beyond a bound, or farther beyond; empty: nothing."""
+        for field in self.__struct_fields__:
+            low, high = getattr(self, field)
+            now, wanted = getattr(before, field), getattr(after, field)
+            if not min(low, now) <= wanted <= max(high, now):
+                return f"{field}: {wanted:g} is not allowed; allowed: {low:g} to {high:g}"
+        return ""
 
 
 class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):

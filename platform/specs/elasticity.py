@@ -7,6 +7,15 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.text.quantities import Cores, Memory, format_bytes
+
+SIZES = {
+    "worker_cores": ("worker", "cores"),
+    "worker_memory_bytes": ("worker", "memory"),
+    "parameter_server_cores": ("parameter_server", "cores"),
+    "parameter_server_memory_bytes": ("parameter_server", "memory"),
+}
+"""Of sizes, the field of `scaling.amounts.Allocation`, and where `resources` has it; each may have limits."""
 
 
 class Elasticity(Spec):
@@ -24,13 +33,41 @@ class Elasticity(Spec):
     """It never has fewer parameter servers."""
     maximum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 16
     """It never has more, and never more than resources.virtual_buckets."""
+    minimum_worker_cores: Cores | None = None
+    """No plan gives a worker fewer cores. Absent: those under `resources`, as for all limits of sizes: without a
+    minimum and a maximum plans leave the size as it is."""
+    maximum_worker_cores: Cores | None = None
+    """No plan gives a worker more cores. Absent: those under `resources`."""
+    minimum_worker_memory: Memory | None = None
+    """No plan gives a worker less memory. Absent: that under `resources`."""
+    maximum_worker_memory: Memory | None = None
+    """No plan gives a worker more memory. Absent: that under `resources`."""
+    minimum_parameter_server_cores: Cores | None = None
+    """No plan gives a parameter server fewer cores. Absent: those under `resources`."""
+    maximum_parameter_server_cores: Cores | None = None
+    """No plan gives a parameter server more cores. Absent: those under `resources`."""
+    minimum_parameter_server_memory: Memory | None = None
+    """No plan gives a parameter server less memory. Absent: that under `resources`."""
+    maximum_parameter_server_memory: Memory | None = None
+    """No plan gives a parameter server more memory, also where its tables will need it. Absent: that under `resources`;
+    more servers are then the only remedy."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Elasticity:
-        for pods in ("workers", "parameter_servers"):
-            least, most = getattr(self, f"minimum_{pods}"), getattr(self, f"maximum_{pods}")
-            if least > most:
+        for what in ("workers", "parameter_servers", *map("_".join, SIZES.values())):
+            least, most = getattr(self, f"minimum_{what}"), getattr(self, f"maximum_{what}")
+            if least is not None and most is not None and least > most:
                 raise ValueError(
-                    f"minimum_{pods} {least} is above maximum_{pods} {most}; raise the maximum or lower the minimum"
+                    f"minimum_{what} {in_words(what, least)} is above maximum_{what} {in_words(what, most)}; raise the "
+                    "maximum or lower the minimum"
                 )
         return self
+
+    def limits(self, role: str, amount: str) -> tuple[float | None, float | None]:
+        """Least and most `cores` or `memory` (bytes) of a pod of a role; None where the file has no such limit."""
+        return getattr(self, f"minimum_{role}_{amount}"), getattr(self, f"maximum_{role}_{amount}")
+
+
+def in_words(field: str, value: float) -> str:
+    """A number or an amount of a job file, for people."""
+    return format_bytes(int(value)) if field.endswith("memory") else f"{value:g}"

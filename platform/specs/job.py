@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
-from elastrec.platform.specs.elasticity import Elasticity
+from elastrec.platform.specs.elasticity import SIZES, Elasticity, in_words
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
 from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, Seconds
 
@@ -369,6 +369,23 @@ class JobSpec(Spec):
                 f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "
                 f"faults.heartbeat_interval {self.faults.heartbeat_interval}s"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _within_limits(self) -> JobSpec:
+        for role, amount in SIZES.values():
+            asked = getattr(getattr(self.resources, role), amount)
+            least, most = self.scaling.limits(role, amount)
+            for name, limit, is_beyond, remedy in (
+                ("minimum", least, least is not None and asked < least, "lower the minimum"),
+                ("maximum", most, most is not None and asked > most, "raise the maximum"),
+            ):
+                if limit is not None and is_beyond:
+                    side = "above" if name == "minimum" else "below"
+                    raise ValueError(
+                        f"scaling.{name}_{role}_{amount} {in_words(amount, limit)} is {side} resources.{role}.{amount} "
+                        f"{in_words(amount, asked)}, with which the job starts; {remedy} or change the size"
+                    )
         return self
 
     @property

@@ -21,8 +21,9 @@ from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.jobs.scaling.profiles import NotNow
 from elastrec.platform.jobs.scaling.rounds import Applied
+from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.scaling.policy import Round
-from elastrec.platform.scaling.types import Plan
+from elastrec.platform.scaling.types import Candidate, CandidateKind, Considered, Plan
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.job import Done as Message
 from elastrec.platform.transport.messages.observer import ShapeAnswer, ShapeOutcome, ShapeRequest
@@ -151,7 +152,41 @@ def test_a_plan_is_handed_over_and_waited_for_and_the_grid_shows_what_became_of_
     }  # fmt: skip
     assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
     assert ran["ti"].pushed[MIGRATION_URL_KEY].endswith("/jobs/clicks-1?connection=elastrec_default#migrations")
-    assert ran["map_index_name"] == "clicks-1: 1 → 2 workers, pause 0.25 s"
+    assert ran["map_index_name"] == "clicks-1: 1 → 2 workers, pause 0.25 s; proposed: three-stage"
+
+
+def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
+    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Master(monkeypatch, request(ShapeOutcome.DONE))
+    smaller = msgspec.structs.replace(GROWS.before, worker_memory_bytes=2**30, parameter_server_cores=0.5)
+    told["plans"] = (msgspec.structs.replace(GROWS, allocation=smaller, considered=considered(smaller)),)
+    ran = context()
+    output = migrate(ran)
+    assert output["chosen"] == "1 → 0.5 cores per server, 2 → 1 GiB per worker"
+    assert output["proposed"] == f"2 candidates: 1 → 2 workers, {output['chosen']}"
+    assert ran["map_index_name"] == (
+        f"clicks-1: {output['chosen']}, pause 0.25 s; proposed: {output['proposed']}"
+    )  # fmt: skip
+
+
+def considered(*others: Allocation) -> tuple[Considered, ...]:
+    """To stay, another worker, which would bring most, and others."""
+    found = []
+    for place, each in enumerate((GROWS.before, GROWS.allocation, *others)):
+        candidate = Candidate(
+            allocation=each, kind=CandidateKind.GROW, samples_per_second=1.0, gain=-float(place), overhead=0.0,
+            cost_per_hour=0.0, needs=Resources(),
+        )  # fmt: skip
+        found.append(Considered(candidate=candidate, weight=1.0, value=None, chosen=False, why=""))
+    return tuple(found)
+
+
+def test_a_name_that_is_too_long_for_airflow_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    Master(monkeypatch, request(ShapeOutcome.REFUSED, "no room " * 50))
+    ran = context()
+    migrate(ran)
+    assert len(ran["map_index_name"]) == 250 and ran["map_index_name"].endswith("…")
 
 
 def test_a_plan_that_its_master_refuses_changes_nothing_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from elastrec.platform.scaling.job_profile import JobFacts, job_profile
 from elastrec.platform.scaling.memory_outlook import look_ahead
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, PastChange
 from elastrec.platform.scaling.warm_start import PastJob, prior_of
+from elastrec.platform.specs.elasticity import SIZES
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings, Team
@@ -66,10 +68,11 @@ def profile_of(
         steps = 0 if now is None else now.steps_ever
         why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
         return NotNow(job_id, why, holder, profile.shape_version)
-    limits, movable = _limits_of(job, holder.least_workers), movable_of(profile)
-    if Change.SERVERS in movable and Change.SERVER_SIZE not in movable:
-        # More memory can only come with more servers of the present size.
-        largest_bytes = min(largest_bytes, allocation.parameter_server_memory_bytes)
+    limits, movable = _limits_of(job, holder.least_workers, allocation), movable_of(profile, job)
+    if Change.SERVERS in movable or Change.SERVER_SIZE in movable:
+        # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
+        most = max(limits.parameter_server_memory_bytes[1], allocation.parameter_server_memory_bytes)
+        largest_bytes = min(largest_bytes, most)
     shape = shape_of(job, profile)
     speed = allocation.workers * shape.batch_size / observation_of(now).iteration_seconds
     epoch_rows = round((profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs)
@@ -100,19 +103,38 @@ def profile_of(
     )  # fmt: skip
 
 
-def _limits_of(job: TrainingJob, least_workers: int) -> Limits:
-    """Of the job's file and its team."""
+def _limits_of(job: TrainingJob, least_workers: int, now: Allocation) -> Limits:
+    """Of the job's file and its team. A size without limits has those of what it is."""
     elasticity = job.spec.scaling
     most_servers = min(elasticity.maximum_parameter_servers, job.spec.resources.virtual_buckets)
     return Limits(
         workers=(least_workers, max(least_workers, elasticity.maximum_workers)),
         parameter_servers=(min(elasticity.minimum_parameter_servers, most_servers), most_servers),
+        **{field: _bounds_of(job, role, amount, getattr(now, field)) for field, (role, amount) in SIZES.items()},
     )
 
 
-def movable_of(profile: Profile) -> frozenset[Change]:
-    """What the job's master changes while the job trains."""
-    return frozenset({Change.WORKERS, Change.SERVERS} if profile.servers_move else {Change.WORKERS})
+def _bounds_of(job: TrainingJob, role: str, amount: str, now: float) -> tuple[Any, Any]:
+    least, most = job.spec.scaling.limits(role, amount)
+    if least is None and most is None:
+        return now, now
+    asked = getattr(getattr(job.spec.resources, role), amount)
+    return asked if least is None else least, asked if most is None else most
+
+
+def movable_of(profile: Profile, job: TrainingJob) -> frozenset[Change]:
+    """What the job's master changes while the job trains, and of sizes what the job file has limits for.
+
+    Where servers do not move, the master resizes them in place or refuses.
+    """
+    limited = {role for role, amount in SIZES.values() if job.spec.scaling.limits(role, amount) != (None, None)}
+    possible = {
+        Change.WORKERS: True,
+        Change.SERVERS: profile.servers_move,
+        Change.WORKER_SIZE: "worker" in limited,
+        Change.SERVER_SIZE: "parameter_server" in limited,
+    }
+    return frozenset(change for change, is_possible in possible.items() if is_possible)
 
 
 def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:

@@ -8,7 +8,7 @@ import structlog
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import Decisions
-from elastrec.platform.history.scaling_figures import Decision
+from elastrec.platform.history.scaling_figures import Decision, proposed
 from elastrec.platform.jobs.ending.tracking import tracking_answers
 from elastrec.platform.jobs.scaling.masters import ask_profile
 from elastrec.platform.jobs.scaling.profiles import observations_of, shape_of
@@ -67,6 +67,7 @@ def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, r
         reason=reason,
         before_samples_per_second=stay.samples_per_second if stay else None,
         predicted_samples_per_second=predicted.samples_per_second if predicted else None,
+        proposed=proposed(wanted),
     )
     figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(is_changed)}
     if predicted is not None:

@@ -19,6 +19,7 @@ from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.warm_start import Features, PastJob, WarmStart, with_memory_used
 from elastrec.platform.scaling.warm_start import warm_start as choose
+from elastrec.platform.specs.elasticity import SIZES
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.shape import Shape
@@ -112,7 +113,12 @@ def _within(allocation: amounts.Allocation, job: TrainingJob) -> amounts.Allocat
     bounds = job.spec.scaling
     workers = min(max(allocation.workers, bounds.minimum_workers), bounds.maximum_workers)
     servers = min(max(allocation.parameter_servers, bounds.minimum_parameter_servers), bounds.maximum_parameter_servers)
-    return msgspec.structs.replace(allocation, workers=workers, parameter_servers=servers)
+    sizes = dict[str, float]()
+    for field, (role, amount) in SIZES.items():
+        least, most = bounds.limits(role, amount)
+        size = getattr(allocation, field)
+        sizes[field] = min(max(size, least or size), most or max(size, least or size))
+    return msgspec.structs.replace(allocation, workers=workers, parameter_servers=servers, **sizes)
 
 
 def _allocation(sizes: amounts.Allocation, source: str) -> Allocation:

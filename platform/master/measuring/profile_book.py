@@ -51,7 +51,8 @@ def is_settled(state: JobState) -> bool:
         and state.has_wanted_servers
         and all(
             member.is_registered
-            and not member.retiring
+            and member.stays
+            and not member.awaits_size
             and not (member.role is Role.WORKER and (member.starved or member.is_idle))
             for member in members
         )

@@ -9,6 +9,7 @@ import msgspec
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange, named_fields
+from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
     PodMove,
@@ -87,7 +88,10 @@ def names_size(places: PlacesChange | None) -> bool:
 
 def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
     """What a request asks for, for people."""
-    words = [f"{name} {value:g}" for name, value in named_fields(change).items()]
+    words = [
+        f"{name} {format_bytes(int(value)) if name.endswith('_bytes') else format(value, 'g')}"
+        for name, value in named_fields(change).items()
+    ]
     words += [f"{move.pod} moved" + (" to another node" if move.leaves_node else "") for move in moves]
     return ", ".join(words)
 

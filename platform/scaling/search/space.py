@@ -208,10 +208,10 @@ def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _sizes(low: float, high: float, now: float) -> tuple[float, ...]:
-    """1, 1.5, 2, 3, 4, 6 … times a quarter: steps of at most a half, which clusters can grant."""
-    values = {0.25 * 2**power * half for power in range(14) for half in (1.0, 1.5)}
-    return tuple(sorted({value for value in values if low <= value <= high} | {now}))
+def _sizes(bounds: tuple[float, float], room: float, now: float) -> tuple[float, ...]:
+    """The bounds, and between them 1, 1.5, 2, 3, 4 … times a quarter: steps of at most a half, which clusters grant."""
+    values = {0.25 * 2**power * half for power in range(14) for half in (1.0, 1.5)} | {*bounds}
+    return tuple(sorted({value for value in values if bounds[0] <= value <= min(bounds[1], room)} | {now}))
 
 
 def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float, ...]) -> tuple[float, ...]:
@@ -233,7 +233,7 @@ def space_of(job: JobProfile, capacity: Capacity) -> Space:
     def cores(bounds: tuple[float, float], value: float, change: Change) -> tuple[float, ...]:
         if change not in job.movable:
             return (value,)
-        return _sizes(bounds[0], min(bounds[1], pod_cores, room), value)
+        return _sizes(bounds, min(pod_cores, room), value)
 
     worker_cores = cores(limits.worker_cores, now.worker_cores, Change.WORKER_SIZE)
     server_cores = cores(limits.parameter_server_cores, now.parameter_server_cores, Change.SERVER_SIZE)
@@ -272,8 +272,11 @@ def _start(ladders: tuple[tuple[float, ...], ...], now: Allocation) -> tuple[int
 
 def _worker_memory(job: JobProfile) -> int:
     """What a worker needs, in whole steps; what it has where that is enough and not far too much."""
-    now = job.allocation.worker_memory_bytes
+    now, (low, high) = job.allocation.worker_memory_bytes, job.limits.worker_memory_bytes
     if job.memory is None or Change.WORKER_SIZE not in job.movable:
         return now
-    needed = math.ceil(job.memory.worker_bytes / _MEMORY_STEP) * _MEMORY_STEP
+    needed = max(math.ceil(job.memory.worker_bytes / _MEMORY_STEP) * _MEMORY_STEP, low)
+    if needed > high:
+        # What is allowed would not do. A plan that left it so would be refused, and with it all others of the job.
+        return now
     return needed if needed > now or needed < _FAR_TOO_MUCH * now else now

@@ -15,11 +15,13 @@ from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
 from elastrec.operators.pages.looks import AllJobs, JobLook, OneJob
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.jobs import Observation
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
+from tests.platform.scaling.jobs import allocation
 
 CONNECTION = "elastrec_default"
 METRICS = TrainingMetrics(
@@ -120,6 +122,24 @@ def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypa
     page = client.get("/jobs/clicks-1", params={"part": "main"}).text
     for text in ("1 → 2 parameter servers", "under way", "ps-1", "<title>starts: 8.00 s", "<title>copies: 10.00 s"):
         assert text in page
+
+
+def test_decisions_of_scaling_show_what_was_proposed_chosen_and_done(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = allocation(2), allocation(2, server_cores=0.5)
+    refused = Decision(
+        unix_seconds=1.7e9, samples_trained=9, policy="three-stage", before=before, after=after, changed=False,
+        reason="no node has the room", proposed="3 candidates: 2 → 4 workers",
+    )  # fmt: skip
+    decisions = [(refused, change(before, after)), (msgspec.structs.replace(refused, changed=True), "1 → 2 GiB")]
+    show(monkeypatch, OneJob(JobLook("clicks-1", METRICS), decisions=decisions))
+    page = client.get("/jobs/clicks-1", params={"part": "main"}).text
+    rows = [row for row in page.split("<tr>") if "three-stage" in row]
+    assert len(rows) == 2
+    for text in ("3 candidates: 2 → 4 workers", "1 → 0.5 cores per server", "<td>no</td>", "no node has the room"):
+        assert text in rows[0]
+    assert "1 → 2 GiB" in rows[1] and "<td>yes</td>" in rows[1]
 
 
 def test_pages_are_refused_to_those_who_may_not_read_dag_runs(client: TestClient) -> None:

@@ -84,6 +84,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     decided = Decision(
         unix_seconds=1.7e9, samples_trained=200, policy="three-stage", before=before, after=after, changed=True,
         reason="two more workers pay", predicted_samples_per_second=30_000.0,
+        proposed="2 candidates: 1 → 3 workers, 1 → 0.5 cores per server",
     )  # fmt: skip
     Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decided, [], {})
     history.finish_run(run_id, Phase.SUCCEEDED, story=STORY)
@@ -94,7 +95,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         "0.7512", "0.7412", "0.9034", "better by 0.01", "passed",
         "1.25 core-hours",
         "1 min 15 s", "redoing lost work", "in 75 %",
-        "three-stage", "1 → 3 workers", "two more workers pay", "30,000",
+        "three-stage", "1 → 3 workers", "1 → 0.5 cores per server", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",
         "elastrec run job.json --from 2026-01-01 --until 2026-01-02",
         'aria-label="Loss"', 'aria-label="Samples per second"',

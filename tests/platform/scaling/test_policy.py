@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from elastrec.platform.scaling import policy as room
-from elastrec.platform.scaling.amounts import Capacity, Change, Resources
+from elastrec.platform.scaling.amounts import Allocation, Capacity, Change, Resources
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View, decide, load_policy, policy_names, propose_safely, select_safely
-from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
+from elastrec.platform.scaling.types import JobProfile, Limits, Plan, Proposal
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.scaling.jobs import (
     GIB,
@@ -115,6 +115,25 @@ def test_nonsense_is_named_and_the_job_keeps_its_plan(plans: list[Any], message:
 def test_a_change_that_a_job_cannot_take_is_refused() -> None:
     answer = decide(Broken(plan_to(allocation(2, 2))), [profile(movable=WORKERS)], VIEW)
     assert "changes servers, which this job cannot change while it runs" in answer.problems["job"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (allocation(5), "workers: 5 is not allowed; allowed: 1 to 4"),
+        (allocation(2, worker_cores=3.0), "worker_cores: 3 is not allowed; allowed: 1 to 2"),
+        (allocation(2, server_cores=0.5), "parameter_server_cores: 0.5 is not allowed; allowed: 1 to 1"),
+    ],
+)
+def test_a_plan_beyond_the_limits_of_its_job_is_named_and_not_carried_out(target: Allocation, words: str) -> None:
+    limits = Limits(workers=(1, 4), worker_cores=(1.0, 2.0), parameter_server_cores=(1.0, 1.0))
+    answer = decide(Broken(plan_to(target)), [profile(limits=limits)], VIEW)
+    assert words in answer.problems["job"] and not answer.plans[0].changes
+
+
+def test_a_job_that_somebody_took_beyond_its_limits_may_come_back() -> None:
+    answer = decide(Broken(plan_to(allocation(1))), [profile(limits=Limits(workers=(1, 1)))], VIEW)
+    assert not answer.problems and answer.plans[0].changes
 
 
 def test_plans_that_are_too_much_together_are_cut_in_their_order() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import elastrec.dags
 from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.specs.scaling import ScalingSettings, load_scaling
 from elastrec.platform.specs.text.loading import validate
 
@@ -51,7 +54,38 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_scaling(tmp_path / "nowhere.yaml")
 
 
-@pytest.mark.parametrize("pods", ["workers", "parameter_servers"])
-def test_bounds_in_the_wrong_order_are_refused(pods: str) -> None:
-    with pytest.raises(SpecError, match=f"minimum_{pods} 5 is above maximum_{pods} 2"):
-        validate(Elasticity, {f"minimum_{pods}": 5, f"maximum_{pods}": 2})
+@pytest.mark.parametrize("field", ["workers", "parameter_servers", "worker_cores", "parameter_server_cores"])
+def test_bounds_in_the_wrong_order_are_refused(field: str) -> None:
+    with pytest.raises(SpecError, match=f"minimum_{field} 5 is above maximum_{field} 2"):
+        validate(Elasticity, {f"minimum_{field}": 5, f"maximum_{field}": 2})
+
+
+@pytest.mark.parametrize("role", ["worker", "parameter_server"])
+def test_limits_of_memory_in_the_wrong_order_are_refused_with_their_units(role: str) -> None:
+    with pytest.raises(SpecError, match=f"minimum_{role}_memory 4Gi is above maximum_{role}_memory 2Gi"):
+        validate(Elasticity, {f"minimum_{role}_memory": "4Gi", f"maximum_{role}_memory": "2Gi"})
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (
+            {"minimum_worker_memory": "4Gi"},
+            "scaling.minimum_worker_memory 4Gi is above resources.worker.memory 2Gi, with which the job starts; lower "
+            "the minimum or change the size",
+        ),
+        (
+            {"maximum_parameter_server_cores": 0.5},
+            "scaling.maximum_parameter_server_cores 0.5 is below resources.parameter_server.cores 1, with which the "
+            "job starts; raise the maximum or change the size",
+        ),
+    ],
+)
+def test_the_size_with_which_a_job_starts_lies_within_its_limits(limits: dict[str, Any], words: str) -> None:
+    content = {
+        "model": {"architecture": "dlrm", "embedding_dimension": 8},
+        "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
+        "scaling": limits,
+    }
+    with pytest.raises(SpecError, match=re.escape(words)):
+        validate(JobSpec, content)

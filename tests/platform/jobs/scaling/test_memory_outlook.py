@@ -71,7 +71,7 @@ def test_no_more_servers_are_asked_for_than_the_job_is_allowed_and_the_reason_sa
     profile = grown(remaining=2_000_000_000)
     found = wish(profile, largest_bytes=2.0**30, most_servers=2)
     assert found is not None and found.allocation.parameter_servers == 2
-    assert "the job is allowed 2 (scaling.maximum_parameter_servers)" in found.reason
+    assert "the job is allowed 2 (scaling.maximum_parameter_servers) of this memory" in found.reason
     assert wish(profile, largest_bytes=2.0**30, most_servers=1) is None, "it has as many as it may have"
 
 

@@ -74,7 +74,7 @@ def test_servers_change_where_the_master_moves_their_rows_within_the_bounds_of_t
     bounds = {"minimum_parameter_servers": 2, "maximum_parameter_servers": 5}
     profile = profile_of("clicks-1", measured_profile(bounds, servers_move=servers_move), ScalingSettings())
     assert isinstance(profile, JobProfile)
-    assert profile.movable == ({Change.WORKERS, Change.SERVERS} if servers_move else {Change.WORKERS})
+    assert profile.movable == ({Change.WORKERS, Change.SERVERS} if servers_move else {Change.WORKERS}), "of no size"
     assert profile.limits.parameter_servers == (2, 5)
 
 

@@ -9,27 +9,39 @@ import msgspec
 import pytest
 
 from elastrec.platform.jobs.scaling.profiles import features_of, profile_of
+from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.job_profile import JobFacts
 from elastrec.platform.scaling.policy import ScalingPolicy, View, load_policy, policy_names, propose_safely
 from elastrec.platform.scaling.search.objectives import Situation
-from elastrec.platform.scaling.types import JobProfile, Overheads
+from elastrec.platform.scaling.types import JobProfile, Limits, Overheads
 from elastrec.platform.scaling.warm_start import PastJob
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Profile, ShapeChanged
 from tests.platform.jobs.scaling.test_memory_outlook import grown
-from tests.platform.jobs.scaling.test_profiles import ONE, TWO
+from tests.platform.jobs.scaling.test_profiles import ONE, TWO, told
 from tests.platform.scaling.jobs import PLENTY, PRICES, allocation, coefficients, profile
 
 SETTINGS = ScalingSettings(teams={"ads": Team(priority=3)})
 OUTSIDE_POLICIES = {"memory_wish", "changes", "shape_version"}
 """What is read of a job around every policy: what is urgent, what it may not do again, for whom the plan is."""
+LIMITS = {
+    "workers": {"minimum": 2, "maximum": 7},
+    "parameter_servers": {"minimum": 1, "maximum": 5},
+    "worker_cores": {"minimum": 0.3, "maximum": 6.0},
+    "worker_memory": {"minimum": 2**29, "maximum": 2**33},
+    "parameter_server_cores": {"minimum": 0.4, "maximum": 5.0},
+    "parameter_server_memory": {"minimum": 2**28, "maximum": 2**34},
+}
+"""Of the job file, none of them a default."""
 
 
 def master() -> Profile:
     """A master that tells all that it can."""
     changed = ShapeChanged(before=TWO, after=ONE, seconds_ago=400.0, asked_by="three-stage")
-    return grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4)
+    bounds = {f"{end}_{field}": value for field, ends in LIMITS.items() for end, value in ends.items()}
+    found = grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4, servers_move=True)
+    return msgspec.structs.replace(found, job_json=told(bounds).job_json)
 
 
 def live() -> JobProfile:
@@ -52,6 +64,8 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         if name in type(self._of).__struct_fields__:
             self._read.add(name)
+            if isinstance(getattr(self._of, name), Limits):
+                return Watched(self._of.limits, self._read)
         found = getattr(type(self._of), name)
         return MethodType(found, self) if isinstance(found, FunctionType) else getattr(self._of, name)
 
@@ -70,14 +84,27 @@ def read_by(policy: ScalingPolicy) -> set[str]:
 def test_every_field_that_a_policy_reads_is_filled_for_a_live_job(name: str) -> None:
     read = read_by(load_policy(name)) | OUTSIDE_POLICIES
     found = live()
-    empty = {field: getattr(found, field) for field in read if getattr(found, field) in (None, (), frozenset(), "", 0)}
+    fields = read & set(JobProfile.__struct_fields__)
+    empty = {
+        field: getattr(found, field) for field in fields if getattr(found, field) in (None, (), frozenset(), "", 0)
+    }
     assert not empty
     assert "allocation" in read
 
 
-def test_the_policies_together_read_the_whole_profile() -> None:
+def test_the_policies_together_read_the_whole_profile_and_every_limit() -> None:
     read = set.union(*(read_by(load_policy(name)) for name in policy_names())) | OUTSIDE_POLICIES
-    assert set(JobProfile.__struct_fields__) - read == set(), "what nobody reads need not be made"
+    assert {*JobProfile.__struct_fields__, *Limits.__struct_fields__} - read == set(), (
+        "what nobody reads need not be made"
+    )
+
+
+def test_every_limit_that_a_policy_reads_is_that_of_the_job_file() -> None:
+    found = live()
+    for field in Limits.__struct_fields__:
+        in_file = LIMITS[field.removesuffix("_bytes")]
+        assert getattr(found.limits, field) == (in_file["minimum"], in_file["maximum"]), field
+    assert found.movable == frozenset(Change)
 
 
 def test_no_fact_of_a_job_can_be_forgotten() -> None:

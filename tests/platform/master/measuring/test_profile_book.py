@@ -92,6 +92,14 @@ def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
     assert not is_settled(world.state)
 
 
+def test_a_job_whose_pods_wait_for_another_size_is_not_settled():
+    world = running(plan(shape=TWO))
+    ask(world, worker_cores=2.0)
+    assert not is_settled(world.state)
+    world.live_on(2)
+    assert is_settled(world.state)
+
+
 def test_time_without_a_step_belongs_to_the_next_step():
     world, book = running(plan(shape=TWO)), ProfileBook()
     for time in (0.0, LATER, LATER + 3):

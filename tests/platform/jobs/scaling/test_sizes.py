@@ -1,0 +1,122 @@
+"""Sizes of running pods in plans: from the limits of a job file to what its master is asked for, down and up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.jobs.scaling import rounds
+from elastrec.platform.jobs.scaling.profiles import profile_of
+from elastrec.platform.scaling.amounts import Allocation, Change
+from elastrec.platform.scaling.memory import Action
+from elastrec.platform.scaling.types import JobProfile
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.transport.messages.profile import Measured, Profile
+from tests.platform.jobs.scaling.masters import Masters, masters
+from tests.platform.jobs.scaling.test_memory_outlook import grown
+from tests.platform.jobs.scaling.test_profiles import ONE, told
+from tests.platform.scaling.jobs import coefficients, step_seconds
+from tests.shapes import shape
+
+GIB = 2**30
+SETTINGS = ScalingSettings()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Masters]:
+    with masters(tmp_path) as found:
+        yield found
+
+
+def known(answer: Profile, largest_bytes: float = 2.0**36) -> JobProfile:
+    found = profile_of("clicks-1", answer, SETTINGS, largest_bytes=largest_bytes)
+    assert isinstance(found, JobProfile)
+    return found
+
+
+def limited(answer: Profile, **limits: Any) -> Profile:
+    return msgspec.structs.replace(answer, job_json=told(limits).job_json)
+
+
+def test_a_size_without_limits_stays_as_it_is() -> None:
+    found = known(told(servers_move=True))
+    assert found.movable == {Change.WORKERS, Change.SERVERS}
+    for field in ("worker_cores", "worker_memory_bytes", "parameter_server_cores", "parameter_server_memory_bytes"):
+        now = getattr(found.allocation, field)
+        assert getattr(found.limits, field) == (now, now)
+
+
+@pytest.mark.parametrize(
+    ("limit", "bounds"),
+    [
+        ({"maximum_worker_memory": 8 * GIB}, (2 * GIB, 8 * GIB)),
+        ({"minimum_worker_memory": GIB}, (GIB, 2 * GIB)),
+        ({"minimum_worker_memory": GIB, "maximum_worker_memory": 3 * GIB}, (GIB, 3 * GIB)),
+    ],
+)
+def test_with_one_limit_the_size_of_the_file_is_the_other_one(limit: dict[str, Any], bounds: tuple[int, int]) -> None:
+    found = known(told(limit))
+    assert found.limits.worker_memory_bytes == bounds and found.movable == {Change.WORKERS, Change.WORKER_SIZE}
+    now = found.allocation.worker_cores
+    assert found.limits.worker_cores == (now, now), "a limit of memory is none of cores"
+
+
+def test_a_job_whose_tables_grow_gets_memory_within_its_limit_before_it_gets_more_servers() -> None:
+    growing = grown(remaining=2_000_000_000, servers_move=True)
+    roomy = known(limited(growing, maximum_parameter_server_memory=64 * GIB)).memory_wish
+    assert roomy is not None and Action.MORE_MEMORY.value in roomy.reason
+    assert roomy.allocation.changes(Allocation.of(ONE)) == {Change.SERVER_SIZE}
+    tight = known(limited(growing, maximum_parameter_server_memory=2 * GIB)).memory_wish
+    assert tight is not None and tight.allocation.parameter_server_memory_bytes == 2 * GIB
+    assert tight.allocation.parameter_servers > 1
+
+
+def test_a_master_is_asked_for_the_memory_that_a_forecast_wants(cluster: Masters) -> None:
+    cluster.add("clicks-1", limited(grown(remaining=2_000_000_000), maximum_parameter_server_memory=64 * GIB))
+    (plan,) = (each for each in rounds.plan(cluster.platform, SETTINGS)[0].plans if each.changes)
+    assert rounds.apply(cluster.platform, plan).changed
+    ((_, message),) = cluster.asked
+    servers = message.change[Role.PARAMETER_SERVER]
+    assert servers.count is None and servers.memory_bytes is not None and servers.memory_bytes > GIB
+    assert (message.asked_by, message.plan_id, message.live_only) == ("memory-forecast", plan.plan_id, True)
+
+
+def measured(worker_cores: float, server_cores: float, workers: int = 2) -> Measured:
+    """As eq. 2–5 say: almost all of a step is the worker's own, and falls with its cores."""
+    size = shape(workers, 1, worker_cores, server_cores, 2 * GIB, GIB)
+    seconds = step_seconds(coefficients((0.85, 0.02, 0.03, 0.02, 0.08)), Allocation.of(size))
+    return Measured(
+        configuration=size, steps_ever=1000, steps=1000, samples=512e3, worker_seconds=1000 * seconds,
+        pull_seconds=100 * seconds, push_seconds=50 * seconds,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("now", "limits", "field", "sign"),
+    [
+        ((0.5, 1.0), {"maximum_worker_cores": 2, "maximum_workers": 2}, "worker_cores", 1),
+        ((1.0, 2.0), {"minimum_parameter_server_cores": "250m", "maximum_workers": 2}, "parameter_server_cores", -1),
+    ],
+)
+def test_cores_of_running_pods_go_up_and_down_where_that_pays(
+    cluster: Masters, now: tuple[float, float], limits: dict[str, Any], field: str, sign: int
+) -> None:
+    seen = [measured(*each) for each in ((0.25, 1.0), (0.5, 0.5), (1.0, 2.0), (0.5, 1.0)) if each != now]
+    seen.append(measured(*now))
+    cores = {"worker": {"cores": now[0]}, "parameter_server": {"cores": now[1], "memory": "1Gi"}}
+    answer = limited(told(configuration=seen[-1].configuration, measured=seen), **limits)
+    content = msgspec.json.decode(answer.job_json)
+    content["spec"]["resources"] = cores
+    answer = msgspec.structs.replace(answer, job_json=msgspec.json.encode(content), remaining_samples=10**9)
+    cluster.add("clicks-1", answer)
+    (plan,) = rounds.plan(cluster.platform, SETTINGS)[0].plans
+    assert plan.changes and sign * getattr(plan.allocation, field) > sign * getattr(plan.before, field), plan.reason
+    rounds.apply(cluster.platform, plan)
+    ((_, message),) = cluster.asked
+    role = Role.WORKER if field == "worker_cores" else Role.PARAMETER_SERVER
+    assert message.change[role].cores == getattr(plan.allocation, field)
