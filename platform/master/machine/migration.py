@@ -1,7 +1,8 @@
 """Other servers while the job trains: prepare, copy, hand over, retire (DLRover-RM §5.2, seamless migration). Pure.
 
 More or fewer of them, others in the place of some (`succession`), or both at once: what is wanted is compared with who
-owns buckets, so that several requests are reached by one migration.
+owns buckets, so that several requests are reached by one migration. More servers that are asked for while others take
+the place of some, or hot buckets move, come in a next migration: what is short now does not wait for them.
 
 New servers start while the old ones serve (STARTING); those that will own more copy their buckets (COPYING); then the
 routing table changes, and they take them over (HANDING_OVER); servers that own nothing any more leave. Until the
@@ -38,8 +39,9 @@ class Migration(msgspec.Struct, kw_only=True):
     Attributes:
         order_id: of the orders to the servers that take buckets over.
         begun, since: when it began, and its stage.
-        moves: names of new owners by virtual bucket, where buckets leave a hot server; empty: the number of servers
-            changes, and all share the buckets.
+        moves: names of new owners by virtual bucket, where buckets leave a hot server; empty: servers change, and all
+            share the buckets.
+        count: of servers, where that stays while others take the place of some, or hot buckets move; 0: it changes.
         servers: that will own something, in the order of the routing table; owners, dense_owners: for each virtual and
             dense bucket, an index into them. Empty while it is STARTING.
         sources: by the server that takes, what it takes, by the server that gives: virtual and dense buckets.
@@ -51,6 +53,7 @@ class Migration(msgspec.Struct, kw_only=True):
     since: float
     stage: str = STARTING
     moves: dict[int, str] = {}
+    count: int = 0
     servers: list[str] = []
     owners: list[int] = []
     dense_owners: list[int] = []
@@ -85,7 +88,7 @@ def step(state: JobState, effects: list[Effect]) -> bool:
             _begin(state, effects)
             return True
         return False
-    is_unwanted = state.has_wanted_servers != bool(migration.moves)
+    is_unwanted = _is_unwanted(state, migration)
     if migration.stage != HANDING_OVER and (is_unwanted or not is_possible(state)):
         unwanted = "other servers are wanted" if migration.moves else "other servers are not wanted any more"
         reason = unwanted if is_unwanted else f"the job is {state.phase}"
@@ -105,6 +108,19 @@ def step(state: JobState, effects: list[Effect]) -> bool:
         _end(state, migration, effects)
         return True
     return False
+
+
+def _is_unwanted(state: JobState, migration: Migration) -> bool:
+    if not migration.moves:
+        return state.has_wanted_servers
+    # Buckets that move to a server that is to leave would move twice.
+    return _count(state) < migration.count or any(server.outgoing for server in state.owners())
+
+
+def _count(state: JobState) -> int:
+    """Of servers that are to own something after this migration, or the next one where none is under way."""
+    wanted = state.wanted_shape[Role.PARAMETER_SERVER].count
+    return min(wanted, state.migration.count or wanted) if state.migration is not None else wanted
 
 
 def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
@@ -218,7 +234,7 @@ def waiting(state: JobState, time: float) -> str:
         names = sorted(
             set(migration.sources) - set(migration.copied if migration.stage == COPYING else migration.taken)
         )
-    count = state.wanted_shape[Role.PARAMETER_SERVER].count
+    count = _count(state)
     shown = metrics(state, time)
     assert shown is not None
     what = f"{len(migration.moves)} hot buckets" if migration.moves else f"to {count} parameter servers"
@@ -246,9 +262,11 @@ def dismiss_spare(state: JobState, effects: list[Effect]) -> None:
 
 def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None = None) -> None:
     order_id = f"move-{state.phases.next_order()}"
-    state.migration = Migration(order_id=order_id, begun=state.time, since=state.time, moves=moves or {})
-    after = state.wanted_shape[Role.PARAMETER_SERVER].count
-    inputs = {"order": order_id, "before": len(state.ownership.servers), "after": after}
+    before, after = len(state.ownership.servers), state.wanted_shape[Role.PARAMETER_SERVER].count
+    state.migration = Migration(
+        order_id=order_id, begun=state.time, since=state.time, moves=moves or {}, count=before if before == after else 0
+    )
+    inputs = {"order": order_id, "before": before, "after": after}
     effects.append(Decided(decision="migration_begun", inputs=inputs))
 
 
@@ -257,7 +275,7 @@ def _targets(state: JobState) -> list[Member]:
 
     The first of them shares the rounds of bsp out: where another one takes its place, it takes buckets from it, too.
     """
-    count, owners = state.wanted_shape[Role.PARAMETER_SERVER].count, state.ownership.servers
+    count, owners = _count(state), state.ownership.servers
     staying = {server.name: server for server in state.membership.servers() if server.stays}
     chosen = [staying.pop(name, None) for name in owners]
     others = iter(sorted(staying.values(), key=lambda server: server.index))
@@ -283,7 +301,7 @@ def _enter(state: JobState, migration: Migration, stage: str) -> None:
 
 def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
     targets = _targets(state)
-    if missing := state.wanted_shape[Role.PARAMETER_SERVER].count - len(targets):
+    if missing := _count(state) - len(targets):
         requests.add_pods(state, Role.PARAMETER_SERVER, missing)
         return True
     if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):

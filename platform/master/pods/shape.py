@@ -180,11 +180,16 @@ def _note(state: JobState, wanted: Shape, asked_by: str) -> None:
 
 
 def _is_reached(state: JobState, request: RequestedShape) -> bool:
-    """Whether every pod that is wanted of its roles works, and no other one is there."""
+    """Whether every pod that is wanted of its roles works, and no other one is there but for other requests."""
     roles = request.roles or list(state.wanted_shape.places)
-    members = [member for member in state.membership.members.values() if member.role in roles]
-    if Role.PARAMETER_SERVER in roles and not (state.has_wanted_servers and state.migration is None):
-        return False
+    others = {one.request_id for one in open_requests(state) if one is not request}
+    members = [m for m in state.membership.members.values() if m.role in roles and m.made_for not in others]
+    if Role.PARAMETER_SERVER in roles:
+        # Servers that are asked for beside another size or place come in a migration of their own.
+        names_count = request.change.get(Role.PARAMETER_SERVER, PlacesChange()).count is not None
+        is_there = state.has_wanted_servers if names_count else not any(s.outgoing for s in state.owners())
+        if not is_there or (state.migration is not None and (names_count or state.migration.count)):
+            return False
     return state.phase not in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING) and all(
         member.is_registered and member.stays and not member.awaits_size for member in members
     )

@@ -331,13 +331,64 @@ def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
     assert world.state.migration.order_id == order and owners(world) == before
 
 
-def test_other_servers_that_are_wanted_end_a_move_of_hot_buckets():
+def orders(world: World) -> list[tuple[str, str]]:
+    """What became of migrations: decision and order, in their order."""
+    told = [effect for effect in world.effects if isinstance(effect, Decided)]
+    return [(each.decision, each.inputs["order"]) for each in told if each.decision.startswith("migration_")]
+
+
+def test_more_servers_that_are_asked_for_wait_until_a_hot_server_is_relieved():
+    world = long_job()
+    servers = list(world.state.ownership.servers)
+    mine = [bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5]
+    hot(world, dict.fromkeys(mine, servers[1]))
+    go_on(world, until=COPYING)
+    assert world.state.migration is not None
+    relief = world.state.migration.order_id
+    ask(world, 3)
+    assert world.state.migration.order_id == relief and world.state.migration.stage == COPYING
+    go_on(world)
+    assert ("migration_ended", relief) in orders(world)
+    assert "migration_cancelled" not in dict(orders(world))
+    check(world)
+    assert len(set(owners(world))) == 3 and world.state.recovery.rollbacks == 0
+
+
+def test_fewer_servers_that_are_asked_for_end_a_move_of_hot_buckets():
     world = long_job()
     servers = list(world.state.ownership.servers)
     hot(world, dict.fromkeys([bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5], servers[1]))
     go_on(world, until=COPYING)
-    ask(world, 3)
+    ask(world, 1)
     assert world.state.migration is not None and not world.state.migration.moves
     go_on(world)
     check(world)
+    assert len(set(owners(world))) == 1 and world.state.recovery.rollbacks == 0
+
+
+@pytest.mark.parametrize("stage", [STARTING, COPYING])
+def test_more_servers_that_are_asked_for_wait_until_servers_have_the_memory_that_they_need(stage: str):
+    world = long_job()
+    moves = [PodMove(pod=name) for name in world.state.ownership.servers]
+    asked = change(parameter_server_memory_bytes=3000)
+    world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves))
+    go_on(world, until=stage)
+    assert world.state.migration is not None
+    memory, order = world.state.requested_shape, world.state.migration.order_id
+    ask(world, 3)
+    assert world.state.migration.order_id == order and world.state.migration.stage == stage
+    assert len([server for server in world.state.membership.servers() if server.stays]) == 2, "none is started yet"
+    go_on(world)
+    check(world)
     assert len(set(owners(world))) == 3 and world.state.recovery.rollbacks == 0
+    assert {server.asked.memory_bytes for server in world.state.owners()} == {3000}
+    told = [(each.decision, each.inputs) for each in world.effects if isinstance(each, Decided)]
+    assert memory is not None and memory.outcome is ShapeOutcome.DONE
+    done = next(
+        at for at, (name, of) in enumerate(told) if of.get("request") == memory.request_id and name == "shape_ended"
+    )
+    ended = told.index(next(each for each in told if each == ("migration_ended", {**each[1], "order": order})))
+    next_copies = next(
+        at for at, (name, of) in enumerate(told) if name == "migration_copies" and len(of["servers"]) == 3
+    )
+    assert max(done, ended) < next_copies, "the third server waits for the memory, and the memory for no third server"

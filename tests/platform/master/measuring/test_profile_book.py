@@ -7,6 +7,7 @@ import pytest
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
 from elastrec.platform.specs.metrics import FADING_SECONDS
+from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import WindowMetrics
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change, shape
@@ -94,9 +95,11 @@ def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
 
 def test_a_job_whose_pods_wait_for_another_size_is_not_settled():
     world = running(plan(shape=TWO))
-    ask(world, worker_cores=2.0)
+    membership, larger = world.state.membership, PodSize(7.0, BYTES)
+    worker = membership.workers()[0]
+    membership.ask_for(worker, larger, world.time)
     assert not is_settled(world.state)
-    world.live_on(2)
+    membership.granted(worker, larger, outcome_of=larger)
     assert is_settled(world.state)
 
 
