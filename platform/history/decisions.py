@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import tempfile
@@ -32,6 +34,7 @@ DECISIONS_FILE = "scaling/decisions.json"
 """One `Decision` per round, the oldest first."""
 _MOST_LINES = 2_000
 _MOST_DECISIONS = 2_000
+_SERVER_MEMORY = names.named(names.MEMORY_BYTES, role="parameter_server")
 _TABLES_TAG = "mlflow.loggedArtifacts"
 
 
@@ -84,6 +87,25 @@ class Decisions(Connection):
             self._timed(run_id, names.SAMPLES_PER_SECOND), self._timed(run_id, names.WORKERS_RUNNING), decisions
         )
         self._log_figures(run_id, {"figures/throughput.png": picture})
+
+    def log_memory(self, run_id: str, decisions: Sequence[Decision]) -> None:
+        """Draws the memory of the fullest server: what was forecast when, and what came true."""
+        self._log_figures(run_id, {scaling_figures.MEMORY_PICTURE: self._memory(run_id, decisions)})
+
+    def memory_picture(self, run_id: str, decisions: Sequence[Decision]) -> str:
+        """The same as a PNG in a data URI; empty where there is nothing to draw."""
+        if (figure := self._memory(run_id, decisions)) is None:
+            return ""
+        written = io.BytesIO()
+        figure.savefig(written, format="png")
+        return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+
+    def _memory(self, run_id: str, decisions: Sequence[Decision]) -> Figure | None:
+        if all(each.memory is None for each in decisions):
+            return None
+        with self._explained(f"read the memory of run {run_id}"):
+            found = self._client.get_metric_history(run_id, _SERVER_MEMORY)
+        return scaling_figures.server_memory(sorted((each.step, each.value) for each in found), decisions)
 
     def log_coefficients(self, run_id: str, coefficients: Coefficients) -> None:
         """Stores the job's fitted model for similar jobs in the future."""

@@ -43,6 +43,7 @@ GIBIBYTE_HOURS = "job/gibibyte_hours"
 GOODPUT = "job/goodput"
 RESTARTS = "job/restarts"
 ROLLBACKS = "job/rollbacks"
+MEMORY_KILLS = "job/memory_kills"
 CHECKPOINT_AGE_SECONDS = "job/checkpoint_age_seconds"
 MEMORY_COPY_AGE_SECONDS = "job/memory_copy_age_seconds"
 
@@ -114,6 +115,7 @@ DESCRIPTIONS = {
     GOODPUT: "share of the wall time in which rows were trained that count, 0 to 1",
     RESTARTS: "pods that were restarted or replaced",
     ROLLBACKS: "returns to a checkpoint record",
+    MEMORY_KILLS: "pods that were killed because they took more memory than their limit",
     CHECKPOINT_AGE_SECONDS: "since the moment of which the newest complete record is",
     MEMORY_COPY_AGE_SECONDS: "since the newest moment of which all servers hold a copy in the memory of their nodes",
     WORKERS_RUNNING: "workers that are up",

@@ -15,7 +15,7 @@ from elastrec.platform.history.figures import new_figure
 from elastrec.platform.history.words import Gantt
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import Columns
-from elastrec.platform.scaling.types import CandidateKind, Considered, Observation, Plan
+from elastrec.platform.scaling.types import CandidateKind, Considered, MemoryCurve, Observation, Plan
 from elastrec.platform.specs.shape import MigrationSeen
 from elastrec.platform.specs.text.some import some
 
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from elastrec.platform.scaling.model.throughput import ThroughputModel
 
 MIGRATIONS_PICTURE = "figures/migrations.png"
+MEMORY_PICTURE = "figures/server_memory.png"
 _CAPTIONS = 6
+_FORECASTS = 3
+_GIBIBYTE = 2.0**30
 _LINE = 118
 _COLORS = {
     CandidateKind.STAY: "tab:gray",
@@ -43,6 +46,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         changed: the job was changed by it.
         proposed: what the choice was made from (`proposed`).
+        memory: the forecast of the fullest server's memory at that moment; None: there was none.
         before_samples_per_second, predicted_samples_per_second: by the model, without and with the plan; None where
             the policy predicts nothing.
     """
@@ -57,6 +61,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     before_samples_per_second: float | None = None
     predicted_samples_per_second: float | None = None
     proposed: str = ""
+    memory: MemoryCurve | None = None
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -288,6 +293,46 @@ def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predict
     axis.margins(y=0.15)
     axis.set_title(title)
     axis.legend(frameon=False)
+    return figure
+
+
+def server_memory(measured: Sequence[tuple[int, float]], decisions: Sequence[Decision]) -> Figure | None:
+    """Memory of the fullest server over samples: what was forecast at the last decisions, and what came true.
+
+    None where no decision was made with a forecast.
+
+    Args:
+        measured: (samples trained, bytes), by rising samples.
+    """
+    forecasts = [(each, each.memory) for each in decisions if each.memory is not None][-_FORECASTS:]
+    if not forecasts:
+        return None
+    figure, (axis,) = new_figure()
+    for place, (decision, curve) in enumerate(forecasts):
+        color, at = f"C{place + 1}", curve.samples[0]
+        low, likely, high = (
+            [value / _GIBIBYTE for value in values] for values in (curve.low, curve.likely, curve.high)
+        )
+        axis.fill_between(curve.samples, low, high, color=color, alpha=0.15, linewidth=0)
+        what = change(decision.before, decision.after) + ("" if decision.changed else " (not done)")
+        axis.plot(curve.samples, likely, "--", color=color, linewidth=1.2, label=f"forecast, then {what}")
+        axis.axvline(at, color=color, linewidth=1, alpha=0.7)
+    limits = [(at.samples[0], each.before.parameter_server_memory_bytes) for each, at in forecasts]
+    limits = [(float(at), limits[0][1]) for at, _ in measured[:1] if at < limits[0][0]] + limits
+    last = forecasts[-1][0]
+    after = (last.after if last.changed else last.before).parameter_server_memory_bytes
+    limits += [(forecasts[-1][1].samples[0], after), (forecasts[-1][1].samples[-1], after)]
+    axis.step(
+        [samples for samples, _ in limits], [limit / _GIBIBYTE for _, limit in limits], where="post", color="tab:red",
+        linewidth=1.4, label="limit of a server",
+    )  # fmt: skip
+    samples, used = [at for at, _ in measured], [value / _GIBIBYTE for _, value in measured]
+    axis.plot(samples, used, color="black", linewidth=1.6, label="measured")
+    axis.set_ylim(bottom=0)
+    axis.set(xlabel="samples trained", ylabel="GiB of the fullest server")
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    axis.set_title("Memory of the fullest parameter server: forecast and measured (band: two standard deviations)")
+    axis.legend(frameon=False, fontsize="small", loc="upper left")
     return figure
 
 

@@ -18,9 +18,11 @@ import numpy as np
 
 from elastrec.platform.scaling.amounts import require
 from elastrec.platform.scaling.model.columns import Floats
+from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.errors import ScalingError
 
 _MEMORY_STEP = 256 * 2**20
+_CURVE_POINTS = 33
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,13 +237,7 @@ def forecast(
     for name, value in (("used_bytes", servers.used_bytes), ("limit_bytes", servers.limit_bytes)):
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
 
-    band_B1 = rules.deviations * np.array([[1.0], [0.0], [-1.0]])
-
-    def total(samples: Floats) -> Floats:
-        """Bytes of all rows at these samples, by band; shape (B, S)."""
-        grown = np.minimum(samples, trained_samples + fresh_samples)
-        return np.asarray(sum(growth.bytes_per_row * growth.rows(grown, band_B1) for growth in growths))
-
+    total = _rows_bytes(growths, trained_samples + fresh_samples, rules)
     share = servers.imbalance / servers.count
     end = trained_samples + remaining_samples
     now_and_end_B2 = total(np.array([[trained_samples, end]]))
@@ -283,6 +279,40 @@ def forecast(
     per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
     reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
     return answer(Action.MORE_SERVERS, reason, min(per_server, int(servers.largest_bytes)), count)
+
+
+def _rows_bytes(growths: Sequence[Growth], last_fresh: float, rules: MemoryRules) -> Callable[[Floats], Floats]:
+    """Bytes of all rows by samples of shape (1, S): shape (B, S), the high end of the band first.
+
+    Args:
+        last_fresh: the sample after which no new ids come.
+    """
+    band_B1 = rules.deviations * np.array([[1.0], [0.0], [-1.0]])
+
+    def total(samples: Floats) -> Floats:
+        grown = np.minimum(samples, last_fresh)
+        return np.asarray(sum(growth.bytes_per_row * growth.rows(grown, band_B1) for growth in growths))
+
+    return total
+
+
+def memory_curve(
+    growths: Sequence[Growth],
+    servers: Servers,
+    trained_samples: float,
+    remaining_samples: float,
+    rules: MemoryRules,
+    fresh_samples: float,
+) -> MemoryCurve:
+    """What `forecast` looks at, from now to the job's end; arguments as there."""
+    samples_S = np.linspace(trained_samples, trained_samples + remaining_samples, _CURVE_POINTS)
+    share = servers.imbalance / servers.count
+    rows_3S = share * _rows_bytes(growths, trained_samples + fresh_samples, rules)(samples_S[None, :])
+    high, likely, low = (rows_3S + max(0.0, servers.used_bytes - float(rows_3S[1, 0]))).tolist()
+    return MemoryCurve(
+        samples=tuple(samples_S.tolist()), low=tuple(low), likely=tuple(likely), high=tuple(high),
+        safe_bytes=servers.limit_bytes * (1.0 - rules.margin),
+    )  # fmt: skip
 
 
 def _times_to(

@@ -15,8 +15,9 @@ from elastrec.platform.scaling.memory import (
     TableHistory,
     fit_growth,
     forecast,
+    memory_curve,
 )
-from elastrec.platform.scaling.types import Limits, MemoryNeed, MemoryWish
+from elastrec.platform.scaling.types import Limits, MemoryCurve, MemoryNeed, MemoryWish
 from elastrec.platform.specs.errors import ScalingError
 
 LEAST_POINTS = 3
@@ -64,8 +65,7 @@ def look_ahead(seen: MemorySeen, allocation: Allocation, rules: MemoryRules | No
     rules = rules or MemoryRules()
     worker = math.ceil(seen.worker_used_bytes / (1.0 - rules.margin)) or allocation.worker_memory_bytes
     servers, problem = seen.servers, ""
-    enough = bool(seen.tables) and all(len(set(each.samples)) >= LEAST_POINTS for each in seen.tables)
-    if servers is not None and enough and seen.samples_per_second > 0:
+    if servers is not None and _is_enough(seen):
         try:
             found = forecast(
                 [fit_growth(each) for each in seen.tables], servers, seen.trained, seen.remaining,
@@ -77,6 +77,24 @@ def look_ahead(seen: MemorySeen, allocation: Allocation, rules: MemoryRules | No
     everything = allocation.parameter_servers * allocation.parameter_server_memory_bytes
     need = MemoryNeed(worker_bytes=worker, server_base_bytes=0, embedding_bytes=everything, imbalance=1.0)
     return MemoryOutlook(need=need, problem=problem)
+
+
+def _is_enough(seen: MemorySeen) -> bool:
+    points = [len(set(each.samples)) for each in seen.tables]
+    return bool(points) and min(points) >= LEAST_POINTS and seen.samples_per_second > 0
+
+
+def curve_of(seen: MemorySeen, rules: MemoryRules | None = None) -> MemoryCurve | None:
+    """The forecast of `look_ahead` as a curve; None where there is none."""
+    rules = rules or MemoryRules()
+    if seen.servers is None or not _is_enough(seen):
+        return None
+    try:
+        growths = [fit_growth(each) for each in seen.tables]
+    except ScalingError:
+        # `MemoryOutlook.problem` says so.
+        return None
+    return memory_curve(growths, seen.servers, seen.trained, seen.remaining, rules, seen.fresh)
 
 
 def _need_of(found: Forecast, servers: Servers, worker_bytes: int, rules: MemoryRules) -> MemoryNeed:

@@ -133,6 +133,22 @@ class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
     seconds_to_limit: float
 
 
+class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the fullest server over samples, as it was forecast at one moment: for pictures.
+
+    Attributes:
+        samples: from that moment to the job's end, rising.
+        low, likely, high: bytes at each of them, the band of `memory.MemoryRules.deviations`.
+        safe_bytes: the limit of each server less what must stay free.
+    """
+
+    samples: tuple[float, ...]
+    low: tuple[float, ...]
+    likely: tuple[float, ...]
+    high: tuple[float, ...]
+    safe_bytes: float
+
+
 EXPLORING = "exploring"
 """Who asks for a change that is only made to learn from it (`Plan.asked_by`)."""
 
@@ -350,6 +366,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         plan_id: of this plan alone; carried out twice, it is one change. Empty: it is not to leave this process.
         shape_version: of the shape that it was made for; None: whoever carries it out need not compare.
         expires_unix_seconds: when it is too old to be carried out; None: never.
+        memory: the forecast when it was made; None: there was none, or it was not asked for.
     """
 
     job_id: str
@@ -362,6 +379,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     plan_id: str = ""
     shape_version: int | None = None
     expires_unix_seconds: float | None = None
+    memory: MemoryCurve | None = None
 
     @property
     def asked_by(self) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
 
 from elastrec.platform.jobs.scaling.learned import Learned, learned
 from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_server_bytes, masters_of
+from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
@@ -24,14 +25,17 @@ from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
 from elastrec.platform.scaling.amounts import PriceList
 from elastrec.platform.scaling.executors.strategy import StrategySettings
+from elastrec.platform.scaling.memory_outlook import curve_of
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
-from elastrec.platform.scaling.types import JobProfile, Overheads, Plan
+from elastrec.platform.scaling.types import JobProfile, MemoryCurve, Overheads, Plan
 from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.profile import Profile
 
 log = structlog.get_logger(__name__)
 _CALL_SECONDS = 15.0
@@ -109,21 +113,36 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     around = view(platform, settings, known.overheads)
     decided = decide_shared(policy, profiles, around, standing(platform, settings, holders_of(found)))
     decided = with_forecasts(decided, profiles, around.strategy)
-    return stamped(decided, found, time.time() + settings.plan_lifetime), [
+    curves = {plan.job_id: _curve(answers[plan.job_id]) for plan in decided.plans if plan.changes}
+    return stamped(decided, found, curves, time.time() + settings.plan_lifetime), [
         each for each in found if isinstance(each, NotNow)
     ]
 
 
-def stamped(decided: Round, found: Iterable[JobProfile | NotNow], expires: float) -> Round:
+def _curve(answer: Profile | str) -> MemoryCurve | None:
+    """The forecast of a job's memory, for the picture of its plan: of samples, whatever the speed and the nodes."""
+    if isinstance(answer, str):
+        return None
+    return curve_of(memory_seen(job_from_json(answer.job_json), answer, samples_per_second=1.0, largest_bytes=0.0))
+
+
+def stamped(
+    decided: Round, found: Iterable[JobProfile | NotNow], curves: Mapping[str, MemoryCurve | None], expires: float
+) -> Round:
     """The round with plans that have an id, the version of the job's shape that each was made for, and an expiry.
 
     Args:
+        curves: forecasts of memory by job id.
         expires: Unix seconds.
     """
     versions = {each.job_id: each.shape_version for each in found}
     plans = tuple(
         msgspec.structs.replace(
-            each, plan_id=f"plan-{uuid.uuid4().hex}", shape_version=versions[each.job_id], expires_unix_seconds=expires
+            each,
+            plan_id=f"plan-{uuid.uuid4().hex}",
+            shape_version=versions[each.job_id],
+            expires_unix_seconds=expires,
+            memory=curves.get(each.job_id),
         )
         for each in decided.plans
     )

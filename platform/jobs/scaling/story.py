@@ -68,6 +68,7 @@ def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, r
         before_samples_per_second=stay.samples_per_second if stay else None,
         predicted_samples_per_second=predicted.samples_per_second if predicted else None,
         proposed=proposed(wanted),
+        memory=wanted.memory,
     )
     figures = {names.SCALING_WORKERS: float(wanted.allocation.workers), names.SCALING_CHANGED: float(is_changed)}
     if predicted is not None:
@@ -76,6 +77,7 @@ def _write(platform: Platform, run_id: str, wanted: Plan, *, is_changed: bool, r
     lines = [{"policy": wanted.policy, "decision": reason, **row} for row in rows(wanted)]
     decisions = history.log_decision(run_id, decision, lines, figures)
     history.log_throughput(run_id, decisions)
+    history.log_memory(run_id, decisions)
     model, observations = _fitted(platform, wanted.job_id)
     history.log_model(run_id, decisions, wanted.considered, model, observations)
     if Change.SERVERS in wanted.changes:

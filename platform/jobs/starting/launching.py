@@ -310,6 +310,7 @@ def _close_run(
             if taken := decisions.decisions(run_id):
                 # What happened after the last round belongs to the picture, too.
                 decisions.log_throughput(run_id, taken)
+                decisions.log_memory(run_id, taken)
         except HistoryError as refused:
             log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
         try:

@@ -129,6 +129,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 
 def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
+    state.membership.memory_kills += 1
     if member.oom_bytes == member.asked.memory_bytes:
         state.fail(
             f"pod {member.name} was killed for memory twice in a row at {format_bytes(member.memory_bytes)}; "

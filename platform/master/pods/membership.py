@@ -137,6 +137,7 @@ class Membership(msgspec.Struct, kw_only=True):
         revision: grows with every change of what is wanted of the cluster.
         edition: grows with every change of what directives say of members.
         losses: replaced pods and restarted processes by role, in the whole life of the job.
+        memory_kills: pods that took more memory than their limit, in the whole life of the job.
         streaks: by role and index, for places that were lost since the job last made progress.
     """
 
@@ -149,6 +150,7 @@ class Membership(msgspec.Struct, kw_only=True):
     revision: int = 0
     edition: int = 0
     losses: dict[str, int] = {}
+    memory_kills: int = 0
     streaks: dict[str, dict[int, LossStreak]] = {}
 
     def workers(self) -> list[Member]:

@@ -166,5 +166,6 @@ def totals(state: JobState, time: float) -> dict[str, float]:
         **{name: age for name, age in ages.items() if age is not None},
         names.SAMPLES_REPEATED: float(state.training.samples - state.training.covered_rows()),
         names.GOODPUT: times.goodput,
+        names.MEMORY_KILLS: float(state.membership.memory_kills),
         **{names.named(names.TIME_SECONDS, part=part): seconds for part, seconds in times.seconds.items()},
     }

@@ -18,6 +18,7 @@ from elastrec.platform.history.report import REPORT_FILE, Story, StoryEntry, Sto
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 from elastrec.platform.scaling import amounts
+from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.metrics import Phase
 
 STORY = Story(
@@ -32,7 +33,7 @@ STORY = Story(
         ),
     ],
 )
-VOID = {"meta", "br", "polyline"}
+VOID = {"meta", "br", "img", "polyline"}
 
 
 class Tags(HTMLParser):
@@ -44,7 +45,9 @@ class Tags(HTMLParser):
         self.loaded: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [str(value) for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+        named = [str(value) for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+        # A picture that stands in the page itself is not loaded from anywhere.
+        self.loaded += [value for value in named if not value.startswith("data:")]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -69,6 +72,10 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     history: History, client: MlflowClient, run_id: str, tmp_path: Path
 ) -> None:
     for step in (100, 200, 300):
+        values = {
+            names.named(names.MEMORY_BYTES, role="parameter_server"): 1e9, names.MEMORY_KILLS: 2.0,
+        }  # fmt: skip
+        history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
         values = {names.LOSS: 0.7 - step / 1000, names.SAMPLES_PER_SECOND: 50.0 * step, names.CORE_HOURS: 1.25}
         history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
     gate = GateDecision(
@@ -85,6 +92,9 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         unix_seconds=1.7e9, samples_trained=200, policy="three-stage", before=before, after=after, changed=True,
         reason="two more workers pay", predicted_samples_per_second=30_000.0,
         proposed="2 candidates: 1 → 3 workers, 1 → 0.5 cores per server",
+        memory=MemoryCurve(
+            samples=(200.0, 300.0), low=(1e9, 2e9), likely=(1e9, 3e9), high=(1e9, 4e9), safe_bytes=2.0**29
+        ),
     )  # fmt: skip
     Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decided, [], {})
     history.finish_run(run_id, Phase.SUCCEEDED, story=STORY)
@@ -101,6 +111,8 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         'aria-label="Loss"', 'aria-label="Samples per second"',
     ):  # fmt: skip
         assert words in text, words
+    assert 'id="memory"' in page and 'src="data:image/png;base64,' in page
+    assert "Pods that were killed for memory: 2." in text
     assert "began from nothing" not in text, "a beginning is no fault"
 
 

@@ -12,8 +12,9 @@ from elastrec.platform.history.words import Gantt
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
+from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.shape import DONE, MigrationSeen, MovedServer
-from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, allocation, coefficients, measure, profile
+from tests.platform.scaling.jobs import GIB, PLENTY, PRICES, SHAPE, allocation, coefficients, measure, profile
 
 ONE, THREE = allocation(1), allocation(3)
 GREW = Decision(
@@ -45,6 +46,46 @@ def test_before_anything_was_measured_nothing_is_drawn() -> None:
     assert figures.pareto([]) is None
     assert figures.promises([]) is None
     assert figures.fit_against_measured(fit(SHAPE, measure(coefficients(), [ONE])), []) is None
+
+
+ROOMY = msgspec.structs.replace(ONE, parameter_server_memory_bytes=8 * GIB)
+CURVE = MemoryCurve(
+    samples=(100.0, 200.0, 300.0), low=(2.0 * GIB, 2.5 * GIB, 3.0 * GIB), likely=(2.0 * GIB, 3.0 * GIB, 4.0 * GIB),
+    high=(2.0 * GIB, 4.0 * GIB, 6.0 * GIB), safe_bytes=3.6 * GIB,
+)  # fmt: skip
+FORECAST = msgspec.structs.replace(GREW, after=ROOMY, policy="memory-forecast", memory=CURVE)
+
+
+def test_a_forecast_of_memory_its_decision_and_what_came_true_are_one_picture() -> None:
+    picture = figures.server_memory([(50, 1.5 * GIB), (150, 2.4 * GIB), (290, 3.8 * GIB)], [GREW, FORECAST])
+    assert picture is not None
+    (axis,) = picture.axes
+    lines = {str(line.get_label()): line for line in axis.lines}
+    assert list(lines["measured"].get_ydata()) == [1.5, 2.4, 3.8]
+    assert list(lines["forecast, then 4 → 8 GiB per server"].get_ydata()) == [2.0, 3.0, 4.0]
+    limit = lines["limit of a server"]
+    assert list(zip(limit.get_xdata(), limit.get_ydata(), strict=True)) == [
+        (50.0, 4.0),
+        (100.0, 4.0),
+        (100.0, 8.0),
+        (300.0, 8.0),
+    ]
+    (at,) = [line for line in axis.lines if list(line.get_xdata()) == [100.0, 100.0]]
+    assert at.get_linestyle() == "-", "when it was decided"
+    band = axis.collections[0].get_paths()[0].vertices
+    assert (band[:, 1].min(), band[:, 1].max()) == (2.0, 6.0)
+
+
+def test_memory_that_was_refused_leaves_the_limit_where_it_was_and_is_named() -> None:
+    picture = figures.server_memory([(50, 1.5 * GIB)], [msgspec.structs.replace(FORECAST, changed=False)])
+    assert picture is not None
+    lines = {str(line.get_label()): line for line in picture.axes[0].lines}
+    assert "forecast, then 4 → 8 GiB per server (not done)" in lines
+    assert set(lines["limit of a server"].get_ydata()) == {4.0}
+
+
+def test_without_a_forecast_no_memory_is_drawn() -> None:
+    assert figures.server_memory([(50, 1.5 * GIB)], [GREW]) is None
 
 
 def test_the_fit_has_a_curve_for_each_size_and_a_dot_for_each_measurement() -> None:

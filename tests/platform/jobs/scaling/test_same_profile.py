@@ -19,7 +19,7 @@ from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Profile, ShapeChanged
 from tests.platform.jobs.scaling.test_memory_outlook import grown
-from tests.platform.jobs.scaling.test_profiles import ONE, TWO, told
+from tests.platform.jobs.scaling.test_profiles import ONE, TWO, measured_profile
 from tests.platform.scaling.jobs import PLENTY, PRICES, allocation, coefficients, profile
 
 SETTINGS = ScalingSettings(teams={"ads": Team(priority=3)})
@@ -41,7 +41,7 @@ def master() -> Profile:
     changed = ShapeChanged(before=TWO, after=ONE, seconds_ago=400.0, asked_by="three-stage")
     bounds = {f"{end}_{field}": value for field, ends in LIMITS.items() for end, value in ends.items()}
     found = grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4, servers_move=True)
-    return msgspec.structs.replace(found, job_json=told(bounds).job_json)
+    return msgspec.structs.replace(found, job_json=measured_profile(bounds).job_json)
 
 
 def live() -> JobProfile:

@@ -10,16 +10,19 @@ import msgspec
 import pytest
 
 from elastrec.platform.jobs.scaling import rounds
+from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.jobs.scaling.profiles import profile_of
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.memory import Action
-from elastrec.platform.scaling.types import JobProfile
+from elastrec.platform.scaling.memory_outlook import look_ahead
+from elastrec.platform.scaling.types import JobProfile, Plan
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Measured, Profile
 from tests.platform.jobs.scaling.masters import Masters, masters
 from tests.platform.jobs.scaling.test_memory_outlook import grown
-from tests.platform.jobs.scaling.test_profiles import ONE, told
+from tests.platform.jobs.scaling.test_profiles import ONE, measured_profile
 from tests.platform.scaling.jobs import coefficients, step_seconds
 from tests.shapes import shape
 
@@ -40,11 +43,11 @@ def known(answer: Profile, largest_bytes: float = 2.0**36) -> JobProfile:
 
 
 def limited(answer: Profile, **limits: Any) -> Profile:
-    return msgspec.structs.replace(answer, job_json=told(limits).job_json)
+    return msgspec.structs.replace(answer, job_json=measured_profile(limits).job_json)
 
 
 def test_a_size_without_limits_stays_as_it_is() -> None:
-    found = known(told(servers_move=True))
+    found = known(measured_profile(servers_move=True))
     assert found.movable == {Change.WORKERS, Change.SERVERS}
     for field in ("worker_cores", "worker_memory_bytes", "parameter_server_cores", "parameter_server_memory_bytes"):
         now = getattr(found.allocation, field)
@@ -60,7 +63,7 @@ def test_a_size_without_limits_stays_as_it_is() -> None:
     ],
 )
 def test_with_one_limit_the_size_of_the_file_is_the_other_one(limit: dict[str, Any], bounds: tuple[int, int]) -> None:
-    found = known(told(limit))
+    found = known(measured_profile(limit))
     assert found.limits.worker_memory_bytes == bounds and found.movable == {Change.WORKERS, Change.WORKER_SIZE}
     now = found.allocation.worker_cores
     assert found.limits.worker_cores == (now, now), "a limit of memory is none of cores"
@@ -85,7 +88,26 @@ def test_a_master_is_asked_for_the_memory_that_a_forecast_wants(cluster: Masters
     ((_, message),) = cluster.asked
     servers = message.change[Role.PARAMETER_SERVER]
     assert servers.count is None and servers.memory_bytes is not None and servers.memory_bytes > GIB
-    assert (message.asked_by, message.plan_id, message.live_only) == ("memory-forecast", plan.plan_id, True)
+    assert (message.asked_by, message.plan_id) == ("memory-forecast", plan.plan_id)
+
+
+def test_a_plan_carries_the_forecast_that_stood_behind_it_and_where_there_was_none_nothing(cluster: Masters) -> None:
+    growing = limited(grown(remaining=2_000_000_000), maximum_parameter_server_memory=64 * GIB)
+    cluster.add("clicks-1", growing)
+    cluster.add("clicks-2", limited(grown(remaining=2_000_000_000, tables_growth=[]), maximum_workers=4))
+    plans = {plan.job_id: plan for plan in rounds.plan(cluster.platform, SETTINGS)[0].plans}
+    curve = plans["clicks-1"].memory
+    assert curve is not None and plans["clicks-2"].memory is None
+    assert curve.samples[0] == growing.trained_samples
+    assert curve.samples[-1] == growing.trained_samples + growing.remaining_samples
+    assert curve.likely[0] == pytest.approx(growing.servers[0].used_bytes), "it begins with what is measured"
+    assert all(low <= likely <= high for low, likely, high in zip(curve.low, curve.likely, curve.high, strict=True))
+    assert curve.likely[-1] > curve.safe_bytes == pytest.approx(0.9 * GIB)
+    outlook = look_ahead(memory_seen(job_from_json(growing.job_json), growing, 1.0, 2.0**36), Allocation.of(ONE))
+    assert outlook.forecast is not None
+    assert (curve.low[-1], curve.likely[-1], curve.high[-1]) == pytest.approx(outlook.forecast.bytes_at_end)
+    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(plans["clicks-1"])), Plan)
+    assert again == plans["clicks-1"], "as it travels between tasks"
 
 
 def measured(worker_cores: float, server_cores: float, workers: int = 2) -> Measured:
@@ -111,7 +133,7 @@ def test_cores_of_running_pods_go_up_and_down_where_that_pays(
     seen = [measured(*each) for each in ((0.25, 1.0), (0.5, 0.5), (1.0, 2.0), (0.5, 1.0)) if each != now]
     seen.append(measured(*now))
     cores = {"worker": {"cores": now[0]}, "parameter_server": {"cores": now[1], "memory": "1Gi"}}
-    answer = limited(told(configuration=seen[-1].configuration, measured=seen), **limits)
+    answer = limited(measured_profile(configuration=seen[-1].configuration, measured=seen), **limits)
     content = msgspec.json.decode(answer.job_json)
     content["spec"]["resources"] = cores
     answer = msgspec.structs.replace(answer, job_json=msgspec.json.encode(content), remaining_samples=10**9)

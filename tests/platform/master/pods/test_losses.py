@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from elastrec.platform.clusters.pods import EndReason
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import AnswerLease
 from elastrec.platform.master.pods.loss_causes import is_taken_away
 from elastrec.platform.master.pods.losses import TAKEN_AWAY_PER_RESTART
+from elastrec.platform.master.reporting.status import totals
 from elastrec.platform.master.service.journal import encode_state
 from elastrec.platform.specs.job import FaultTolerance
 from elastrec.platform.specs.metrics import Phase, Role
@@ -122,6 +124,14 @@ def test_two_kills_for_memory_with_progress_in_between_are_not_in_a_row():
         world.time = day * DAY_SECONDS
         train_and_lose(world, 1_000_000, **OUT_OF_MEMORY)
         assert world.state.phase is Phase.TRAINING, world.state.failure
+    assert totals(world.state, world.time)[names.MEMORY_KILLS] == 6
+
+
+def test_only_kills_for_memory_are_counted_as_such():
+    world = long_job()
+    for how in (KILLED, CRASHED, PREEMPTED):
+        train_and_lose(world, 1_000_000, **how)
+    assert totals(world.state, world.time)[names.MEMORY_KILLS] == 0
 
 
 def test_two_kills_of_a_server_for_memory_with_a_record_in_between_are_not_in_a_row():
