@@ -124,9 +124,11 @@ class TrainingMetrics(Spec):
     generation: int = 0
     """Grows by one with every rollback."""
     checkpoint: str | None = None
-    checkpoint_age_seconds: float | None = None
-    memory_copy_age_seconds: float | None = None
     """URI of the last complete record."""
+    checkpoint_age_seconds: float | None = None
+    """Since the cut of that record."""
+    memory_copy_age_seconds: float | None = None
+    """Since the cut of the last record that the memory of the node agents holds."""
     pods: tuple[PodMetrics, ...] = ()
     migration: MigrationMetrics | None = None
 

@@ -1,5 +1,7 @@
 """`make demo`: a click log, a private Airflow and MLflow, one run of `daily_retraining`, and what came out of it.
 
+The job begins too small: `auto_scaling` lets it grow while it trains; then one of its parameter servers is killed.
+
 Everything lies in one folder (default `demo_data`); a second run uses the click log again. On exit, however it
 comes, no process is left.
 """
@@ -28,6 +30,8 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 from elastrec.platform.history.connection import experiments_url
 from elastrec.platform.jobs import Platform, observe
 from elastrec.platform.specs.errors import ClusterError, ElastrecError
+from tools.stack import demo_scaling
+from tools.stack.demo_scaling import Scaling
 from tools.stack.processes import ServiceError
 from tools.stack.rest import AirflowApiError, AirflowClient
 from tools.stack.services import ServiceStack
@@ -42,7 +46,7 @@ _STEP_WORDS = {
     "register": "register the model",
     "finish": "remove the job from the cluster",
 }
-_TOLD_STATES = ("running", "success", "failed", "up_for_retry", "upstream_failed")
+_SHOWN_STATES = ("running", "success", "failed", "up_for_retry", "upstream_failed")
 _DAG_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
 
@@ -61,14 +65,16 @@ class Outcome:
     registered: dict[str, Any]
     run_url: str
     seconds: float
+    scaling: Scaling
 
 
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path), default=Path("demo_data"), help="Folder of everything.")
 @click.option("--rows-per-day", type=int, default=1_000_000, show_default=True)
 @click.option("--days", type=click.IntRange(2), default=3, show_default=True, help="The last one is evaluated on.")
+@click.option("--kill/--no-kill", "kills", default=True, help="Kill a parameter server once the job has grown.")
 @click.option("--wait/--no-wait", default=True, help="Keep the pages up until Ctrl-C.")
-def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
+def main(home: Path, rows_per_day: int, days: int, kills: bool, wait: bool) -> None:
     """Shows elastrec on this machine."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
     # `kill` and a closed terminal end the demo as Ctrl-C does: the services are stopped on the way out.
@@ -82,7 +88,7 @@ def main(home: Path, rows_per_day: int, days: int, wait: bool) -> None:
             stack = ServiceStack(home)
             stack.start()
         with stack:
-            outcome = run_dag(stack, home / "clicks", console)
+            outcome = run_dag(stack, home / "clicks", console, kills=kills)
             show(console, stack, outcome, truth)
             is_done = True
             if wait:
@@ -114,17 +120,18 @@ def make_clicks(folder: Path, rows_per_day: int, days: int, console: Console) ->
     return report
 
 
-def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
+def run_dag(stack: ServiceStack, clicks: Path, console: Console, *, kills: bool) -> Outcome:
     """Triggers the DAG and shows its steps, and inside the training its phases, until it ends.
 
     Raises:
         DemoError: the DAG cannot be read, or the run failed; holds the end of the failed task's log.
     """
     airflow = AirflowClient(stack.airflow_url)
-    wait_for_dag(airflow)
-    for forgotten in airflow.end_active_runs(settings.DAG_ID):
-        console.print(f"ended the run {forgotten}, which an interrupted demo left unfinished", soft_wrap=True)
-    airflow.unpause(settings.DAG_ID)
+    for dag in (settings.DAG_ID, demo_scaling.DAG_ID):
+        wait_for_dag(airflow, dag)
+        for forgotten in airflow.end_active_runs(dag):
+            console.print(f"ended the run {forgotten}, which an interrupted demo left unfinished", soft_wrap=True)
+        airflow.unpause(dag)
     begin = time.monotonic()
     conf = {"job_file": JOB_FILE, "overrides": {"spec.data.path": str(clicks.absolute())}}
     run_id = airflow.trigger(settings.DAG_ID, conf)
@@ -132,27 +139,28 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console) -> Outcome:
     console.print(f"DAG run     {run_id}", soft_wrap=True)
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
     shown: dict[str, str] = {}
-    # A deferred task runs twice; once is enough to tell.
-    told: set[tuple[str, str]] = set()
+    # A deferred task runs twice; it is said once.
+    said: set[tuple[str, str]] = set()
     with JobProgress(console=console) as progress:
+        scaling = Scaling(airflow, lambda words: progress.say(f"{time.monotonic() - begin:6.1f} s  {words}"), kills)
         while True:
             state = airflow.run_state(settings.DAG_ID, run_id)
             tasks = airflow.tasks(settings.DAG_ID, run_id)
             for task_id, words in _STEP_WORDS.items():
                 before, now = shown.get(task_id, ""), str(tasks.get(task_id, {}).get("state") or "")
                 shown[task_id] = now
-                if now != before and now in _TOLD_STATES and (task_id, now) not in told:
-                    told.add((task_id, now))
+                if now != before and now in _SHOWN_STATES and (task_id, now) not in said:
+                    said.add((task_id, now))
                     progress.say(f"{time.monotonic() - begin:6.1f} s  {task_id:<18} {now:<12} {words}")
             _restart_ended(stack, progress.say)
             if shown.get("offline_phase") in ("running", "deferred"):
-                _show_job(airflow, platform, run_id, progress)
+                _show_job(airflow, platform, run_id, progress, scaling)
             if state in ("success", "failed"):
                 break
             time.sleep(0.5)
     if state == "failed":
         raise DemoError(_failure(airflow, run_id, tasks))
-    return _outcome(airflow, run_id, time.monotonic() - begin)
+    return _outcome(airflow, run_id, time.monotonic() - begin, scaling)
 
 
 def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: GenerateReport) -> None:
@@ -162,6 +170,11 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
     table = Table(title="daily_retraining", show_header=False, title_justify="left")
     table.add_row("samples trained", f"{metrics['samples_trained']:,} in {outcome.seconds:.0f} s, all steps together")
     table.add_row("evaluation rows", f"{metrics['evaluation_samples']:,} of {last.day} (never trained on)")
+    table.add_row("scaling", "\n".join(outcome.scaling.changes) or "no round changed the job")
+    if outcome.scaling.killed:
+        back = outcome.scaling.back_after_seconds
+        found = "it had ended before the server was back" if back is None else f"it trained again {back:.0f} s later"
+        table.add_row(f"{outcome.scaling.killed} was killed", found)
     table.add_row("AUC", f"{metrics['auc']:.4f}   (one that knows the truth: {last.best_auc:.4f})")
     table.add_row(
         "normalised entropy",
@@ -190,35 +203,36 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def wait_for_dag(airflow: AirflowClient) -> None:
-    """Waits until Airflow has read the DAG file.
+def wait_for_dag(airflow: AirflowClient, dag: str) -> None:
+    """Waits until Airflow has read a DAG's file.
 
     Raises:
         DemoError: the file cannot be read, or not within two minutes.
     """
     deadline = time.monotonic() + _DAG_SECONDS
-    while not airflow.has_dag(settings.DAG_ID):
+    while not airflow.has_dag(dag):
         errors = airflow.import_errors()
         if errors:
             raise DemoError(f"a DAG file cannot be read:\n{errors[0]}")
         if time.monotonic() > deadline:
-            raise DemoError(f"Airflow did not read the DAG {settings.DAG_ID} within {_DAG_SECONDS:.0f} s")
+            raise DemoError(f"Airflow did not read the DAG {dag} within {_DAG_SECONDS:.0f} s")
         time.sleep(0.3)
 
 
-def _show_job(airflow: AirflowClient, platform: Platform, run_id: str, progress: JobProgress) -> None:
+def _show_job(airflow: AirflowClient, platform: Platform, run_id: str, progress: JobProgress, scaling: Scaling) -> None:
     launched = airflow.xcom(settings.DAG_ID, run_id, "launch")
     if not launched:
         return
     try:
         observation = observe(platform, launched["job_id"])
     except ClusterError:
-        return  # finished and removed between two looks; the task's state tells the rest
+        return  # finished and removed between two looks; the task's state says the rest
     if observation.reachable:
         progress.show(observation.metrics)
+        scaling.look(launched["job_id"], observation.metrics)
 
 
-def _outcome(airflow: AirflowClient, run_id: str, seconds: float) -> Outcome:
+def _outcome(airflow: AirflowClient, run_id: str, seconds: float, scaling: Scaling) -> Outcome:
     def output(task_id: str) -> dict[str, Any]:
         found: dict[str, Any] = airflow.xcom(settings.DAG_ID, run_id, task_id)
         return found
@@ -230,6 +244,7 @@ def _outcome(airflow: AirflowClient, run_id: str, seconds: float) -> Outcome:
         registered=output("register"),
         run_url=output("launch")["run_url"],
         seconds=seconds,
+        scaling=scaling,
     )
 
 

@@ -1,0 +1,114 @@
+"""The demo's steps with a running job. Airflow is stood in for by its answers; the killed process is a real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from tools.stack import demo_scaling
+from tools.stack.demo_scaling import Scaling
+
+GROWN = {"migrated": True, "chosen": "1 → 3 workers", "outcome": "reached", "reason": "", "pause_seconds": 0.25}
+REFUSED = {
+    "migrated": False,
+    "chosen": "1 → 3 workers",
+    "outcome": "refused",
+    "reason": "no room",
+    "pause_seconds": None,
+}
+
+
+class Airflow:
+    """One round at a time, with the state and the output that the test gives it."""
+
+    def __init__(self) -> None:
+        self.triggered: list[str] = []
+        self.state = "running"
+        self.output: dict[str, object] | None = None
+
+    def trigger(self, dag_id, conf):
+        assert (dag_id, conf) == ("auto_scaling", {})
+        self.triggered.append(f"round-{len(self.triggered)}")
+        return self.triggered[-1]
+
+    def run_state(self, dag_id, run_id):
+        assert run_id == self.triggered[-1]
+        return self.state
+
+    def xcom(self, dag_id, run_id, task_id, map_index):
+        return self.output
+
+
+@pytest.fixture
+def airflow():
+    return Airflow()
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch):
+    monkeypatch.setattr(demo_scaling, "_PAUSE_SECONDS", 0.0)
+
+
+def metrics(phase=Phase.TRAINING, generation=0):
+    server = PodMetrics(name="job-ps-0", role=Role.PARAMETER_SERVER, state="Running")
+    return TrainingMetrics(job="job", phase=phase, generation=generation, pods=(server,))
+
+
+def one_round(scaling, airflow, state, output):
+    airflow.state = "running"
+    scaling.look("job", metrics())
+    airflow.state, airflow.output = state, output
+    scaling.look("job", metrics())
+
+
+def test_a_job_that_does_not_train_is_left_alone(airflow, said):
+    Scaling(airflow, said.append, kills=True).look("job", metrics(Phase.STARTING))
+    assert (airflow.triggered, said) == ([], [])
+
+
+def test_one_round_runs_at_a_time(airflow, said):
+    scaling = Scaling(airflow, said.append, kills=False)
+    for _ in range(3):
+        scaling.look("job", metrics())
+    assert airflow.triggered == ["round-0"]
+
+
+@pytest.mark.parametrize(
+    ("state", "output", "words", "changes"),
+    [
+        ("success", GROWN, "1 → 3 workers, pause of training 0.25 s", ["1 → 3 workers, pause of training 0.25 s"]),
+        ("success", REFUSED, "1 → 3 workers: refused no room", []),
+        ("success", None, "leaves the job as it is", []),
+        ("failed", None, "failed: see the DAG auto_scaling in Airflow", []),
+    ],
+)
+def test_the_end_of_a_round_is_said(airflow, said, state, output, words, changes):
+    scaling = Scaling(airflow, said.append, kills=False)
+    one_round(scaling, airflow, state, output)
+    assert said == [f"scaling round 1: {words}"]
+    assert scaling.changes == changes
+
+
+def test_a_parameter_server_is_killed_once_when_the_job_has_grown(airflow, said):
+    names = {"ELASTREC_JOB": "job", "ELASTREC_POD": "job-ps-0"}
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, **names}) as server:
+        scaling = Scaling(airflow, said.append, kills=True)
+        one_round(scaling, airflow, "success", REFUSED)
+        assert server.poll() is None
+        one_round(scaling, airflow, "success", GROWN)
+        assert server.wait(20) == -9
+    scaling.look("job", metrics(Phase.RECOVERING))
+    assert scaling.back_after_seconds is None
+    scaling.look("job", metrics(generation=1))
+    assert scaling.back_after_seconds is not None
+    assert [words for words in said if words.startswith("killed")] == [
+        f"killed the parameter server job-ps-0 (process {server.pid}), as a lost node would"
+    ]

@@ -1,0 +1,89 @@
+"""The demo's running job: rounds of `auto_scaling` until it has grown, then a killed parameter server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+
+from elastrec.platform.specs import environment
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from tools.stack.rest import AirflowClient
+
+DAG_ID = "auto_scaling"
+_PAUSE_SECONDS = 20.0
+_ENDED = ("success", "failed")
+
+
+@dataclass
+class Scaling:
+    """One job of the demo, looked at again and again while it trains.
+
+    Args:
+        say: prints a line.
+        kills: whether a parameter server is killed once the job has grown.
+    """
+
+    airflow: AirflowClient
+    say: Callable[[str], object]
+    kills: bool
+    changes: list[str] = field(default_factory=list)
+    """What rounds changed, as the grid shows it."""
+    killed: str = ""
+    """Name of the parameter server that was killed."""
+    back_after_seconds: float | None = None
+    """From the kill until the job trained with the server again."""
+    _run_id: str = ""
+    _rounds: int = 0
+    _next_round: float = 0.0
+    _killed_at: float = 0.0
+    _generation: int = 0
+
+    def look(self, job_id: str, metrics: TrainingMetrics) -> None:
+        """Takes the next step, if it is time for one."""
+        if self._run_id:
+            self._follow_round()
+        elif metrics.phase is Phase.TRAINING and time.monotonic() >= self._next_round:
+            # The schedule's next round may be three minutes away.
+            self._run_id = self.airflow.trigger(DAG_ID, {})
+            self._rounds += 1
+        if self.killed:
+            self._follow_kill(metrics)
+        elif self.kills and self.changes and metrics.phase is Phase.TRAINING and metrics.migration is None:
+            self._kill(job_id, metrics)
+
+    def _follow_round(self) -> None:
+        state = self.airflow.run_state(DAG_ID, self._run_id)
+        if state not in _ENDED:
+            return
+        output = self.airflow.xcom(DAG_ID, self._run_id, "migrate", map_index=0) if state == "success" else None
+        if output is None:
+            found = "leaves the job as it is" if state == "success" else f"failed: see the DAG {DAG_ID} in Airflow"
+        elif output["migrated"]:
+            found = f"{output['chosen']}, pause of training {output['pause_seconds'] or 0.0:.2f} s"
+            self.changes.append(found)
+        else:
+            found = f"{output['chosen']}: {output['outcome']} {output['reason']}".rstrip()
+        self.say(f"scaling round {self._rounds}: {found}")
+        self._run_id, self._next_round = "", time.monotonic() + _PAUSE_SECONDS
+
+    def _kill(self, job_id: str, metrics: TrainingMetrics) -> None:
+        servers = [pod.name for pod in metrics.pods if pod.role == Role.PARAMETER_SERVER and pod.state == "Running"]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                found = process.environ()
+                if found.get(environment.JOB) == job_id and found.get(environment.POD) in servers:
+                    process.kill()
+                    self.killed = found[environment.POD]
+                    self._killed_at, self._generation = time.monotonic(), metrics.generation
+                    self.say(f"killed the parameter server {self.killed} (process {process.pid}), as a lost node would")
+                    return
+
+    def _follow_kill(self, metrics: TrainingMetrics) -> None:
+        is_back = metrics.generation > self._generation and metrics.phase is Phase.TRAINING
+        if self.back_after_seconds is None and is_back:
+            self.back_after_seconds = time.monotonic() - self._killed_at
+            self.say(f"the job trains again {self.back_after_seconds:.0f} s after the kill, from its last record")
