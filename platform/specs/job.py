@@ -166,8 +166,9 @@ class Training(Spec):
     """How workers wait for each other."""
     overlap_pull: Literal["auto", True, False] = "auto"
     """Pull the embeddings and dense parameters of the next step while this step computes: both then lack this step's
-    gradients. `auto`: once the model has taken 500 steps; before, it changes too fast for that. `true`: from the first
-    step; `false`: never. With `bsp` pulls never overlap."""
+    gradients. `auto`: while one worker trains, once the model has taken 500 steps; before, it changes too fast, and
+    steps of several workers lack each other's gradients as it is. `true`: from the first step; `false`: never. With
+    `bsp` pulls never overlap."""
 
 
 class PodResources(Spec):

@@ -70,7 +70,7 @@ class Outcome:
 
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path), default=Path("demo_data"), help="Folder of everything.")
-@click.option("--rows-per-day", type=int, default=1_000_000, show_default=True)
+@click.option("--rows-per-day", type=int, default=2_000_000, show_default=True)
 @click.option("--days", type=click.IntRange(2), default=3, show_default=True, help="The last one is evaluated on.")
 @click.option("--kill/--no-kill", "kills", default=True, help="Kill a parameter server once the job has grown.")
 @click.option("--wait/--no-wait", default=True, help="Keep the pages up until Ctrl-C.")

@@ -88,7 +88,7 @@ def _work(worker: Worker, directive: Directive) -> None:
             if ahead:
                 worker.finish(ahead, hold=True)
             ahead = started
-            if not worker.trainer.overlaps(directive.mode):
+            if not worker.trainer.overlaps(directive):
                 worker.finish(ahead)
                 ahead = None
             continue

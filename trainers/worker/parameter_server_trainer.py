@@ -14,7 +14,7 @@ from elastrec.trainers.worker.trainer import Prediction, Started
 from elastrec.trainers.worker.window import Window
 
 OVERLAP_AFTER_STEPS = 500
-"""With `overlap_pull: auto`, pulls overlap once the model has taken this many steps.
+"""With `overlap_pull: auto`, pulls of a worker that trains alone overlap once the model has taken this many steps.
 
 An overlapped step uses rows and dense parameters that lack the gradients of the step before it, which costs accuracy
 while the model changes fast: `python -m benchmarks short_jobs`. A trainer counts the steps that the model had taken
@@ -134,17 +134,18 @@ class ParameterServerTrainer:
                 return routing
         return directive.routing
 
-    def overlaps(self, mode: Mode) -> bool:
+    def overlaps(self, directive: Directive) -> bool:
         """Whether the pull of the next minibatch goes out before this one's push.
 
-        Never with bsp: a pull of the next round must see this round's gradients.
+        Never with bsp: a pull of the next round must see this round's gradients. With `auto` a worker among others
+        does not: with n workers a step already lacks the gradients of n - 1 others, with pulls that overlap of 2 n - 1.
         """
-        if mode is Mode.EVALUATE:
+        if directive.mode is Mode.EVALUATE:
             return True
         if self._training.consistency.mode == "bsp":
             return False
         if self._training.overlap_pull == "auto":
-            return self._steps_before + self._pushes >= OVERLAP_AFTER_STEPS
+            return directive.trains_alone and self._steps_before + self._pushes >= OVERLAP_AFTER_STEPS
         return self._training.overlap_pull
 
     def mode(self, *, training: bool) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from elastrec.platform.data.metrics.heads import Predicted
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.messages.job import Directive, Mode
+from elastrec.platform.transport.messages.job import Directive
 from elastrec.trainers.worker.feed import Item
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
@@ -82,7 +82,7 @@ class Trainer(Protocol):
         """Whether a failure says where the parameters are now: `follow` with the same directive reaches them."""
         ...
 
-    def overlaps(self, mode: Mode) -> bool:
+    def overlaps(self, directive: Directive) -> bool:
         """Whether the next minibatch is started before this one is trained."""
         ...
 

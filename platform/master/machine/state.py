@@ -246,6 +246,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             generation=phases.generation,
             routing=self.routing(),
             members=members,
+            trains_alone=self.membership.has_one_worker_at_work(),
             save=save,
             restore=restore,
             moving=moving,

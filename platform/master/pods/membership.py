@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
 
@@ -155,6 +156,11 @@ class Membership(msgspec.Struct, kw_only=True):
 
     def workers(self) -> list[Member]:
         return [member for member in self.members.values() if member.role is Role.WORKER]
+
+    def has_one_worker_at_work(self) -> bool:
+        """Whether exactly one worker's process is registered, without a look at a thousand others."""
+        at_work = (member for member in self.members.values() if member.role is Role.WORKER and member.is_registered)
+        return len(list(islice(at_work, 2))) == 1
 
     def servers(self) -> list[Member]:
         """In the order of their places."""

@@ -123,6 +123,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
         generation: grows with every rollback; leases and pushes of an older one are void.
         members: workers whose pushes count; without those that have nothing to train in bsp and ssp. Sent to
             servers only.
+        trains_alone: whether no other worker trains: what it pushes meets no others' pushes.
         moving: of the change of servers that is under way: until it is over, a server keeps what it has given away;
             take: what this server takes over in it. Sent to servers only.
     """
@@ -132,6 +133,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     routing: RoutingTable
     members: list[WorkerProcess] = []
+    trains_alone: bool = False
     save: SaveOrder | None = None
     restore: RestoreOrder | None = None
     moving: str = ""

@@ -198,6 +198,7 @@ class ScriptedMaster:
             generation=self.generation,
             routing=self.routing(),
             members=[WorkerProcess(pod, self.incarnations[pod]) for pod in sorted(self.workers)],
+            trains_alone=len(self.workers) == 1,
             save=self.save if role is not Role.WORKER else None,
             restore=self.restore if role is not Role.WORKER else None,
         )

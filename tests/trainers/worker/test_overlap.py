@@ -83,35 +83,52 @@ def test_a_job_may_never_overlap(applied_before_pulls: Make, monkeypatch: pytest
     assert applied_before_pulls(overlap_pull=False) == list(range(STEPS))
 
 
-def test_a_worker_that_joins_a_trained_model_overlaps_from_its_first_step(
-    scripted_master, tiny_job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def trained(
+    scripted_master: Callable[..., object],
+    tiny_job: Callable[..., TrainingJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Setting, Any]]:
+    """A worker that trains alone, has done its first steps, and has more to train."""
     monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", AFTER)
     here = Setting(tiny_job(mode="async"), scripted_master, tmp_path, 2)
     try:
         here.master.finished = False
         here.master.add_shards("train", ROWS, AFTER * BATCH)
         del here.master.todo[1:]
-        first = here.start_worker()
+        worker = here.start_worker()
         here.master.wait_for(lambda: len(here.master.done) == 1)
-        assert first.trainer.overlaps(here.sessions[0].directive.mode)
-        late = here.start_worker("worker-1")
-        version = here.master.version
-        here.master.wait_for(lambda: here.master.reached.get("worker-1", 0) >= version)
-        assert late.trainer.overlaps(here.sessions[1].directive.mode)
-        # From nothing, the model's first steps are fresh again.
-        with here.master.changed:
-            here.master.roll_back([])
-            here.master.restored = dict.fromkeys(here.master.addresses, here.master.restore.order_id)
-        here.restore()
-        version = here.master.version
-        for name, worker, session in zip(("worker-0", "worker-1"), (first, late), here.sessions, strict=True):
-            here.master.wait_for(lambda name=name: here.master.reached.get(name, 0) >= version)
-            assert not worker.trainer.overlaps(session.directive.mode)
+        assert worker.trainer.overlaps(here.sessions[0].directive)
+        yield here, worker
         here.finish()
         assert not here.errors
     finally:
         here.close()
+
+
+def _reach(here: Setting, *names: str) -> None:
+    version = here.master.version
+    for name in names:
+        here.master.wait_for(lambda name=name: here.master.reached.get(name, 0) >= version)
+
+
+def test_pulls_of_several_workers_do_not_overlap_by_default(trained: tuple[Setting, Any]) -> None:
+    here, worker = trained
+    joined = here.start_worker("worker-1")
+    _reach(here, "worker-0", "worker-1")
+    for each, session in zip((worker, joined), here.sessions, strict=True):
+        assert not each.trainer.overlaps(session.directive)
+
+
+def test_after_a_rollback_to_nothing_the_first_steps_are_fresh_again(trained: tuple[Setting, Any]) -> None:
+    here, worker = trained
+    with here.master.changed:
+        here.master.roll_back([])
+        here.master.restored = dict.fromkeys(here.master.addresses, here.master.restore.order_id)
+    here.restore()
+    _reach(here, "worker-0")
+    assert not worker.trainer.overlaps(here.sessions[0].directive)
 
 
 @pytest.mark.parametrize("overlap", ["auto", True, False])
@@ -126,7 +143,7 @@ def test_steps_of_bsp_never_overlap(
         here.master.add_shards("train", ROWS, ROWS)
         worker = here.start_worker()
         here.master.wait_for(lambda: len(here.master.done) == 1)
-        assert not worker.trainer.overlaps(here.sessions[0].directive.mode)
+        assert not worker.trainer.overlaps(here.sessions[0].directive)
         here.master.command(Mode.EVALUATE)
         here.finish()
     finally:

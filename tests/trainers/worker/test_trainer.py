@@ -58,7 +58,7 @@ class LogisticRegression:
     def redirected(self, error: TransportError) -> bool:
         return False
 
-    def overlaps(self, mode: Mode) -> bool:
+    def overlaps(self, directive: Directive) -> bool:
         return True
 
     def mode(self, *, training: bool) -> None:

@@ -388,6 +388,20 @@ def test_a_server_process_that_kept_its_rows_costs_no_rollback():
     assert world.state.phases.generation == 1 and world.state.phase is Phase.RECOVERING
 
 
+def test_a_worker_learns_whether_it_trains_alone():
+    world = running()
+    first, second = (name for name, process in world.up.items() if process["role"] is Role.WORKER)
+    before = world.directive(first)
+    assert not before.trains_alone
+    world.kill(second)
+    alone = world.directive(first)
+    assert alone.trains_alone
+    world.live_on(1)
+    joined = world.directive(first)
+    assert not joined.trains_alone
+    assert before.version < alone.version < joined.version
+
+
 def test_in_bsp_a_worker_without_shards_is_not_waited_for():
     world = running(plan(is_synchronous=True, training_rows=20, save_interval_seconds=0.0), rounds=2)
     members = [worker.pod for worker in world.state.training_members()]
