@@ -41,7 +41,7 @@ def main(home: Path, rows_per_day: int, output: Path) -> None:
     with ServiceStack(home) as stack, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         client = AirflowClient(stack.airflow_url)
-        wait_for_dag(client)
+        wait_for_dag(client, settings.DAG_ID)
         client.end_active_runs(settings.DAG_ID)
         client.unpause(settings.DAG_ID)
         for number in range(2):
