@@ -175,8 +175,8 @@ class Bucket:
         room = 0 if most_bytes <= 0 and kind else max(1, most_bytes // cell_bytes)
         while end and room:
             part = np.empty((min(end, step, room), pool.shape.width), np.uint32)
-            with self._store.locked(self.number):
-                end, copied = copy_before(pool, self.number, end, part)
+            with self._store.locked(self.number) as stripe:
+                end, copied = copy_before(pool, self.number, end, self._store.locks.words, stripe, part)
             parts.append(part[:copied])
             room -= copied
         return np.concatenate(parts) if parts else np.empty((0, pool.shape.width), np.uint32), end

@@ -23,7 +23,9 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.bits import trailing_zeros
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_cells
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
+from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import number_of, offset_of, owner_of, slab_at
+from elastrec.trainers.parameter_server.storage.shelves import detach
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
@@ -35,6 +37,7 @@ ROWS, CANDIDATES, DELETED = 0, 1, 2
 _COPIED, _PAUSED, _THAWED = 0, 1, 2
 _BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
 _ENTRY = 1  # of `progress` of a listing
+_BEFORE_LOOKING = 256
 _PER_BUCKET = 4
 """Looking at a bucket costs as much as copying so many cells."""
 
@@ -56,19 +59,21 @@ class Copied:
 
 
 @kernel
-def list_changed(shelf, marks, buckets, since, most, progress, starts, bits):  # type: ignore[no-untyped-def]
+def list_changed(  # type: ignore[no-untyped-def]
+    shelf, marks, buckets, since, locks, stripe, most, progress, starts, bits
+):
     """Sets the bits of the cells of frozen buckets [b] of one stripe that their logs name.
 
     They are at least those that have changed after `since` and are still as they were when their bucket was frozen.
 
     Args:
         since: see `copy_many`; the logs reach back to there.
-        most: entries that are looked at before the kernel pauses.
+        most: entries that are looked at before the kernel pauses; it pauses sooner when somebody waits for the lock.
         progress: [2] int64: number of the bucket in `buckets`, entries of its log that are left (-1: all).
         starts: [b + 1] int64: the first word of `bits` of each bucket; a bucket without words is left out.
         bits: [n] uint64.
     """
-    log, pool, passed = shelf.log, shelf.pool, 0
+    log, pool, passed, look = shelf.log, shelf.pool, 0, _BEFORE_LOOKING
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -80,6 +85,11 @@ def list_changed(shelf, marks, buckets, since, most, progress, starts, bits):  #
             return _THAWED  # the log was discarded, which must not happen while its bucket is frozen
         slab = slab_at(log, bucket, left - 1) if left and words else np.int64(-1)
         while slab >= 0 and passed < most:
+            if passed >= look:
+                look = passed + _BEFORE_LOOKING
+                if is_wanted(locks, stripe):
+                    most = passed
+                    break
             left -= 1
             at = offset_of(log.shape, (slab << log.shape.shift) | (left % log.shape.per_slab))
             if np.int64(log.words[at + 1]) <= since[k]:
@@ -118,7 +128,9 @@ def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, counts):  # type: ignore[no-untyped-def]
+def copy_many(  # type: ignore[no-untyped-def]
+    shelf, marks, buckets, since, locks, stripe, starts, bits, most, progress, out, counts
+):
     """Copies the next cells of frozen buckets [b] of one stripe into `out` [n, W], adding to `counts` [b].
 
     Each bucket's cells in their order, then its shadows: once all cells were passed, nothing is put there any more.
@@ -126,11 +138,11 @@ def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, c
     Args:
         since: [b] versions; cells of them and before are left out.
         starts, bits: of `list_changed`: other cells are passed without a look; of a bucket without words none is.
-        most: cells that are looked at before the kernel pauses.
+        most: cells that are looked at before the kernel pauses; it pauses sooner when somebody waits for the lock.
         progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
     """
     pool, shadows = shelf.pool, shelf.shadows
-    passed, filled, end = 0, progress[_FILLED], out.shape[0]
+    passed, look, filled, end = 0, _BEFORE_LOOKING, progress[_FILLED], out.shape[0]
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -144,6 +156,11 @@ def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, c
             slab = slab_at(source, bucket, number) if number < count else np.int64(-1)
             begun = filled
             while number < count and passed < most and filled < end:
+                if passed >= look:
+                    look = passed + _BEFORE_LOOKING
+                    if is_wanted(locks, stripe):
+                        most = passed
+                        break
                 if words and not is_shadow:
                     ahead = _until_listed(bits, starts[k], words, number)
                     if ahead:
@@ -182,7 +199,8 @@ def copy_many(shelf, marks, buckets, since, starts, bits, most, progress, out, c
 def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
     """Frozen buckets [b] as they were, chunk by chunk; thaws those that were copied.
 
-    Requests are served meanwhile: a stripe's lock is held for some thousand cells at a time.
+    Requests are served meanwhile: a stripe's lock is held for some thousand cells at a time, and for some hundred when
+    one waits for it.
 
     Args:
         chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.
@@ -248,8 +266,10 @@ def _listed(store: RowStore, memory: ShelfMemory, buckets: Array, since: Array) 
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
     bits, progress, code = np.zeros(int(starts[-1]), np.uint64), np.array([0, -1], np.int64), _PAUSED
     while len(bits) and code != _COPIED:
-        with store.locked(int(buckets[0])):
-            code = list_changed(shelf, store.marks, buckets, since, COPY_STEP_CELLS, progress, starts, bits)
+        with store.locked(int(buckets[0])) as stripe:
+            code = list_changed(
+                shelf, store.marks, buckets, since, store.locks.words, stripe, COPY_STEP_CELLS, progress, starts, bits
+            )
         if code == _THAWED:
             raise _thawed(int(buckets[progress[_BUCKET]]))
     return starts, bits
@@ -269,14 +289,17 @@ def _copy(
         out = np.empty((max(1, min(chunk_bytes // (4 * width), held)), width), np.uint32)
         while code != _COPIED and progress[_FILLED] < len(out):
             before = int(progress[_BUCKET])
-            with store.locked(int(buckets[0])):
+            with store.locked(int(buckets[0])) as stripe:
                 code = copy_many(
-                    shelf, store.marks, buckets, since, starts, bits, COPY_STEP_CELLS, progress, out, counts
-                )
+                    shelf, store.marks, buckets, since, store.locks.words, stripe, starts, bits, COPY_STEP_CELLS,
+                    progress, out, counts,
+                )  # fmt: skip
                 done = buckets[before : progress[_BUCKET]]
                 # What was copied leaves no shadow behind: they may be as large as what was changed meanwhile.
-                for bucket in done[shadows.buckets[done, COUNT] > 0].tolist():
-                    memory.drop_shadows(bucket)
+                shadowed = done[shadows.buckets[done, COUNT] > 0].tolist()
+                emptied = [detach(shadows, bucket)[0] for bucket in shadowed]
+            if emptied:
+                memory.shadows.free(np.concatenate(emptied).tolist())
             if code == _THAWED:
                 raise _thawed(int(buckets[progress[_BUCKET]]))
         filled, last = int(progress[_FILLED]), int(progress[_BUCKET]) + 1

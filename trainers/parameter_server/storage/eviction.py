@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,12 @@ import numpy as np
 
 from elastrec.trainers.parameter_server.storage.kernels import access
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, REST
-from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore
 
 _STEP_ROWS = 16_384
 """Looked at under one lock unless somebody waits for it: half a millisecond, some more when all of them go."""
-_NAPS, _NAP_SECONDS = 20, 5e-5
 
 
 def steps(store: RowStore, now_seconds: float) -> Iterator[int]:
@@ -44,12 +41,3 @@ def steps(store: RowStore, now_seconds: float) -> Iterator[int]:
                 for each, slabs in zip(memories, released, strict=True):
                     each.give_back(slabs)
                 yield int(report[3]) - before
-                _let_pass(store, stripe)
-
-
-def _let_pass(store: RowStore, stripe: int) -> None:
-    """Gives those who wait for a stripe the time to take its lock: this thread would have it again sooner."""
-    for _ in range(_NAPS):
-        if not is_wanted(store.locks.words, stripe):
-            return
-        time.sleep(_NAP_SECONDS)

@@ -22,6 +22,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import leave, move
+from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import (
     append,
     cut_last,
@@ -37,6 +38,7 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
 _PLACE_BITS = 0xFFFFFFFF
+_BEFORE_LOOKING = 256
 LEAST_LOGGED = 64
 """Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
 
@@ -113,10 +115,11 @@ def bury(tombs, marks, bucket, stripe, low, high, table):  # type: ignore[no-unt
 
 
 @kernel
-def copy_before(pool, bucket, end, out):  # type: ignore[no-untyped-def]
+def copy_before(pool, bucket, end, locks, stripe, out):  # type: ignore[no-untyped-def]
     """Copies a bucket's cells with numbers below `end`, from the last one down, into `out` [n, W] uint32.
 
-    Returns the number of the last cell that was copied, and how many were: fewer than there is room for at 0 only.
+    Returns the number of the last cell that was copied, and how many were: fewer than there is room for at 0, or when
+    somebody waits for the lock.
     """
     number, copied = min(end, pool.buckets[bucket, COUNT]), 0
     slab = slab_at(pool, bucket, number - 1) if number else np.int64(-1)
@@ -126,6 +129,8 @@ def copy_before(pool, bucket, end, out):  # type: ignore[no-untyped-def]
         for word in range(pool.shape.width):
             out[copied, word] = pool.words[at + word]
         copied += 1
+        if copied % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
+            break
         if number % pool.shape.per_slab == 0 and number:
             slab = np.int64(pool.slabs[slab, PREVIOUS])
     return number, copied

@@ -13,7 +13,9 @@ from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
-from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_wanted, lock_next, try_lock, unlock
+from elastrec.trainers.parameter_server.storage.copying import copy_many
+from elastrec.trainers.parameter_server.storage.kernels.changes import copy_before
+from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_wanted, lock, lock_next, try_lock, unlock
 
 BUCKETS, DIMENSION, STRIPES = 64, 4, 4
 IDS = np.arange(4000)
@@ -75,6 +77,34 @@ def test_a_lock_that_is_waited_for_says_so_and_passes_to_who_waits() -> None:
     assert not is_wanted(locks.words, 0)
 
 
+def test_who_takes_a_lock_again_and_again_lets_those_pass_who_wait_for_it() -> None:
+    locks, order = Locks(1), []
+
+    def work() -> None:
+        lock(locks.words, 0)
+        order.append("request")
+        unlock(locks.words, 0)
+
+    for _ in range(20):
+        order.clear()
+        thread = threading.Thread(target=work)
+        with locks.held(0):
+            thread.start()
+            wait_for(lambda: bool(is_wanted(locks.words, 0)))
+            time.sleep(0.002)  # it naps by now
+        with locks.held(0):
+            order.append("next step")
+        thread.join(60)
+        assert order == ["request", "next step"]
+
+
+def test_who_waits_for_ever_does_not_keep_the_next_step_from_the_lock() -> None:
+    locks = Locks(1)
+    locks.words[1] = 1
+    with locks.held(0):
+        assert not try_lock(locks.words, 0)
+
+
 def test_free_locks_are_taken_first() -> None:
     locks = Locks(4)
     assert try_lock(locks.words, 1)
@@ -115,6 +145,38 @@ def test_a_push_that_fails_for_want_of_memory_or_of_a_bucket_leaves_every_stripe
         push(store, lookup=lookup)
     for bucket in range(BUCKETS):
         store.bucket(bucket).mark()
+
+
+def test_a_copy_stops_early_when_a_request_waits_for_its_stripe() -> None:
+    store = store_of()
+    push(store, np.arange(100_000))
+    shelf, buckets = store.rows_memory.shelf, np.flatnonzero(store.stripe_of == 0)
+    store.cuts.freeze(buckets)
+    out, counts, progress = np.empty((20_000, 9), np.uint32), np.zeros(len(buckets), np.int64), np.zeros(3, np.int64)
+    everything = np.full(len(buckets), -1, np.int64), np.zeros(len(buckets) + 1, np.int64), np.empty(0, np.uint64)
+
+    def copied_cells() -> int:
+        since, starts, bits = everything
+        before = int(progress[2])
+        copy_many(
+            shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, out, counts
+        )
+        return int(progress[2]) - before
+
+    assert copied_cells() >= 9_000
+    store.locks.words[1] = 1  # as if a request waited for it
+    assert 0 < copied_cells() <= 256
+    store.cuts.thaw(buckets)
+
+
+def test_a_part_of_a_bucket_stops_early_when_a_request_waits_for_its_stripe() -> None:
+    store = store_of()
+    push(store, np.arange(100_000))
+    pool, out = store.rows_memory.shelf.pool, np.empty((1000, 9), np.uint32)
+    stripe, held = int(store.stripe_of[0]), store.bucket(0).rows
+    assert copy_before(pool, 0, held, store.locks.words, stripe, out) == (held - 1000, 1000)
+    store.locks.words[8 * stripe + 1] = 1
+    assert copy_before(pool, 0, held, store.locks.words, stripe, out) == (held - 256, 256)
 
 
 def test_an_eviction_stops_early_when_a_request_waits_for_its_stripe() -> None:
