@@ -142,7 +142,12 @@ class Record:
         with self._lock:
             sections = self._indices.get(part.file)
         if sections is None:
-            sections = read_index(self._store, part)
+            try:
+                sections = read_index(self._store, part)
+            except DamagedRecordError:
+                if not self._store.distrust(part.file):
+                    raise
+                sections = read_index(self._store, part)
             with self._lock:
                 self._indices[part.file] = sections
         return sections
@@ -238,7 +243,17 @@ class Record:
             end = max(entry.span[1] for entry in group)
             data = self._bytes(part, start, end)
             for entry in group:
-                yield entry, {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}
+                try:
+                    arrays = self._arrays(part, entry, data, start)
+                except DamagedRecordError:
+                    if not self._store.distrust(part.file):
+                        raise
+                    data = self._bytes(part, start, end)
+                    arrays = self._arrays(part, entry, data, start)
+                yield entry, arrays
+
+    def _arrays(self, part: PartManifest, entry: SectionEntry, data: Array, start: int) -> Arrays:
+        return {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}
 
     def _bytes(self, part: PartManifest, start: int, end: int) -> Array:
         try:

@@ -72,7 +72,8 @@ def chunk(entry: SectionEntry, arrays: Arrays, tables: Sequence[str], where: str
     """
     rows = BucketRows(entry.key.kind, where, tables, entry.buckets, entry.counts, arrays)
     total = len(rows)
-    if len(rows.buckets) != len(rows.counts) or any(len(column) != total for column in arrays.values()):
+    is_odd = len(rows.buckets) != len(rows.counts) or bool((rows.counts < 0).any())
+    if is_odd or any(len(column) != total for column in arrays.values()):
         raise DamagedRecordError(f"{where}: section {entry.key} has columns of other lengths than its buckets say")
     if total and int(arrays["tables"].max()) >= len(tables):
         raise DamagedRecordError(f"{where}: section {entry.key} names table {int(arrays['tables'].max())} of {tables}")

@@ -92,6 +92,7 @@ class PartMemory:
     def __init__(self, path: Path, *, writes: bool) -> None:
         self.path = path
         self.read_bytes = 0
+        self._writes = writes
         with contextlib.ExitStack() as stack:
             try:
                 descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | os.O_CLOEXEC)
@@ -121,7 +122,9 @@ class PartMemory:
     def close(self) -> None:
         """Gives the view back; the memory stays."""
         self._bytes.release()
-        self._map.close()
+        # What was read and is still held keeps its pages.
+        with contextlib.suppress(BufferError):
+            self._map.close()
         os.close(self._descriptor)
 
     def parts(self) -> list[HeldPart]:
@@ -159,17 +162,16 @@ class PartMemory:
         part = HeldPart(said.uri, said.file, at + PAGE_BYTES, said.size_bytes, said.checksum, chain, number)
         return part if part.start + part.size_bytes <= end else None
 
-    def read(self, part: HeldPart, start: int, length: int) -> bytes | None:
-        """Bytes of a part; None: the memory holds another one by now."""
-        data = bytes(self._bytes[part.start + start : part.start + start + length])
+    def read(self, part: HeldPart, start: int, length: int) -> bytes | memoryview | None:
+        """Bytes of a part; None: the memory holds another one by now.
+
+        The process that writes the memory gets no copy: they are those of the part until it begins another one.
+        """
+        view = self._bytes[part.start + start : part.start + start + length]
+        data = view if self._writes else bytes(view)
         self.read_bytes += length
         # After the copy: who overwrites a part wipes its header first.
         return data if self._is_held(part) else None
-
-    def is_intact(self, part: HeldPart) -> bool:
-        """Whether its bytes are those that were written."""
-        checksum = xxhash.xxh3_64_intdigest(self._bytes[part.start : part.start + part.size_bytes])
-        return checksum == part.checksum and self._is_held(part)
 
     def _is_held(self, part: HeldPart) -> bool:
         return self._part(part.start - PAGE_BYTES, self.size_bytes) == part

@@ -19,7 +19,9 @@ class MemoryStore(Store):
     """A record's folder in a store, and the memory in which some of its parts lie.
 
     Objects that are written here are parts; one that does not fit into the memory goes straight to the store. Nothing
-    but a copy made from `in_memory` brings what lies in memory alone to the store.
+    but a copy made from `in_memory` brings what lies in memory alone to the store. What is read is not checked here:
+    its reader does so array by array, while the bytes are in the processor's cache, and calls `distrust` for damaged
+    ones.
 
     Args:
         base: rooted at the record's folder.
@@ -40,19 +42,12 @@ class MemoryStore(Store):
         return _Writer(self, self._base, key, self._memory.begin(self.uri, key, is_full=self._is_full))
 
     def _part(self, key: str) -> HeldPart | None:
-        """A part whose bytes in memory have been checked; None: it is read from the store."""
+        """A part that lies in memory; None: it is read from the store."""
         if key not in self._held:
-            part = self._memory.find(self.uri, key)
-            if part is not None and not self._memory.is_intact(part):
-                _log.error(
-                    "memory_copy_damaged", record=self.uri, part=key, memory=str(self._memory.path),
-                    consequence="the part is read from the store",
-                )  # fmt: skip
-                part = None
-            self._held[key] = part
+            self._held[key] = self._memory.find(self.uri, key)
         return self._held[key]
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
         part = self._part(key)
         if part is not None and start + length <= part.size_bytes:
             data = self._memory.read(part, start, length)
@@ -60,6 +55,16 @@ class MemoryStore(Store):
                 return data
             self._held[key] = None
         return self._base.get_range(key, start, length)
+
+    def distrust(self, key: str) -> bool:
+        if self._held.get(key) is None:
+            return False
+        self._held[key] = None
+        _log.error(
+            "memory_copy_damaged", record=self.uri, part=key, memory=str(self._memory.path),
+            consequence="the rest of the part is read from the store",
+        )  # fmt: skip
+        return True
 
     def size(self, key: str) -> int | None:
         part = self._part(key)

@@ -89,12 +89,16 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start`.
+    def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
+        """Exactly `length` bytes from `start`, to be read soon: of a store in memory they lie where it has them.
 
         Raises:
             CheckpointError: there is no such object, or it is shorter.
         """
+
+    def distrust(self, key: str) -> bool:
+        """Bytes of an object are damaged; returns whether it is read from another place from now on."""
+        return False
 
     @abc.abstractmethod
     def size(self, key: str) -> int | None:

@@ -13,8 +13,9 @@ from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.serving.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.storage import RowStore
-from elastrec.trainers.parameter_server.storage.copying import copy_frozen
-from elastrec.trainers.parameter_server.storage.loading import load, unload
+from elastrec.trainers.parameter_server.storage.columns import row_columns
+from elastrec.trainers.parameter_server.storage.copying import ROWS, copy_frozen
+from elastrec.trainers.parameter_server.storage.loading import expect_rows, load, load_columns, unload
 
 
 @without_collector()
@@ -39,7 +40,11 @@ def warm_kernels() -> None:
         store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
         buckets = np.arange(plan.virtual_buckets)
         store.cuts.freeze(buckets)
+        restored = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
         for copied in list(copy_frozen(store, buckets, 1 << 20)):
+            if copied.kind == ROWS and expect_rows(restored, copied.buckets, copied.counts):
+                columns, tables = row_columns(store.layout, copied.cells), np.arange(group.end_table)
+                load_columns(restored, copied.buckets, copied.counts, tables, columns)
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)
         # What servers that give and take buckets run while they serve.

@@ -17,7 +17,13 @@ from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.columns import Columns, candidate_cells, deleted_cells, row_cells
 from elastrec.trainers.parameter_server.storage.conversion import SegmentError, converted_states
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VERSION
-from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows, load, unload
+from elastrec.trainers.parameter_server.storage.loading import (
+    ForeignCellError,
+    expect_rows,
+    load,
+    load_columns,
+    unload,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -48,6 +54,8 @@ class Loader:
         self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
         # Rows of a change may replace others: then their number says nothing.
         self._has_changes = False
+        # Rows of the share replace nothing: the store that all of them go to, and their tables' numbers there.
+        self._fresh: tuple[int, Array] | None = None
         weights, recorded_weights = spec.model.first_order_columns, first_order_columns(manifest.model.architecture)
         for number, store in enumerate(stores):
             for index in range(store.group.first_table, store.group.end_table):
@@ -69,6 +77,7 @@ class Loader:
         if share.tables and not any(table in self._tables for table in share.tables):
             return
         self._has_changes |= bool(share.first.any())
+        self._fresh = None
         if self.has_same_buckets:
             self._expect(share)
         for rows in share.read():
@@ -83,9 +92,14 @@ class Loader:
             versions = self._stores[number].marks[:, VERSION]
             versions[buckets] = np.maximum(versions[buckets], share.last + 1)
         if len(targets) == 1 and -1 not in targets and not share.first.any():
-            expect_rows(self._stores[targets.pop()], *share.row_counts())
+            number = targets.pop()
+            if expect_rows(self._stores[number], *share.row_counts()):
+                self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
 
     def _enter(self, rows: BucketRows) -> None:
+        if self._fresh is not None and rows.kind is SectionKind.ROWS:
+            self._enter_fresh(*self._fresh, rows)
+            return
         target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)
         numbers = np.array([self._tables.get(table, (-1, 0))[1] for table in rows.tables], np.uint16)
         store_of_entry = target[rows.columns["tables"]]
@@ -101,11 +115,32 @@ class Loader:
                 self._enter_into(number, rows, columns, recorded, buckets)
             except ForeignCellError as error:
                 assert buckets is not None
-                row_id, table = columns["ids"][error.number], rows.tables[recorded[error.number]]
-                raise DamagedRecordError(
-                    f"{rows.where}: id {row_id} of table {table} is among the {rows.kind} of bucket "
-                    f"{buckets[error.number]}, to which it does not belong; use an older record"
-                ) from error
+                table = rows.tables[recorded[error.number]]
+                raise self._foreign(rows, columns["ids"][error.number], table, buckets[error.number]) from error
+
+    def _enter_fresh(self, number: int, numbers: Array, rows: BucketRows) -> None:
+        store, recorded = self._stores[number], rows.columns["tables"]
+        columns = {**rows.columns, "state": self._states(store, rows, rows.columns, recorded)}
+        self._date(store, columns)
+        try:
+            load_columns(store, rows.buckets, rows.counts, numbers, columns)
+        except ForeignCellError as error:
+            at = error.number
+            raise self._foreign(
+                rows, columns["ids"][at], rows.tables[recorded[at]], rows.bucket_of_entry[at]
+            ) from error
+        np.add.at(self._entered[number], rows.buckets, rows.counts)
+
+    def _date(self, store: RowStore, columns: Columns) -> None:
+        """Rows of a record that does not say when they were seen were seen now."""
+        if store.evicts and "last_seen" not in columns:
+            columns["last_seen"] = np.full(len(columns["ids"]), self._now, np.uint32)
+
+    def _foreign(self, rows: BucketRows, row_id: int, table: str, bucket: int) -> DamagedRecordError:
+        return DamagedRecordError(
+            f"{rows.where}: id {row_id} of table {table} is among the {rows.kind} of bucket {bucket}, to which it does "
+            "not belong; use an older record"
+        )
 
     def _enter_into(
         self, number: int, rows: BucketRows, columns: Columns, recorded: Array, buckets: Array | None
@@ -119,8 +154,7 @@ class Loader:
                 load(store, 1, cells, buckets, keep_versions=self.has_same_buckets)
         else:
             columns["state"] = self._states(store, rows, columns, recorded)
-            if store.evicts and "last_seen" not in columns:
-                columns["last_seen"] = np.full(len(recorded), self._now, np.uint32)
+            self._date(store, columns)
             cells = row_cells(store.layout, columns)
             self._entered[number] += load(store, 0, cells, buckets, keep_versions=self.has_same_buckets)
 
@@ -129,7 +163,7 @@ class Loader:
         values = columns["values"]
         states = columns.get("state", np.empty((len(recorded), 0), np.float32))
         alike: dict[tuple[SegmentSummary, ...], list[int]] = {}
-        for number in np.unique(recorded).tolist():
+        for number in np.flatnonzero(np.bincount(recorded, minlength=len(rows.tables))).tolist():
             alike.setdefault(self._segments[rows.tables[number]], []).append(number)
         try:
             if len(alike) == 1:

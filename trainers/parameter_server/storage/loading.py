@@ -1,4 +1,8 @@
-"""Cells of many buckets taken in at once: what a restore and a migration do."""
+"""Many rows taken in at once: what a restore and a migration do.
+
+Rows of a full record go from its columns straight into slabs and index (`load_columns`): nothing is there that they
+could replace. All others come as cells, are looked up and replaced (`load`).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
-from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, ID, TABLE, VERSION, Request
+from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
+from elastrec.trainers.parameter_server.storage.columns import Columns
+from elastrec.trainers.parameter_server.storage.handle import guarded_of, rows_of, settings_of
+from elastrec.trainers.parameter_server.storage.kernels import access
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    CELL_VERSION,
+    COUNT,
+    FROZEN,
+    ID,
+    LINES,
+    LOGGING,
+    START,
+    TABLE,
+    VERSION,
+    Request,
+    read_only_view,
+)
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
+from elastrec.trainers.parameter_server.storage.kernels.index import ABSENT, enter, home_of, search
+from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
+from elastrec.trainers.parameter_server.storage.kernels.pools import append, has_room, offset_of
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore
@@ -17,6 +40,8 @@ Array = np.ndarray[Any, Any]
 
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
+_LOADED, _NEEDS_SLABS, _FOREIGN = 0, 1, 2
+_RUN, _IN_RUN, _NEXT = 0, 1, 2  # of `progress`
 
 
 @kernel
@@ -85,7 +110,7 @@ def look_up_cells(store: RowStore, cells: Array, buckets: Array | None) -> Looku
     )  # fmt: skip
     lookup = store.lookup_of(request)
     strange = lay_out_cells(
-        cells, store.salts, store.owned, store.stripe_of, expected, request, np.empty(stripes, np.int64)
+        read_only_view(cells), store.salts, store.owned, store.stripe_of, expected, request, np.empty(stripes, np.int64)
     )
     if strange >= 0:
         raise ForeignCellError(int(strange))
@@ -122,13 +147,139 @@ def unload(store: RowStore, cells: Array, buckets: Array | None) -> None:
     store.remove(look_up_cells(store, cells, buckets))
 
 
-def expect_rows(store: RowStore, buckets: Array, counts: Array) -> None:
-    """Makes room in the index for so many rows more in each owned bucket [b], as growing to them would in many steps.
+def expect_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
+    """Makes room in the index for so many rows in each owned bucket [b], as growing to them would in many steps.
+
+    Returns whether `load_columns` may enter them: the buckets hold nothing, and nobody watches what changes in them.
 
     Raises:
         ServerMemoryError: there is none.
     """
-    for bucket, rows in zip(buckets.tolist(), counts.tolist(), strict=True):
-        if store.owned[bucket] and rows:
+    there = (buckets >= 0) & (buckets < len(store.owned)) & (counts > 0)
+    buckets, counts = buckets[there], counts[there]
+    owned = store.owned[buckets]
+    buckets, counts = buckets[owned], counts[owned]
+    held = [memory.shelf.pool.buckets[buckets, COUNT] for memory in (store.rows_memory, store.waiting_memory)]
+    watched = (store.marks[buckets, LOGGING] > 0) | (store.marks[buckets, FROZEN] >= 0)
+    if watched.any() or np.any(held):
+        for bucket, rows in zip(buckets.tolist(), counts.tolist(), strict=True):
             with store.locked(bucket):
                 store.rows_memory.grow_for(bucket, rows, store.salts)
+        return False
+    store.rows_memory.lay_out_empty(buckets, counts)
+    return True
+
+
+@kernel
+def _enter_columns(  # type: ignore[no-untyped-def]
+    handle, buckets, counts, numbers, ids, tables, versions, seen, states, values, hashes, progress
+):
+    """See `load_columns`. Until a stripe lacks slabs; `progress` says how far it came.
+
+    Args:
+        numbers: [R] int64, the table of the group for each number in `tables`.
+        seen: [0] where none is kept.
+        hashes: [AHEAD] uint64, scratch.
+        progress: [3] int64: number of the bucket in `buckets`, of its next row, of the next row of the columns.
+    """
+    rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
+    pool, index, salts = rows.pool, rows.slots, settings.salts
+    virtual_buckets = np.uint64(guarded.owned.shape[0])
+    mask = virtual_buckets - np.uint64(1)
+    is_power = virtual_buckets & mask == 0
+    for run in range(progress[_RUN], buckets.shape[0]):
+        bucket, row = buckets[run], progress[_NEXT]
+        left = counts[run] - progress[_IN_RUN]
+        progress[_RUN] = run
+        if not guarded.owned[bucket]:
+            progress[_IN_RUN], progress[_NEXT] = 0, row + left
+            continue
+        stripe = guarded.stripe_of[bucket]
+        start, lines = index.runs[bucket, START], index.runs[bucket, LINES]
+        code = _LOADED
+        lock(guarded.locks, stripe)
+        guarded.moves[stripe] += 1
+        while left:
+            some = min(left, AHEAD)
+            while some and not has_room(pool, bucket, stripe, some):
+                some -= 1
+            if not some:
+                code = _NEEDS_SLABS
+                break
+            for k in range(some):
+                hashes[k] = splitmix64(np.uint64(ids[row + k]) ^ salts[numbers[tables[row + k]]])
+                prefetch(index.lines, start + home_of(hashes[k], lines))
+                if np.int64(hashes[k] & mask if is_power else hashes[k] % virtual_buckets) != bucket:
+                    row += k
+                    code = _FOREIGN
+                    break
+            if code != _LOADED:
+                break
+            for k in range(some):
+                j = row + k
+                key, table = ids[j], numbers[tables[j]]
+                # An id that comes twice is entered once: who checks the record counts the rows.
+                if search(pool, index, bucket, hashes[k], key, np.uint32(table)) != ABSENT:
+                    continue
+                place = append(pool, bucket, stripe)
+                enter(index, bucket, hashes[k], place)
+                guarded.usage[bucket, table, 0] += 1
+                at = np.uint64(offset_of(pool.shape, place))
+                pool.words[at + np.uint64(ID)] = np.uint32(key)
+                pool.words[at + np.uint64(ID + 1)] = np.uint32(key >> 32)
+                pool.words[at + np.uint64(CELL_VERSION)] = versions[j]
+                pool.words[at + np.uint64(TABLE)] = np.uint32(table)
+                if settings.seen_word:
+                    pool.words[at + np.uint64(settings.seen_word)] = seen[j]
+                first = at + np.uint64(settings.state_word)
+                for s in range(states.shape[1]):
+                    pool.cells[first + np.uint64(s)] = states[j, s]
+                first = at + np.uint64(settings.value_word)
+                for d in range(values.shape[1]):
+                    pool.cells[first + np.uint64(d)] = values[j, d]
+            left -= some
+            row += some
+        unlock(guarded.locks, stripe)
+        progress[_NEXT] = row
+        if code != _LOADED:
+            progress[_IN_RUN] = counts[run] - left
+            return code
+        progress[_IN_RUN] = 0
+    return _LOADED
+
+
+def _column(column: Array, dtype: Any) -> Array:
+    return read_only_view(np.ascontiguousarray(column, dtype))
+
+
+def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array, columns: Columns) -> None:
+    """Enters rows of owned buckets for which `expect_rows` made room and said so; versions are those of the columns.
+
+    Args:
+        buckets, counts: [b] buckets, and how many of the columns' rows each has, one after the other; none negative.
+        numbers: [R] tables of the group by number in `tables`.
+        columns: [n, ...] as `row_columns`, with the state of this store's rules.
+
+    Raises:
+        ForeignCellError: a row belongs to another bucket; those before it were entered.
+        ServerMemoryError: no room for more rows.
+    """
+    pool = store.rows_memory.shelf.pool
+    if int(pool.buckets[:, COUNT].sum()) + len(columns["ids"]) > store.capacity_rows:
+        store.provide(0, np.array([access.FULL, 0, 0, 0]))
+    buckets = np.ascontiguousarray(buckets, np.int64)
+    if len(strange := np.flatnonzero(((buckets < 0) | (buckets >= len(store.owned))) & (counts > 0))):
+        raise ForeignCellError(int(counts[: strange[0]].sum()))
+    progress, hashes = np.zeros(3, np.int64), np.empty(AHEAD, np.uint64)
+    arguments = (
+        _column(counts, np.int64), _column(numbers, np.int64), _column(columns["ids"], np.int64),
+        _column(columns["tables"], np.uint16), _column(columns["versions"], np.uint32),
+        _column(columns["last_seen"] if store.evicts else np.empty(0), np.uint32),
+        _column(columns["state"], np.float32), _column(columns["values"], np.float32),
+    )  # fmt: skip
+    while (code := _enter_columns(store.handle, buckets, *arguments, hashes, progress)) == _NEEDS_SLABS:
+        stripe = int(store.stripe_of[buckets[progress[_RUN]]])
+        with store.locks.held(stripe):
+            store.rows_memory.rows.refill(stripe)
+    if code == _FOREIGN:
+        raise ForeignCellError(int(progress[_NEXT]))

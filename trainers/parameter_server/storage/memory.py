@@ -201,6 +201,21 @@ class IndexMemory:
             self._used += pages
         return first * LINES_PER_PAGE
 
+    def take_each(self, pages: Array) -> Array:
+        """First lines [b] int64 of empty runs of so many pages [b] each, one behind the other where none is free.
+
+        Raises:
+            ServerMemoryError: there are not enough left.
+        """
+        with self._lock:
+            is_dense = not any(self._free.values())
+            if is_dense and self._next + int(pages.sum()) <= self._pages:
+                ends = self._next + np.cumsum(pages)
+                self._next = self._next + int(pages.sum())
+                self._used += int(pages.sum())
+                return np.asarray((ends - pages) * LINES_PER_PAGE, np.int64)
+        return np.array([self.take(count) for count in pages.tolist()], np.int64)
+
     def give(self, line: int, lines: int) -> None:
         """Returns a run, empty from now on."""
         first, pages = line // LINES_PER_PAGE, lines // LINES_PER_PAGE

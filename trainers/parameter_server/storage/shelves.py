@@ -87,6 +87,20 @@ class ShelfMemory:
         if lines > int(index.runs[bucket, LINES]):
             self._lay_out(bucket, -(-lines // LINES_PER_PAGE), salts)
 
+    def lay_out_empty(self, buckets: Array, cells: Array) -> None:
+        """Gives buckets [b] that hold nothing runs that have room for so many cells [b]. Nobody else works on them.
+
+        Raises:
+            ServerMemoryError: there is none.
+        """
+        runs = self.shelf.slots.runs
+        for line, lines in runs[buckets[runs[buckets, LINES] > 0]].tolist():
+            self.index.give(line, lines)
+        pages = -(-np.array([index_kernels.lines_for(count) for count in cells.tolist()], np.int64) // LINES_PER_PAGE)
+        runs[buckets, LINES] = 0
+        runs[buckets, START] = self.index.take_each(pages)
+        runs[buckets, LINES] = pages * LINES_PER_PAGE
+
     def _lay_out(self, bucket: int, pages: int, salts: Array) -> None:
         pool, index = self.shelf.pool, self.shelf.slots
         start, lines = int(index.runs[bucket, START]), int(index.runs[bucket, LINES])

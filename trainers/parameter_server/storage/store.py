@@ -19,7 +19,13 @@ from elastrec.trainers.parameter_server.storage.bucket import Bucket
 from elastrec.trainers.parameter_server.storage.cuts import Cuts
 from elastrec.trainers.parameter_server.storage.handle import Guarded, make_handle
 from elastrec.trainers.parameter_server.storage.kernels import access, serving
-from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FROZEN, Request, Settings
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    COUNT,
+    FROZEN,
+    Request,
+    Settings,
+    read_only_view,
+)
 from elastrec.trainers.parameter_server.storage.kernels.index import RING
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, unlock
 from elastrec.trainers.parameter_server.storage.kernels.serving import DROPS, HELD, lay_out, pull_request, push_request
@@ -61,13 +67,6 @@ class Lookup:
     found: Array
 
 
-def _read_only(array: Array) -> Array:
-    """A view; numba compiles a kernel anew for what may be written."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
 class RowStore:
     """Growable rows of the tables of one group.
 
@@ -82,6 +81,7 @@ class RowStore:
         moves: [S] int64, how often places of a stripe became others: a lookup from before is of no use.
         entries: [V, T, 2] int64, rows and candidates by bucket and table.
         load: [V] int64, rows of each bucket that requests have named.
+        handle: all arrays, for kernels; see `handle`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class RowStore:
             (self.rows_memory, self.waiting_memory), self.tombs_memory, self.marks, self.stripe_of, self.locks,
             self.entries,
         )  # fmt: skip
-        self._handle = make_handle(
+        self.handle = make_handle(
             self.rows_memory.shelf, self.waiting_memory.shelf, self.tombs_memory.pool, self.settings, guarded
         )
 
@@ -193,7 +193,7 @@ class RowStore:
     def look_up(self, counts: Array, ids: Array) -> Lookup:
         """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
         lookup = self._new_lookup(ids)
-        lookup.foreign = lay_out(self._handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
+        lookup.foreign = lay_out(self.handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
         return lookup
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
@@ -208,7 +208,7 @@ class RowStore:
         lookup = self._new_lookup(ids)
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
         lookup.foreign = pull_request(
-            self._handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
+            self.handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
             lookup.found, values, np.empty((2, RING), np.int64),
         )  # fmt: skip
         if lookup.foreign:
@@ -241,12 +241,12 @@ class RowStore:
         starts = lookup.request.starts
         left = sum(1 << stripe for stripe in range(self.locks.count) if starts[stripe] != starts[stripe + 1])
         state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
-        sightings = _read_only(sightings if self.group.admit_after > 1 else self._no_sightings)
-        gradients = _read_only(gradients)
+        sightings = read_only_view(sightings if self.group.admit_after > 1 else self._no_sightings)
+        gradients = read_only_view(gradients)
         offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, RING), np.int64)
         while True:
             stopped = push_request(
-                self._handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
+                self.handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
                 np.float32(rate_scale), gradients, offsets, scratch, state, report,
             )  # fmt: skip
             if stopped == serving.DONE:
@@ -345,6 +345,7 @@ class RowStore:
 
     def _change_cells(self, kernel: Callable[..., None], lookup: Lookup, cells: Array, kind: int) -> None:
         shelves: Sequence[Any] = self.rows_memory.shelf, self.waiting_memory.shelf
+        cells = read_only_view(cells)
 
         def change(stripe: int) -> None:
             report = np.zeros(4, np.int64)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from elastrec.checkpoints import DamagedRecordError, PartManifest, commit_record, open_store
 from elastrec.checkpoints.flash import PartMemory
+from elastrec.checkpoints.parts import ALIGNMENT_BYTES
 from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.saver import Saver
@@ -107,18 +109,26 @@ def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
         restore(saves.server, saves.uri("save-2"), routing_of(["here:1"]), 1)
 
 
-def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMemory, volume: Path) -> None:
+@pytest.mark.parametrize("place", ["rows", "index"])
+def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMemory, volume: Path, place: str) -> None:
     saves = Saves(tmp_path / "store", memory)
     saves.commit("save-1")
     saved, opened = rows(saves.server), memory.opened()
     assert opened is not None
     (part,) = opened.parts()
     with volume.open("r+b") as file:
-        file.seek(part.start + part.size_bytes // 2)
-        file.write(b"\xff" * 64)
-    restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
+        file.seek(part.start + (ALIGNMENT_BYTES if place == "rows" else part.size_bytes - 60))
+        file.write(b"\xff" * 20)
+    with capture_logs() as logs:
+        restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
     np.testing.assert_array_equal(rows(saves.server), saved)
-    assert opened.read_bytes == 0
+    assert [entry["event"] for entry in logs].count("memory_copy_damaged") == 1
+    # The store is not asked for what is whole in memory, nor the memory for anything after the damage.
+    with pytest.raises(DamagedRecordError):
+        file = open_store(saves.uri("save-1")).local_path(part.file)
+        assert file is not None
+        file.write_bytes(b"gone")
+        restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
 
 
 def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(

@@ -18,6 +18,13 @@ VERSION, FROZEN, LOGGING, LOG_FROM = 0, 1, 2, 3
 ID, CELL_VERSION, TABLE, REST = 0, 2, 3, 4
 
 
+def read_only_view(array: Array) -> Array:
+    """A view: numba compiles a kernel anew for what may be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class Shape(NamedTuple):
     """Sizes of a pool. Kernels pass it around alone: of arrays in a tuple numba counts references at every use.
 
