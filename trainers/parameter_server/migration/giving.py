@@ -59,8 +59,13 @@ class Giver:
                 store = model.stores[request.group]
                 if not store.owned[bucket]:
                     raise IncompatibleError(f"server {server.name} does not hold bucket {bucket}")
+                handle = store.bucket(bucket)
+                if since >= 0:
+                    # The taker has what was before. A log that grew round by round would be given up when it is as
+                    # long as a quarter of the bucket, and the next listing would be of all its rows.
+                    handle.forget_changes(since)
                 try:
-                    changes = store.bucket(bucket).changes(since, left, left_bytes)
+                    changes = handle.changes(since, left, left_bytes)
                 except ElastrecError:
                     break  # a save copies it, and began before its changes were logged
             found.append((bucket, changes))

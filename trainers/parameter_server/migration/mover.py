@@ -15,7 +15,7 @@ from elastrec.trainers.parameter_server.serving.server import ParameterServer
 _SMALL_BYTES = 2**22
 """What is left to copy is small: handing it over takes some milliseconds."""
 _SHRINKS = 0.7
-"""A round that brings more than this share of the one before it: the rest will not become smaller."""
+"""A round that brings more than this share of the one before it: rows change as fast as they are copied."""
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 0.5
 
@@ -104,16 +104,18 @@ class Mover:
                 if not self._is_in_force(order) or self.taken == order.order_id:
                     return
                 try:
-                    copied_bytes = self._taker_of(order, generation).copy_round()
+                    taker = self._taker_of(order, generation)
+                    copied_bytes = taker.copy_round()
                 except ElastrecError as error:
                     log.warning("not_copied", order=order.order_id, reason=str(error), next_try_seconds=pause)
                     if not isinstance(error, TransportError):
                         self._drop_taker()
                         before = None
                 else:
-                    is_small = before is not None and (
-                        copied_bytes <= _SMALL_BYTES or copied_bytes >= _SHRINKS * before
-                    )
+                    shrinks = before is None or copied_bytes < _SHRINKS * before
+                    # Rows that change faster than they are copied are copied faster before the rest counts as small:
+                    # a hand-over of half of the table would be a pause of seconds.
+                    is_small = before is not None and (copied_bytes <= _SMALL_BYTES or not (shrinks or taker.hasten()))
                     before, pause = copied_bytes, _ROUND_SECONDS
                     if is_small and self.copied != order.order_id:
                         self.copied = order.order_id

@@ -26,7 +26,7 @@ Answer = TypeVar("Answer", Copied, HandedOver)
 _MOST_BUCKETS = 256
 """Asked for at once; the answer may hold fewer."""
 _COPY_SHARE = 0.1
-"""Of the time, copying may take so much while the buckets are trained; requests of workers have the rest.
+"""Of the time, copying takes so much at first while the buckets are trained; requests of workers have the rest.
 
 On two cores that a worker and three servers share, a quarter of the time costs a third of the throughput.
 """
@@ -97,6 +97,7 @@ class Taker:
     ) -> None:
         self._server, self._generation, self._connect, self._is_wanted = server, generation, connect, is_wanted
         self._is_due = self._is_short = False
+        self._copy_share = _COPY_SHARE
         buckets = [bucket for source in order.sources for bucket in source.buckets]
         self._stores = server.stage(np.array(buckets, np.int64))
         self._sources = [
@@ -111,6 +112,13 @@ class Taker:
     def hurry(self) -> None:
         """The buckets are to be taken over: what is under way pauses no more. For any thread."""
         self._is_due = True
+
+    def hasten(self) -> bool:
+        """The next rounds take twice as much of the time for copying; false: they have all of it already."""
+        if self._copy_share >= 1 or self._is_short:
+            return False
+        self._copy_share = min(1.0, 2 * self._copy_share)
+        return True
 
     def copy_round(self) -> int:
         """Copies what is not copied, or has changed since; returns how many bytes that were.
@@ -156,7 +164,7 @@ class Taker:
             if not answer.parts:
                 time.sleep(_PAUSE_SECONDS)
             elif not (self._is_due or self._is_short):
-                time.sleep(min((time.monotonic() - began) * (1 / _COPY_SHARE - 1), _LONGEST_PAUSE_SECONDS))
+                time.sleep(min((time.monotonic() - began) * (1 / self._copy_share - 1), _LONGEST_PAUSE_SECONDS))
         return copied_bytes
 
     def _ask(self, source: _Source, request: Message, answer: type[Answer]) -> tuple[Answer, list[Array]]:

@@ -18,10 +18,10 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     Shelf,
 )
 from elastrec.trainers.parameter_server.storage.kernels.changes import changed_places, copy_before, copy_cells, gather
-from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
+from elastrec.trainers.parameter_server.storage.loading import look_up_cells
 
 if TYPE_CHECKING:
-    from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore
+    from elastrec.trainers.parameter_server.storage.store import RowStore
 
 Array = np.ndarray[Any, Any]
 
@@ -63,10 +63,6 @@ class Changes:
     @property
     def size_bytes(self) -> int:
         return self.rows.nbytes + self.candidates.nbytes + self.deleted.nbytes
-
-
-def _by_table(cells: Array) -> Array:
-    return cells[np.argsort(tables_of(cells), kind="stable")]
 
 
 class Bucket:
@@ -182,9 +178,12 @@ class Bucket:
         return np.concatenate(parts) if parts else np.empty((0, pool.shape.width), np.uint32), end
 
     def forget_changes(self, version: int) -> None:
-        """Frees what only listings since a version before this one need; those become whole."""
+        """Frees what only listings since a version before this one need; those become whole.
+
+        A save that is being copied, or may build on an earlier one, keeps what it needs.
+        """
         with self._store.locked(self.number):
-            self._store.cuts.trim(self.number, version)
+            self._store.cuts.trim_listed(self.number, version)
 
     def _changed_places(self, shelf: Shelf, since: int) -> Array:
         entries, held = (int(pool.buckets[self.number, COUNT]) for pool in (shelf.log, shelf.pool))
@@ -217,16 +216,14 @@ class Bucket:
         with store.locked(self.number):
             latest = max(changes.version, *versions) if versions else changes.version
             store.marks[self.number, VERSION] = max(store.marks[self.number, VERSION], latest + 1)
+            if changes.is_whole:
+                # At once: a run that grows is laid out anew every time.
+                store.rows_memory.grow_for(self.number, len(changes.rows) + changes.left[0], store.salts)
         if len(changes.deleted):
-            store.remove(self._look_up(_by_table(changes.deleted)))
+            store.remove(look_up_cells(store, changes.deleted, None))
         for kind, cells in enumerate((changes.rows, changes.candidates)):
             if len(cells):
-                ordered = _by_table(cells)
-                store.enter(self._look_up(ordered), ordered, kind=kind)
-
-    def _look_up(self, cells: Array) -> Lookup:
-        counts = np.bincount(tables_of(cells), minlength=len(self._store.salts)).astype(np.int32)
-        return self._store.look_up(counts, ids_of(cells))
+                store.enter(look_up_cells(store, cells, None), cells, kind=kind)
 
     def own(self) -> None:
         """The bucket is this store's from now on; it may be empty."""

@@ -24,7 +24,13 @@ from elastrec.trainers.parameter_server.storage.kernels.bits import trailing_zer
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_cells
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
-from elastrec.trainers.parameter_server.storage.kernels.pools import number_of, offset_of, owner_of, slab_at
+from elastrec.trainers.parameter_server.storage.kernels.pools import (
+    number_of,
+    offset_of,
+    owner_of,
+    prefetch_cell,
+    slab_at,
+)
 from elastrec.trainers.parameter_server.storage.shelves import detach
 
 if TYPE_CHECKING:
@@ -127,6 +133,26 @@ def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
     return np.int64(min(trailing_zeros(bits[start + word] >> np.uint64(number & 63)), np.uint64(64 - (number & 63))))
 
 
+@inlined
+def _ask_for_listed(source, slab, number, count, bits, start, words):  # type: ignore[no-untyped-def]
+    """Prefetches the listed cells of the 64 after those of a number's word; `slab` holds the cell of that number.
+
+    Listed cells lie some kilobytes apart, too far for the processor to guess the next one.
+    """
+    word = (number >> 6) + 1
+    listed = bits[start + word] if word < words else np.uint64(0)
+    ordinal = number // source.shape.per_slab
+    while listed:
+        ahead = (word << 6) + np.int64(trailing_zeros(listed))
+        if ahead >= count:
+            break
+        while ordinal < ahead // source.shape.per_slab:
+            slab = np.int64(source.slabs[slab, FOLLOWING])
+            ordinal += 1
+        prefetch_cell(source.words, source.shape, (slab << source.shape.shift) | (ahead % source.shape.per_slab))
+        listed &= listed - np.uint64(1)
+
+
 @kernel
 def copy_many(  # type: ignore[no-untyped-def]
     shelf, marks, buckets, since, locks, stripe, starts, bits, most, progress, out, counts
@@ -154,7 +180,7 @@ def copy_many(  # type: ignore[no-untyped-def]
             first = progress[_SHADOW] if is_shadow else pool.buckets[bucket, COPIED]
             number, count = first, source.buckets[bucket, COUNT]
             slab = slab_at(source, bucket, number) if number < count else np.int64(-1)
-            begun = filled
+            begun, asked_word = filled, np.int64(-1)
             while number < count and passed < most and filled < end:
                 if passed >= look:
                     look = passed + _BEFORE_LOOKING
@@ -162,6 +188,9 @@ def copy_many(  # type: ignore[no-untyped-def]
                         most = passed
                         break
                 if words and not is_shadow:
+                    if number >> 6 != asked_word:
+                        asked_word = number >> 6
+                        _ask_for_listed(source, slab, number, count, bits, starts[k], words)
                     ahead = _until_listed(bits, starts[k], words, number)
                     if ahead:
                         ahead = min(ahead, count - number)

@@ -134,18 +134,30 @@ class Cuts:
             return
         pools = (*(memory.log.pool for memory in self._shelves), self._tombs.pool)
         is_long = np.any([pool.buckets[:, COUNT] > pool.shape.per_slab for pool in pools], axis=0)
-        for bucket in np.flatnonzero(is_long & (versions < _NEVER)).tolist():
-            with self._locks.held(int(self._stripe_of[bucket])):
-                self.trim(bucket, int(versions[bucket]))
+        chosen = np.flatnonzero(is_long & (versions < _NEVER))
+        stripes = self._stripe_of[chosen]
+        for stripe in np.unique(stripes).tolist():
+            mine = chosen[stripes == stripe]
+            with self._locks.held(stripe):
+                self.trim(mine, versions[mine])
 
-    def trim(self, bucket: int, version: int) -> None:
+    def trim_listed(self, bucket: int, version: int) -> None:
         """See Bucket.forget_changes. The lock is held."""
-        self._marks[bucket, LOG_FROM] = max(self._marks[bucket, LOG_FROM], version)
+        if self._marks[bucket, FROZEN] >= 0:
+            return
+        if self.logs:
+            version = min([version, *(int(versions[bucket]) for versions in self._saved.values())])
+        if version > self._marks[bucket, LOG_FROM]:
+            self.trim(np.array([bucket], np.int64), np.array([version], np.int64))
+
+    def trim(self, buckets: Array, versions: Array) -> None:
+        """Frees what only listings since before versions [b] of buckets [b] of one stripe need. Its lock is held."""
+        self._marks[buckets, LOG_FROM] = np.maximum(self._marks[buckets, LOG_FROM], versions)
         # Slabs whose entries are all of this version or before.
         for memory, word in (*((memory.log, 1) for memory in self._shelves), (self._tombs, CELL_VERSION)):
             pool = memory.pool
-            slabs = np.empty(-(-int(pool.buckets[bucket, COUNT]) // pool.shape.per_slab), np.int32)
-            memory.free(slabs[: cut_first(pool, bucket, word, version, slabs)].tolist())
+            slabs = np.empty(int((-(-pool.buckets[buckets, COUNT] // pool.shape.per_slab)).sum()), np.int32)
+            memory.free(slabs[: cut_first(pool, buckets, word, versions, slabs)].tolist())
 
     def drop_tombs(self, bucket: int) -> None:
         """Frees a bucket's tombstones. The lock is held."""

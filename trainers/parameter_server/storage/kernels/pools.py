@@ -130,21 +130,27 @@ def list_slabs(pool, first, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def cut_first(pool, bucket, version_word, version, out):  # type: ignore[no-untyped-def]
-    """Takes full slabs off the front of a chain while their last cell's version is no later; returns how many.
+def cut_first(pool, buckets, version_word, versions, out):  # type: ignore[no-untyped-def]
+    """Takes full slabs off the front of chains while their last cell's version is no later; returns how many.
 
     Only for pools whose cells are never looked up by number: logs and tombstones.
+
+    Args:
+        buckets, versions: [b] int64, of one stripe.
+        out: [n] int32, for the slabs: at least as many as the chains have.
     """
     cut = 0
-    while pool.buckets[bucket, COUNT] > pool.shape.per_slab:
-        slab = pool.buckets[bucket, FIRST]
-        end = slab * pool.shape.slab_words + (pool.shape.per_slab - 1) * pool.shape.width
-        if pool.words[end + version_word] > version:
-            break
-        following = pool.slabs[slab, FOLLOWING]
-        pool.slabs[following, PREVIOUS] = -1
-        pool.buckets[bucket, FIRST] = following
-        pool.buckets[bucket, COUNT] -= pool.shape.per_slab
-        out[cut] = slab
-        cut += 1
+    for k in range(buckets.shape[0]):
+        bucket = buckets[k]
+        while pool.buckets[bucket, COUNT] > pool.shape.per_slab:
+            slab = pool.buckets[bucket, FIRST]
+            end = slab * pool.shape.slab_words + (pool.shape.per_slab - 1) * pool.shape.width
+            if np.int64(pool.words[end + version_word]) > versions[k]:
+                break
+            following = pool.slabs[slab, FOLLOWING]
+            pool.slabs[following, PREVIOUS] = -1
+            pool.buckets[bucket, FIRST] = following
+            pool.buckets[bucket, COUNT] -= pool.shape.per_slab
+            out[cut] = slab
+            cut += 1
     return cut

@@ -158,9 +158,7 @@ def test_a_copy_stops_early_when_a_request_waits_for_its_stripe() -> None:
     def copied_cells() -> int:
         since, starts, bits = everything
         before = int(progress[2])
-        copy_many(
-            shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, out, counts
-        )
+        copy_many(shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, out, counts)
         return int(progress[2]) - before
 
     assert copied_cells() >= 9_000

@@ -1,0 +1,132 @@
+"""When what is left to copy counts as small: rows that change fast are copied faster before they are handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder
+from elastrec.trainers.parameter_server.migration import mover, taking
+from elastrec.trainers.parameter_server.migration.giving import Giver
+from elastrec.trainers.parameter_server.migration.messages import BucketCells, Copied, CopyBuckets
+from elastrec.trainers.parameter_server.migration.mover import Mover
+from elastrec.trainers.parameter_server.migration.taking import Taker
+from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from tests.processes import wait_for
+from tests.trainers.parameter_server.migration.moving import BUCKETS, JOB, cluster
+
+_MIB = 2**20
+ORDER = TakeOrder("move-1", [])
+
+
+class Rounds:
+    """A taker whose rounds bring so many bytes, and which can take more of the time so often."""
+
+    def __init__(self, copied_bytes: Sequence[int], hastens: int) -> None:
+        self.copied_bytes, self.hastens, self.rounds = copied_bytes, hastens, 0
+
+    def copy_round(self) -> int:
+        self.rounds += 1
+        return self.copied_bytes[min(self.rounds, len(self.copied_bytes)) - 1]
+
+    def hasten(self) -> bool:
+        self.hastens -= 1
+        return self.hastens >= 0
+
+    def cut(self) -> None:
+        pass
+
+    def give_up(self) -> None:
+        pass
+
+
+def rounds_until_small(monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[int], hastens: int) -> int:
+    """After how many rounds the mover names its order copied."""
+    rounds, named = Rounds(copied_bytes, hastens), list[int]()
+    monkeypatch.setattr(mover, "Taker", lambda *_: rounds)
+    monkeypatch.setattr(mover, "_ROUND_SECONDS", 0.0)
+
+    def report() -> None:
+        named.append(rounds.rounds)
+
+    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    copier = Mover(server, lambda address: pytest.fail("nobody is asked"), report)
+    copier.follow(ORDER, 1)
+    wait_for(lambda: bool(named), 30, "an order that is copied")
+    copier.cancel()
+    return named[0]
+
+
+@pytest.mark.parametrize(
+    ("copied_bytes", "hastens", "rounds"),
+    [
+        ([900 * _MIB, 400 * _MIB, 100 * _MIB, 3 * _MIB], 0, 4),
+        ([900 * _MIB, 890 * _MIB, 880 * _MIB, 300 * _MIB, 2 * _MIB], 2, 5),
+        ([900 * _MIB, 890 * _MIB, 880 * _MIB, 870 * _MIB], 1, 3),
+        ([_MIB, _MIB], 5, 2),
+    ],
+    ids=["shrinks", "shrinks when hastened", "cannot shrink", "small from the beginning"],
+)
+def test_a_rest_is_small_or_copied_with_all_of_the_time_before_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[int], hastens: int, rounds: int
+) -> None:
+    assert rounds_until_small(monkeypatch, copied_bytes, hastens) == rounds
+
+
+def test_a_taker_pauses_less_each_time_that_it_is_hastened_and_at_last_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    clock = iter(np.arange(0, 1e4, 0.01).tolist())  # every answer takes a hundredth of a second
+    monkeypatch.setattr(taking, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: next(clock)))
+    with cluster(2, 1) as moved:
+        after: RoutingTable = moved.table(2, moved.routing.owners)
+        order = moved.orders(after)["ps-1"]
+        taker = Taker(ParameterServer("ps-1", JOB.spec, cores=1), order, 1, moved.connect)
+        monkeypatch.setattr(taker, "_ask", lambda source, request, answer: (answered(request.buckets), nothing()))
+        taken = []
+        while True:
+            pauses.clear()
+            taker.copy_round()
+            taker._is_short = False  # as if the round had brought much
+            taken.append(sum(pauses) / len(taker._stores))
+            if not taker.hasten():
+                break
+        taker.give_up()
+    assert taken == pytest.approx([0.09, 0.04, 0.015, 0.0025, 0.0])
+
+
+def test_rows_that_change_in_every_round_are_listed_however_many_rounds_there_are() -> None:
+    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    server.start_empty(RoutingTable(epoch=1, owners=[0] * BUCKETS, servers=["ps-0"], addresses=["nowhere"]), 1)
+    store, giver = server.stores[0], Giver(server)
+
+    def push(ids: np.ndarray) -> None:
+        counts = np.zeros(len(store.salts), np.int32)
+        counts[0] = len(ids)
+        store.push(counts, ids, np.empty(0, np.int32), np.ones((len(ids), store.group.dimension), np.float32), 0.0)
+
+    push(np.arange(100_000))
+    version, kinds = -1, []
+    for number in range(20):
+        request = CopyBuckets(generation=1, group=0, buckets=[3], since=[version], left=[(0, 0)])
+        answer, arrays = giver.copy(request, [])
+        assert isinstance(answer, Copied)
+        (part,) = answer.parts
+        kinds.append(part.is_whole)
+        assert number == 0 or 50 < len(arrays[0]) < 200
+        version = part.version
+        push(np.arange(number % 5, 100_000, 16))
+    assert kinds == [True] + 19 * [False]
+
+
+def answered(buckets: Sequence[int]) -> Copied:
+    return Copied(parts=[BucketCells(bucket, 1, False, 0, 0, 0, (0, 0)) for bucket in buckets])
+
+
+def nothing() -> list[Any]:
+    return [np.empty((0, 8), np.uint32), np.empty((0, 5), np.uint32), np.empty((0, 4), np.uint32)]
