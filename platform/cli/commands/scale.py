@@ -49,9 +49,9 @@ def scale(
 ) -> None:
     """Give the running JOB another number of workers or parameter servers, another size of pods, or move pods.
 
-    Workers come and go while the job trains. With async servers do, too: new ones copy what they will own while the old
-    ones serve, and take over when little is left. A pod is resized in place where its node has the room; else, as with
-    --move, another pod starts first and takes over. Until then --take-back leaves everything as it was.
+    Workers come and go while the job trains. So do servers: new ones copy what they will own while the old ones serve,
+    and take over when little is left. A pod is resized in place where its node has the room; else, as with --move,
+    another pod starts first and takes over. Until then --take-back leaves everything as it was.
     """
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
