@@ -36,7 +36,7 @@ class Scaling:
     """Name of the parameter server that was killed."""
     back_after_seconds: float | None = None
     """From the kill until the job trained with the server again."""
-    _run_id: str = ""
+    _reported: set[str] | None = None
     _rounds: int = 0
     _next_round: float = 0.0
     _killed_at: float = 0.0
@@ -44,22 +44,29 @@ class Scaling:
 
     def look(self, job_id: str, metrics: TrainingMetrics) -> None:
         """Takes the next step, if it is time for one."""
-        if self._run_id:
-            self._follow_round()
-        elif metrics.phase is Phase.TRAINING and time.monotonic() >= self._next_round:
+        if self._follow_rounds() and metrics.phase is Phase.TRAINING and time.monotonic() >= self._next_round:
             # The schedule's next round may be three minutes away.
-            self._run_id = self.airflow.trigger(DAG_ID, {})
-            self._rounds += 1
+            self.airflow.trigger(DAG_ID, {})
         if self.killed:
             self._follow_kill(metrics)
         elif self.kills and self.changes and metrics.phase is Phase.TRAINING and metrics.migration is None:
             self._kill(job_id, metrics)
 
-    def _follow_round(self) -> None:
-        state = self.airflow.run_state(DAG_ID, self._run_id)
-        if state not in _ENDED:
-            return
-        output = self.airflow.xcom(DAG_ID, self._run_id, "migrate", map_index=0) if state == "success" else None
+    def _follow_rounds(self) -> bool:
+        """Says what came of rounds that have ended, those of the schedule too; returns whether none is under way."""
+        runs = self.airflow.runs(DAG_ID)
+        ended = [run_id for run_id, state in runs.items() if state in _ENDED]
+        if self._reported is None:
+            self._reported = set(ended)  # of an earlier demo in the same home
+        for run_id in ended:
+            if run_id not in self._reported:
+                self._reported.add(run_id)
+                self._end_round(run_id, runs[run_id])
+        return len(ended) == len(runs)
+
+    def _end_round(self, run_id: str, state: str) -> None:
+        self._rounds += 1
+        output = self.airflow.xcom(DAG_ID, run_id, "migrate", map_index=0) if state == "success" else None
         if output is None:
             found = "leaves the job as it is" if state == "success" else f"failed: see the DAG {DAG_ID} in Airflow"
         elif output["migrated"]:
@@ -68,7 +75,7 @@ class Scaling:
         else:
             found = f"{output['chosen']}: {output['outcome']} {output['reason']}".rstrip()
         self.say(f"scaling round {self._rounds}: {found}")
-        self._run_id, self._next_round = "", time.monotonic() + _PAUSE_SECONDS
+        self._next_round = time.monotonic() + _PAUSE_SECONDS
 
     def _kill(self, job_id: str, metrics: TrainingMetrics) -> None:
         servers = [pod.name for pod in metrics.pods if pod.role == Role.PARAMETER_SERVER and pod.state == "Running"]

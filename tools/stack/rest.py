@@ -63,6 +63,11 @@ class AirflowClient:
                 ended.append(str(run["dag_run_id"]))
         return ended
 
+    def runs(self, dag_id: str) -> dict[str, str]:
+        """State of each of the last twenty runs by its id, the oldest first."""
+        found = self.call("GET", f"/dags/{dag_id}/dagRuns?order_by=-run_after&limit=20")["dag_runs"]
+        return {run["dag_run_id"]: str(run["state"]) for run in reversed(found)}
+
     def run_state(self, dag_id: str, run_id: str) -> str:
         """queued, running, success or failed."""
         return str(self.call("GET", self._run(dag_id, run_id))["state"])

@@ -22,23 +22,25 @@ REFUSED = {
 
 
 class Airflow:
-    """One round at a time, with the state and the output that the test gives it."""
+    """Rounds with the states and the output that the test gives them."""
 
     def __init__(self) -> None:
-        self.triggered: list[str] = []
-        self.state = "running"
+        self.rounds: dict[str, str] = {"of an earlier demo": "success"}
         self.output: dict[str, object] | None = None
+
+    @property
+    def triggered(self) -> list[str]:
+        return [run_id for run_id in self.rounds if run_id.startswith("round")]
 
     def trigger(self, dag_id, conf):
         assert (dag_id, conf) == ("auto_scaling", {})
-        self.triggered.append(f"round-{len(self.triggered)}")
-        return self.triggered[-1]
+        self.rounds[f"round-{len(self.rounds)}"] = "running"
 
-    def run_state(self, dag_id, run_id):
-        assert run_id == self.triggered[-1]
-        return self.state
+    def runs(self, dag_id):
+        return dict(self.rounds)
 
     def xcom(self, dag_id, run_id, task_id, map_index):
+        assert run_id != "of an earlier demo"
         return self.output
 
 
@@ -63,9 +65,9 @@ def metrics(phase=Phase.TRAINING, generation=0):
 
 
 def one_round(scaling, airflow, state, output):
-    airflow.state = "running"
     scaling.look("job", metrics())
-    airflow.state, airflow.output = state, output
+    (running,) = [run_id for run_id, found in airflow.rounds.items() if found == "running"]
+    airflow.rounds[running], airflow.output = state, output
     scaling.look("job", metrics())
 
 
@@ -78,7 +80,15 @@ def test_one_round_runs_at_a_time(airflow, said):
     scaling = Scaling(airflow, said.append, kills=False)
     for _ in range(3):
         scaling.look("job", metrics())
-    assert airflow.triggered == ["round-0"]
+    assert airflow.triggered == ["round-1"]
+
+
+def test_a_round_of_the_schedule_is_said_too(airflow, said):
+    scaling = Scaling(airflow, said.append, kills=False)
+    scaling.look("job", metrics(Phase.STARTING))
+    airflow.rounds["scheduled"], airflow.output = "success", GROWN
+    scaling.look("job", metrics())
+    assert said == ["scaling round 1: 1 → 3 workers, pause of training 0.25 s"]
 
 
 @pytest.mark.parametrize(
