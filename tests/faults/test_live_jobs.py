@@ -99,9 +99,9 @@ class LiveJob:
         assert last.outcome is ShapeOutcome.DONE, last
 
     def pods(self, role: Role) -> dict[str, PodStatus]:
-        """By name."""
+        """By name; without those that end, or have ended and are still there for their logs."""
         pods = self.platform.launcher.pods(self.job_id)
-        return {pod.name: pod for pod in pods if pod.role is role and not pod.is_ending}
+        return {pod.name: pod for pod in pods if pod.role is role and not (pod.is_ending or pod.phase.is_final)}
 
     def workers_at_work(self) -> list[str]:
         """Workers that have trained since they were there."""
