@@ -16,19 +16,15 @@ import structlog
 import torch
 
 from benchmarks.common.child import serve
-from benchmarks.processes.one_worker import SCORED_ROWS, items, score
+from benchmarks.processes.one_worker import SCORED_ROWS, TOKEN, items, score, serve_rows
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.messages.job import Directive, Mode, RoutingTable
-from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
 from elastrec.trainers.worker.trainer import Started
 from elastrec.trainers.worker.window import Window
-
-_TOKEN = "benchmark"
 
 
 class _Losses(Window):
@@ -46,7 +42,7 @@ class _Losses(Window):
 class _Worker:
     def __init__(self, name: str, job: TrainingJob, routing: RoutingTable, *, trains_alone: bool) -> None:
         self.losses = _Losses()
-        self.trainer = ParameterServerTrainer(job, Identity("job", name, "", "", _TOKEN, None), self.losses)
+        self.trainer = ParameterServerTrainer(job, Identity("job", name, "", "", TOKEN, None), self.losses)
         self._directive = Directive(
             version=1, mode=Mode.TRAIN, generation=1, routing=routing, trains_alone=trains_alone
         )
@@ -80,12 +76,7 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
     """
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec
-    server = ParameterServer("ps-0", spec)
-    rpc = RpcServer({}, token=_TOKEN, array_handlers=server.array_handlers())
-    rpc.serve_in_background()
-    buckets = spec.resources.virtual_buckets
-    routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=[rpc.address])
-    server.start_empty(routing, 1)
+    rpc, routing = serve_rows(spec)
     alone, together, count = request["alone"], request["together"], request["workers"]
     workers = [_Worker("worker-0", job, routing, trains_alone=True)]
     try:

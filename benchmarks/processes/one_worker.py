@@ -34,7 +34,7 @@ from elastrec.trainers.worker.parameter_server_trainer import Origins
 from elastrec.trainers.worker.step import InFlight, Step
 from elastrec.trainers.worker.window import Window
 
-_TOKEN = "benchmark"
+TOKEN = "benchmark"
 SCORED_ROWS, MOST_SCORED = 4096, 16
 _STEPS_PER_LOOK = 32
 _Items = list[Item]
@@ -59,6 +59,17 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
     made = list(islice(read(), count))
     source.close()
     return made
+
+
+def serve_rows(spec: JobSpec) -> tuple[RpcServer, RoutingTable]:
+    """A parameter server without rows, the only one of generation 1; the caller shuts it down."""
+    server = ParameterServer("ps-0", spec)
+    rpc = RpcServer({}, token=TOKEN, array_handlers=server.array_handlers())
+    rpc.serve_in_background()
+    buckets = spec.resources.virtual_buckets
+    routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=[rpc.address])
+    server.start_empty(routing, 1)
+    return rpc, routing
 
 
 def train(step: Step, minibatches: _Items, overlap_after: int | None) -> None:
@@ -124,13 +135,8 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
     """
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec
-    server = ParameterServer("ps-0", spec)
-    rpc = RpcServer({}, token=_TOKEN, array_handlers=server.array_handlers())
-    rpc.serve_in_background()
-    buckets = spec.resources.virtual_buckets
-    routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=[rpc.address])
-    server.start_empty(routing, 1)
-    step = Step(job, Identity("job", "worker-0", "", "", _TOKEN, None), Window())
+    rpc, routing = serve_rows(spec)
+    step = Step(job, Identity("job", "worker-0", "", "", TOKEN, None), Window())
     try:
         step.client.connect(routing, 1)
         step.client.init_dense(step.initial_dense)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from elastrec.platform.master.measuring.lasting import Lasting
+
 HOT_RATIO = 1.4
 """Load of a hot server ÷ the mean of the others'. Buckets are spread by hash, so that 256 of them on a few servers
 differ by some per cent; 1.4 is far from that, and from what a relief leaves (`RELIEVED_RATIO`): none follows from one.
@@ -105,24 +107,18 @@ class HotServers:
     """What was seen until now; asked once per window."""
 
     def __init__(self) -> None:
-        self._server = ""
-        self._since = 0.0
-        self._relieved: float | None = None
+        self._lasting = Lasting(HOT_SECONDS, COOL_DOWN_SECONDS)
 
     def look(self, loads: Mapping[str, Load], now: float) -> Relief | None:
         """A relief that is due; `now` is on the job's clock."""
         server = hot_server(loads)
-        if server != self._server:
-            self._server, self._since = server, now
-        if not server or now - self._since < HOT_SECONDS:
-            return None
-        if self._relieved is not None and now - self._relieved < COOL_DOWN_SECONDS:
+        if not self._lasting.is_due(server, now):
             return None
         relief = relief_of(loads, server)
         if relief is not None:
-            self._relieved = now
+            self._lasting.done(now)
         return relief
 
     def forget(self) -> None:
         """Nothing counts that was seen until now: the servers, or what they own, are others."""
-        self._server = ""
+        self._lasting.forget()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from elastrec.platform.clusters.nodes import Node
+from elastrec.platform.master.measuring.lasting import Lasting
 from elastrec.platform.specs.shape import PodSize
 
 SLOW_RATIO = 2.0
@@ -63,22 +64,16 @@ class SlowWorkers:
     """What was seen until now; asked once per window."""
 
     def __init__(self) -> None:
-        self._pod = ""
-        self._since = 0.0
-        self._found: float | None = None
+        self._lasting = Lasting(SLOW_SECONDS, COOL_DOWN_SECONDS)
 
     def look(self, seconds_per_row: Mapping[str, float], now: float) -> SlowWorker | None:
         """A worker that was slow for long enough; `now` is on the job's clock."""
         slow = slowest(seconds_per_row)
-        if (slow.pod if slow is not None else "") != self._pod:
-            self._pod, self._since = slow.pod if slow is not None else "", now
-        if slow is None or now - self._since < SLOW_SECONDS:
+        if not self._lasting.is_due("" if slow is None else slow.pod, now):
             return None
-        if self._found is not None and now - self._found < COOL_DOWN_SECONDS:
-            return None
-        self._found = now
+        self._lasting.done(now)
         return slow
 
     def forget(self) -> None:
         """Nothing counts that was seen until now: the workers are others, or none trains."""
-        self._pod = ""
+        self._lasting.forget()
