@@ -11,6 +11,7 @@ import numpy as np
 from elastrec.checkpoints.parts import DenseSlice, PartManifest
 from elastrec.checkpoints.summary import DenseSummary
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.some import repeated
 
 
 def check_parts(
@@ -37,7 +38,7 @@ def check_parts(
     names = [part.name for part in parts]
     if not parts:
         raise CheckpointError(f"{where}: a record needs at least one part")
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
+    if doubled := repeated(names):
         raise CheckpointError(f"{where}: the parts {doubled} came more than once")
     if others := {part.name: part.generation for part in parts if part.generation != generation}:
         raise CheckpointError(f"{where}: the record is of generation {generation}, but the parts are of {others}")
@@ -67,7 +68,7 @@ def _groups(parts: Sequence[PartManifest], tables: Sequence[str], where: str) ->
                 f"{first.name} has {groups}"
             )
     held = [table for group in groups for table in group]
-    if doubled := sorted({table for table in held if held.count(table) > 1}):
+    if doubled := repeated(held):
         raise CheckpointError(f"{where}: part {first.name} has the tables {doubled} more than once")
     if missing := [table for table in tables if table not in held]:
         raise CheckpointError(f"{where}: no part answers for the tables {missing}; parts: {names_of(parts)}")

@@ -6,7 +6,6 @@ reads the same manifest.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -33,6 +32,7 @@ from elastrec.platform.data.reading.files.text import scan_text
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.some import repeated
 
 __all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write_manifest", "write_new_manifest"]
 
@@ -263,7 +263,7 @@ def _describe_parquet(
             f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
             "data.include which files are read, for example ['*.parquet']"
         ) from error
-    doubled = sorted(name for name, count in Counter(stored.names).items() if count > 1)
+    doubled = repeated(stored.names)
     if doubled:
         raise DataError(
             f"{uri}: the columns {doubled} stand in the file more than once; write the file again, with a name of "

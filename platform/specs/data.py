@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
@@ -20,6 +19,7 @@ from elastrec.platform.specs.partition_folders import (
     partition_folders,
 )
 from elastrec.platform.specs.text.problems import FieldError
+from elastrec.platform.specs.text.some import repeated
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -303,7 +303,7 @@ class TrainingData(Spec):
             raise ValueError(f"label {self.label!r} or labels, not both: name that column among labels")
         names = [*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse)]
         names += [target.name for target in self.targets]
-        doubled = sorted(name for name, count in Counter(names).items() if count > 1)
+        doubled = repeated(names)
         if doubled:
             raise ValueError(f"the columns {doubled} are used more than once among labels, weight, dense and sparse")
         self._check_columns()

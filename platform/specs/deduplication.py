@@ -9,6 +9,7 @@ from pydantic import model_serializer, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import ColumnName
+from elastrec.platform.specs.text.some import repeated
 
 
 class Deduplication(Spec):
@@ -39,7 +40,7 @@ class Deduplication(Spec):
             raise ValueError("at least one feature; write off for none")
         if self.groups and not all(self.groups):
             raise ValueError("groups of at least one feature")
-        doubled = sorted({name for name in self.named if self.named.count(name) > 1})
+        doubled = repeated(self.named)
         if doubled:
             raise ValueError(f"each feature once; {doubled} stand in several places")
         return self

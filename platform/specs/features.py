@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec, number_not_boolean
+from elastrec.platform.specs.text.some import repeated
 
 FeatureName = Annotated[str, Field(min_length=1, max_length=200)]
 MOST_VALUES = 100_000
@@ -152,7 +153,7 @@ class Cross(Step):
     @field_validator("columns")
     @classmethod
     def _different(cls, columns: tuple[str, ...]) -> tuple[str, ...]:
-        doubled = sorted({name for name in columns if columns.count(name) > 1})
+        doubled = repeated(columns)
         if doubled:
             raise ValueError(f"each column once; {doubled} stand in it several times")
         return columns

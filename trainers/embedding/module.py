@@ -14,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.text.some import repeated
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
 
@@ -148,7 +149,7 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         features = [feature for config in tables for feature in config.feature_names]
         problems += [
             FieldProblem(f"tables feature {feature!r}", "used by two tables", "one table per feature")
-            for feature in sorted({name for name in features if features.count(name) > 1})
+            for feature in repeated(features)
         ]
         if problems:
             raise SpecError(problems, "the tables of RemoteEmbeddingBagCollection")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged, check_groups, deduplicate
 from elastrec.platform.data.reading.encode import DENSE, LABEL
 from elastrec.platform.specs.errors import DataError
 
@@ -33,9 +33,7 @@ def deduplicate_batch(batch: pa.RecordBatch, groups: Sequence[Sequence[str]]) ->
         return batch
     named = [name for group in groups for name in group]
     allowed = [name for name in batch.schema.names if name not in (LABEL, DENSE) and not name.startswith(PREFIX)]
-    wrong = sorted({name for name in named if name not in allowed or named.count(name) > 1})
-    if wrong:
-        raise DataError(f"groups: {wrong} is not allowed; allowed: each of {', '.join(allowed)} at most once")
+    check_groups(groups, allowed)
     for name in named:
         kind = batch.schema.field(name).type
         if kind not in _TRAINER_READY:

@@ -21,6 +21,7 @@ from elastrec.platform.data.deduplicating.deduplication import (
     InverseJagged,
     Longs,
     Values,
+    check_groups,
     first_rows,
     group_codes,
     jagged_parts,
@@ -60,12 +61,7 @@ class DeduplicatedRows:
     ) -> None:
         features = {feature.name: feature for feature in data.sparse}
         named = [name for group in groups for name in group]
-        wrong = sorted({name for name in named if name not in features or named.count(name) > 1})
-        if wrong or not all(groups):
-            raise DataError(
-                f"groups: {wrong or [list(group) for group in groups]} is not allowed; allowed: groups of one or more "
-                f"of {', '.join(features)}, each at most once"
-            )
+        check_groups(groups, list(features))
         self.groups = tuple(tuple(group) for group in groups)
         self.session = data.session
         plain = [feature.name for feature in data.described_features if feature.name not in named]

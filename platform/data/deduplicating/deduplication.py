@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.some import repeated
 
 Longs = NDArray[np.int64]
 Values = NDArray[Any]
@@ -115,6 +116,21 @@ class InverseJagged:
         parts = [jagged_parts(distinct.field(i), field.name) for i, field in enumerate(kind.value_type)]
         keys = tuple(field.name for field in kind.value_type)
         return cls(keys, *joined(parts), np.asarray(column.indices).astype(np.int32, copy=False))
+
+
+def check_groups(groups: Sequence[Sequence[str]], features: Sequence[str]) -> None:
+    """That groups name features, each at most once.
+
+    Raises:
+        DataError: a group is empty, or names a feature twice or an unknown one.
+    """
+    named = [name for group in groups for name in group]
+    wrong = sorted({*repeated(named), *(set(named) - set(features))})
+    if wrong or not all(groups):
+        raise DataError(
+            f"groups: {wrong or [list(group) for group in groups]} is not allowed; allowed: groups of one or more of "
+            f"{', '.join(features)}, each at most once"
+        )
 
 
 def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:

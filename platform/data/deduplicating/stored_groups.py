@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import first_rows, group_codes, row_codes
+from elastrec.platform.data.deduplicating.deduplication import check_groups, first_rows, group_codes, row_codes
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.specs.errors import DataError
 
@@ -35,13 +35,8 @@ def stored_schema(schema: pa.Schema, groups: Groups) -> pa.Schema:
     Raises:
         DataError: a group is empty, or names an unknown feature or one twice, or a column has a reserved name.
     """
-    named = [name for group in groups for name in group]
-    wrong = sorted({name for name in named if name not in schema.names or named.count(name) > 1})
-    if wrong or not all(groups):
-        raise DataError(
-            f"groups: {wrong or [list(group) for group in groups]} is not allowed; allowed: groups of one or more of "
-            f"{', '.join(schema.names)}, each at most once"
-        )
+    check_groups(groups, schema.names)
+    named = {name for group in groups for name in group}
     reserved = [name for name in schema.names if name.startswith((_DISTINCT, _BACK))]
     if reserved:
         raise DataError(

@@ -12,6 +12,7 @@ features' steps. A deduplicating reader looks for repeats in between, so that st
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -186,7 +187,7 @@ class RowEncoder:
         self._plans = plans_of(data, self._names)
         sources = [source for plan in self._plans.values() for source in plan.sources]
         self._readings = [source for source in dict.fromkeys(sources) if isinstance(source, Reading)]
-        self._shared = frozenset(reading for reading in self._readings if sources.count(reading) > 1)
+        self._shared = frozenset(source for source, count in Counter(sources).items() if count > 1)
         self._crossed = frozenset(source for source in sources if isinstance(source, str))
 
     @property

@@ -79,13 +79,13 @@ def test_the_plain_part_is_what_no_group_took() -> None:
 )
 def test_groups_that_name_wrong_columns_are_refused(groups: list[list[str]]) -> None:
     batch = _batch(1, list_column([[1]]), list_column([[2]]))
-    with pytest.raises(DataError, match="allowed: each of a, item, b at most once"):
+    with pytest.raises(DataError, match="allowed: groups of one or more of a, item, b, each at most once"):
         deduplicate_batch(batch, groups)
 
 
 def test_an_empty_group_and_raw_columns_are_refused() -> None:
     batch = _batch(1, list_column([[1]]), list_column([[2]]))
-    with pytest.raises(DataError, match="one feature or more"):
+    with pytest.raises(DataError, match="groups of one or more of a, item, b"):
         deduplicate_batch(batch, [[]])
     with pytest.raises(DataError, match="feature 't': string is not allowed"):
         deduplicate_batch(pa.RecordBatch.from_pydict({"t": pa.array(["x"])}), [["t"]])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data import MISSING_ID, RowEncoder
+from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data
 
@@ -207,3 +208,18 @@ def test_the_logarithm_of_any_finite_number_fits_into_float32() -> None:
 def test_a_missing_column_is_named_beside_those_found() -> None:
     with pytest.raises(DataError, match="column 'f' is missing; found: g"):
         RowEncoder(data(Path(), dense=(), sparse=({"name": "f"},))).encode(pa.table({"g": [1]}), with_label=False)
+
+
+def test_twice_the_features_are_planned_with_twice_the_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, equal = 0, Reading.__eq__
+
+    def counting(self: Reading, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(self, other)
+
+    monkeypatch.setattr(Reading, "__eq__", counting)
+    for features in (100, 200):
+        compared = 0
+        RowEncoder(data(Path(), dense=(), sparse=tuple({"name": f"f{i}"} for i in range(features))))
+        assert compared <= 10 * features
