@@ -25,10 +25,8 @@ _STEP_STYLES = {names.STEP_SECONDS: ("black", "-"), names.SLOWEST_STEP_SECONDS: 
 _QUALITY = {names.LOSS: "log loss", names.AUC: "AUC", names.NORMALIZED_ENTROPY: "normalised entropy"}
 
 
-def new_figure(
-    rows: int = 1, columns: int = 1, share_x: bool = False, more_inches: float = 0.0
-) -> tuple[Figure, list[Axes]]:
-    """Axes in the style of all pictures; `more_inches` of height for text below them."""
+def new_figure(rows: int = 1, share_x: bool = False, more_inches: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Axes one below the other in the style of all pictures; `more_inches` of height for text below them."""
     # Not pyplot: its figures are process-wide, and it wants a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -36,8 +34,7 @@ def new_figure(
     height = _SIZE_INCHES[1] * max(1.0, rows * 0.6) + more_inches
     figure = Figure(figsize=(_SIZE_INCHES[0], height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)
-    axes = [axis for line in grid for axis in line]
+    axes = list(figure.subplots(rows, squeeze=False, sharex=share_x)[:, 0])
     for axis in axes:
         axis.grid(True, alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
@@ -51,9 +48,7 @@ def _millions(axis: Axes, label: str) -> None:
     axis.set_xlabel(label)
 
 
-def learning_curve(
-    series: Mapping[str, Series], evaluation: Mapping[str, float], title: str = "Learning curve"
-) -> Figure | None:
+def learning_curve(series: Mapping[str, Series], evaluation: Mapping[str, float]) -> Figure | None:
     """Loss, AUC and normalised entropy of each window over the samples trained; None when none was measured.
 
     Args:
@@ -74,13 +69,11 @@ def learning_curve(
             )
             axis.legend(frameon=False)
     _millions(axes[-1], "samples trained (each window is measured before its update)")
-    figure.suptitle(title)
+    figure.suptitle("Learning curve")
     return figure
 
 
-def calibration(
-    predicted: Sequence[float], observed: Sequence[float], rows: Sequence[float], title: str = "Calibration"
-) -> Figure | None:
+def calibration(predicted: Sequence[float], observed: Sequence[float], rows: Sequence[float]) -> Figure | None:
     """Predicted against observed click rate on the evaluation rows, with two standard errors; None without rows."""
     import numpy as np
 
@@ -95,12 +88,12 @@ def calibration(
     mean_predicted, mean_observed = float((p_C * n_C).sum()), float((o_C * n_C).sum())
     ratio = f"{mean_predicted / mean_observed:.3f}" if mean_observed else "undefined, no positives"
     axis.set(xlabel="predicted click rate", ylabel="observed click rate", xlim=(0, top), ylim=(0, top))
-    axis.set_title(f"{title} (sum of predictions / clicks: {ratio})")
+    axis.set_title(f"Calibration (sum of predictions / clicks: {ratio})")
     axis.legend(frameon=False)
     return figure
 
 
-def step_seconds(series: Mapping[str, Series], title: str = "Where a step's time goes") -> Figure | None:
+def step_seconds(series: Mapping[str, Series]) -> Figure | None:
     """Parts of a step over the samples trained, means over the workers, and the slowest worker's whole step.
 
     None without steps.
@@ -120,6 +113,6 @@ def step_seconds(series: Mapping[str, Series], title: str = "Where a step's time
     axis.set_ylim(bottom=0)
     axis.set_ylabel("seconds")
     _millions(axis, "samples trained")
-    axis.set_title(title)
+    axis.set_title("Where a step's time goes")
     axis.legend(frameon=False, fontsize="small")
     return figure

@@ -19,7 +19,7 @@ from elastrec.platform.history import figures
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.model_registry import compared_figures, logged_model_id
-from elastrec.platform.history.points import CalibrationCurve, Point, calibration_points
+from elastrec.platform.history.points import Point
 from elastrec.platform.history.records import (
     TAG_CHAMPION_RUN,
     TAG_DESCRIBED,
@@ -204,7 +204,6 @@ class History(Connection):
         run_id: str,
         phase: Phase,
         reason: str = "",
-        calibration: CalibrationCurve | None = None,
         story: Story | None = None,
     ) -> None:
         """Draws the pictures and closes the run with its final phase. Idempotent.
@@ -215,8 +214,6 @@ class History(Connection):
         """
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
-        if calibration is not None:
-            self.log_series(run_id, calibration_points(calibration, time.time()))
         self.set_phase(run_id, phase, reason)
         self.logcompared_figures(run_id)
         with self._explained(f"close run {run_id}"):

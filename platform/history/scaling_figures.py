@@ -31,6 +31,8 @@ _CAPTIONS = 6
 _FORECASTS = 3
 _GIBIBYTE = 2.0**30
 _LINE = 118
+_SMOOTHED = 7
+"""Points over which the mean of a curve is taken."""
 _COLORS = {
     CandidateKind.STAY: "tab:gray",
     CandidateKind.GROW: "tab:blue",
@@ -140,9 +142,9 @@ def _caption(number: int, decision: Decision, zero: float) -> str:
     return textwrap.fill(f"{number}  {minute:.1f} min: {what}. {decision.reason}", _LINE, subsequent_indent="    ")
 
 
-def _smooth(values: Sequence[float], window: int = 7) -> list[float]:
+def _smooth(values: Sequence[float]) -> list[float]:
     """Mean over a window that ends early at both ends."""
-    half = window // 2
+    half = _SMOOTHED // 2
     parts = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]
 
@@ -270,7 +272,7 @@ def kept_promises(decisions: Sequence[Decision], observations: Sequence[Observat
     return kept
 
 
-def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predicted and measured") -> Figure | None:
+def promises(kept: Sequence[Kept]) -> Figure | None:
     """Bars side by side; None as long as no plan was carried out and measured."""
     shown = kept[-_CAPTIONS:]
     if not shown:
@@ -291,7 +293,7 @@ def promises(kept: Sequence[Kept], title: str = "Gain of the last plans: predict
     axis.set_ylabel("samples per second")
     axis.yaxis.set_major_formatter("{x:,.0f}")
     axis.margins(y=0.15)
-    axis.set_title(title)
+    axis.set_title("Gain of the last plans: predicted and measured")
     axis.legend(frameon=False)
     return figure
 

@@ -56,13 +56,13 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def look_ahead(seen: MemorySeen, allocation: Allocation, rules: MemoryRules | None = None) -> MemoryOutlook:
+def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
     """The memory that every plan of the job must have.
 
     As long as nobody can tell how the tables grow, servers need all the memory that they have together: what a plan
     took back, it could not give again in time.
     """
-    rules = rules or MemoryRules()
+    rules = MemoryRules()
     worker = math.ceil(seen.worker_used_bytes / (1.0 - rules.margin)) or allocation.worker_memory_bytes
     servers, problem = seen.servers, ""
     if servers is not None and _is_enough(seen):
@@ -84,9 +84,9 @@ def _is_enough(seen: MemorySeen) -> bool:
     return bool(points) and min(points) >= LEAST_POINTS and seen.samples_per_second > 0
 
 
-def curve_of(seen: MemorySeen, rules: MemoryRules | None = None) -> MemoryCurve | None:
+def curve_of(seen: MemorySeen) -> MemoryCurve | None:
     """The forecast of `look_ahead` as a curve; None where there is none."""
-    rules = rules or MemoryRules()
+    rules = MemoryRules()
     if seen.servers is None or not _is_enough(seen):
         return None
     try:

@@ -186,8 +186,9 @@ class RowEncoder:
         self._names = [*self._dense, *(feature.name for feature in self._sparse)]
         self._plans = plans_of(data, self._names)
         sources = [source for plan in self._plans.values() for source in plan.sources]
-        self._readings = [source for source in dict.fromkeys(sources) if isinstance(source, Reading)]
-        self._shared = frozenset(source for source, count in Counter(sources).items() if count > 1)
+        counts = Counter(source for source in sources if isinstance(source, Reading))
+        self._readings = list(counts)
+        self._shared = frozenset(reading for reading, count in counts.items() if count > 1)
         self._crossed = frozenset(source for source in sources if isinstance(source, str))
 
     @property

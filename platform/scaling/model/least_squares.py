@@ -31,12 +31,9 @@ def log_errors(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> Fl
     return np.log(np.maximum(rows_RK @ coefficients_K, 1e-6 * targets_R) / targets_R)
 
 
-def rmsle(
-    rows_RK: Floats, targets_R: Floats, coefficients_K: Floats, weights_R: Floats | None = None
-) -> float:  # fmt: skip
+def rmsle(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> float:
     """Root mean squared logarithmic error; 0.05 is about 5 %. Free of units: nothing is added to the logarithm."""
-    squares_R = log_errors(rows_RK, targets_R, coefficients_K) ** 2
-    return float(np.sqrt(np.average(squares_R, weights=weights_R)))
+    return float(np.sqrt(np.mean(log_errors(rows_RK, targets_R, coefficients_K) ** 2)))
 
 
 def fit_plain(rows_RK: Floats, targets_R: Floats) -> Floats:

@@ -133,10 +133,6 @@ class ThroughputModel:
         _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), self._theta_K)
         return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
 
-    def as_prior(self, source: str, strength: float = 1.0) -> Prior:
-        """For a similar job that has measured nothing yet."""
-        return Prior(coefficients=self.coefficients, source=source, strength=strength)
-
 
 _AROUND = np.ones((9, len(Columns.__dataclass_fields__)))
 """Factors of each field: what was measured, then a quarter and four times the pods and cores, one after the other."""

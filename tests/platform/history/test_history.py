@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.points import calibration_points
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
@@ -169,8 +170,9 @@ def test_a_finished_job_has_its_pictures_status_and_reason(
     sketch = BinaryMetricsSketch()
     predictions = rng.random(5000)
     sketch.update(predictions, rng.random(5000) < predictions)
+    history.log_series(run_id, calibration_points(sketch.calibration(), time.time()))
     for _ in range(2):
-        history.finish_run(run_id, Phase.SUCCEEDED, calibration=sketch.calibration())
+        history.finish_run(run_id, Phase.SUCCEEDED)
     pictures = sorted(item.path for item in client.list_artifacts(run_id, "figures"))
     assert pictures == ["figures/calibration.png", "figures/learning_curve.png", "figures/step_seconds.png"]
     for picture in pictures:

@@ -19,6 +19,8 @@ from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
 KEPT_EVENTS = 10_000
+_MOST_EVENTS = 1_000
+"""In one answer."""
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
 _PAUSE_SECONDS = 0.5
 _ORIGIN = "events_origin"
@@ -144,14 +146,14 @@ class Journal:
             raise
         self.version = event.version
 
-    def events_after(self, version: int, job: str | None, limit: int = 1000) -> list[KeptEvent] | None:
+    def events_after(self, version: int, job: str | None) -> list[KeptEvent] | None:
         """Oldest first; None when events after that version were already dropped, or it was never reached."""
         oldest = self._database.execute("SELECT min(version) FROM events").fetchone()[0]
         if version > self.version or (version < self.version and version + 1 < (oldest or 0)):
             return None
         rows = self._database.execute(
             "SELECT event FROM events WHERE version > ? AND (? IS NULL OR job = ?) ORDER BY version LIMIT ?",
-            (version, job, job, limit),
+            (version, job, job, _MOST_EVENTS),
         )
         return [msgspec.json.decode(row[0], type=KeptEvent) for row in rows]
 
