@@ -9,7 +9,8 @@
   without elastrec.
 * `truths`: the default policy against greedy Optimus where servers are queues, and where steps have the refined form:
   truths that are not the equation of the policies' own model.
-* `workers`: the same where plans may change workers alone, which is what live jobs can do.
+* `workers`: the same where plans may change workers alone, as of jobs whose file has limits of nothing else. Memory
+  that a forecast asks for their servers get all the same.
 * `steady`: how many jobs come to rest near the speed that a policy which knows their model leads to.
 * `sensitivity`: what becomes of it when one thing differs; above 0 we lose.
 

@@ -65,7 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         interval_seconds: between two rounds of the policy (DLRover-RM §6.2: three minutes).
         start_seconds: median until a pod trains; log-normal with `start_spread`.
-        migration_pause_seconds: training pauses when servers or a pod's size change.
+        migration_pause_seconds: training pauses when servers or their size change.
         noise: standard deviation of the logarithm of a window's step time.
         hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
             fail per day (DLRover-RM §2.2), which is one in 1600 hours.

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import simpy
 
-from elastrec.platform.scaling.across_jobs.one_change import one_change
+from elastrec.platform.scaling.across_jobs.one_change import MEMORY, one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
-from elastrec.platform.scaling.amounts import PriceList, require
+from elastrec.platform.scaling.amounts import Change, PriceList, require
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
@@ -344,7 +344,7 @@ class Simulation:
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
             for plan in answer.plans:
-                if plan.changes and plan.changes <= self._running[plan.job_id].job.movable:
+                if self._is_possible(plan):
                     self._apply(plan)
             if self._waiting or self._short:
                 self._admit()
@@ -362,6 +362,13 @@ class Simulation:
             migration_pause_seconds=settings.migration_pause_seconds,
         )
 
+    def _is_possible(self, plan: Plan) -> bool:
+        """Whether a master would carry it out. Memory that a forecast asks for it gives to a job's servers, whatever
+        policies may plan; of two plans for a job the second one was made for another shape."""
+        running = self._running[plan.job_id]
+        movable = running.job.movable | ({Change.SERVER_SIZE} if plan.policy == MEMORY else frozenset())
+        return bool(plan.changes) and plan.changes <= movable and plan.before == running.held
+
     def _apply(self, plan: Plan) -> None:
         running = self._running[plan.job_id]
         self._count_use()
@@ -373,12 +380,14 @@ class Simulation:
             self._environment.process(self._change(running, plan))
 
     def _change(self, running: Running, plan: Plan) -> Process:
-        """The old pods train until the new ones are up; servers and sizes cost a pause on top."""
+        """The old pods train until the new ones are up. Servers hand rows over on top, which pauses the training;
+        workers leave when their successors are there."""
         shrinks = plan.allocation.workers < plan.before.workers and len(plan.changes) == 1
         generation = running.generation
         yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running.random))
         if running.remaining <= 0 or running.generation != generation:
             return
-        pause = 0.0 if plan.changes <= {"workers"} else self._settings.migration_pause_seconds
+        hands_over = bool(plan.changes & {Change.SERVERS, Change.SERVER_SIZE})
+        pause = self._settings.migration_pause_seconds if hands_over else 0.0
         running.cut_over(plan.allocation, pause, self._environment.now)
         running.wake()

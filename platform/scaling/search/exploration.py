@@ -30,26 +30,35 @@ def _fastest_measured(job: JobProfile) -> float:
     return max((workers * job.shape.batch_size / step for workers, step in steps if is_positive(step)), default=0.0)
 
 
-def _promises(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> bool:
-    """Whether some plan would be made if its prediction were to be trusted, and is not made because it is not."""
-    few = outcomes.take(np.flatnonzero(outcomes.against_rules <= 0))
+def _promise(situation: Situation, capacity: Capacity, looked_at: Outcomes) -> float:
+    """By how large a share of Ψ the best plan that is doubted now would be within the rules in the next round.
+
+    Below 0 there is none: no plan would be made then if its prediction were to be trusted.
+    """
+    few = looked_at.take(np.flatnonzero(looked_at.against_rules <= 0))
     doubted = few.relative_error > situation.rules.trusted_error
-    return bool(((excess(situation, capacity, few) <= 0).all(axis=1) & doubted).any())
+    fits = (excess(situation, capacity, few) <= 0).all(axis=1)
+    rows = np.flatnonzero(doubted & fits)
+    if not len(rows):
+        return -1.0
+    return -float(situation.next_round.outcomes(few.columns.take(rows)).against_rules.min())
 
 
 def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes) -> list[Candidate]:
     """At most MOST neighbours with an uncertain prediction, most learning per cost first; none when all is known.
 
     A step may not be predicted to slow the job by more than `max_slowdown` against the fastest that was measured, so
-    going down is explored only where it is believed to be nearly free, and steps down do not add up. A horizon too
-    short to measure in is no time to explore, and a model is not asked for more than a plan could use. What was learnt
-    may undo a step in the next round: by then it has to have paid for its pause and its start.
+    going down is explored only where it is believed to be nearly free, and steps down do not add up. A model is not
+    asked for more than a plan could use: a plan that is doubted now must be within the rules in the next round, in what
+    is left of the job then, and with what the step itself has cost. What was learnt may undo a step in the next round:
+    by then it has to have paid for its pause and its start.
 
     Args:
         looked_at: outcomes of points all over the space.
     """
     steps = space.single_steps()
-    if not len(steps.columns) or situation.horizon_seconds < situation.job.until_next_change_seconds:
+    later = situation.next_round.horizon_seconds
+    if not len(steps.columns) or later <= 0:
         return []
     outcomes = situation.outcomes(steps.columns, payback_seconds=0.0)
     fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
@@ -62,7 +71,9 @@ def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: O
     worth = teaches / (cost + 0.05)
     if not (worth > 0).any():
         return []
-    if not _promises(situation, capacity, looked_at):
-        return []
+    # What is lost until the next round, as a share of the time in which a plan can make up for it.
+    lost = np.maximum(-outcomes.gain, 0.0) / situation.samples_per_second
+    lost *= situation.job.until_next_change_seconds / later
+    worth = np.where(lost <= _promise(situation, capacity, looked_at), worth, 0.0)
     rows = np.argsort(-worth, kind="stable")[:MOST]
     return [outcomes.candidate(int(row), CandidateKind.EXPLORE) for row in rows if worth[row] > 0]

@@ -2,7 +2,7 @@
 
     RC(A) = Σ_r a_r · price_r                     eq. 7, currency/hour, against what the job has now
     TG(A) = ΔΨ − overhead(A)                      eq. 8, samples/s
-    overhead = Ψ_now · pause/h + ΔΨ · start/h     h = min(remaining time, what a plan has to pay for itself in)
+    overhead = Ψ_now · pause/h + ΔΨ · start/h     h = min(time left with A, what a plan has to pay for itself in)
 
 The paper subtracts a time from a speed; here the overhead is what pause and start cost in samples, spread over the
 horizon h. The window until the next round would be too short a horizon: a plan stays until a better one is worth
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import msgspec
@@ -149,11 +149,18 @@ class Situation:
     @property
     def horizon_seconds(self) -> float:
         """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
-        return self._horizon(self.rules.payback_seconds)
+        return float(self._horizons(self.rules.payback_seconds, self.now.samples_per_second)[0])
 
-    def _horizon(self, payback_seconds: float) -> float:
+    def _horizons(self, payback_seconds: float, samples_per_second_N: Floats) -> Floats:
         payback = max(payback_seconds, self.job.until_next_change_seconds)
-        return min(self.job.remaining_samples / self.samples_per_second, payback)
+        return np.minimum(self.job.remaining_samples / samples_per_second_N, payback)
+
+    @cached_property
+    def next_round(self) -> Situation:
+        """The same job when it may be changed the next time, if it stays as it is until then."""
+        trained = self.job.until_next_change_seconds * self.samples_per_second
+        job = msgspec.structs.replace(self.job, remaining_samples=max(self.job.remaining_samples - trained, 0.0))
+        return replace(self, job=job)
 
     def outcomes(self, columns: Columns, *, payback_seconds: float | None = None) -> Outcomes:
         """RC, TG and the rules for N allocations; float64 of shape (N,) each.
@@ -163,15 +170,18 @@ class Situation:
         """
         predicted, speed = self.model.predict(columns), self.samples_per_second
         known = _known(columns, self.job.allocation, self.prices, self.overheads, self.rules)
-        horizon = self._horizon(self.rules.payback_seconds if payback_seconds is None else payback_seconds)
         difference_N = predicted.samples_per_second - speed
-        # A job that ends at once has no time in which a change could pay.
-        lost_N = np.minimum(known.pause_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
-        late_N = np.minimum(known.start_N / horizon, 1.0) if horizon > 0 else np.ones(len(columns))
+        payback = self.rules.payback_seconds if payback_seconds is None else payback_seconds
+        # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.
+        horizon_N = self._horizons(payback, np.maximum(predicted.samples_per_second, speed))
+        lost_N, late_N = _share(known.pause_N, horizon_N), _share(known.start_N, horizon_N)
         overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
         gain_N = difference_N - overhead_N
-        # A plan that saves keeps its own share of Ψ, and the share that all savings together have to keep.
-        kept_N = np.maximum(known.save_rise_N, (1.0 - self.rules.max_slowdown) * self.reference / speed - 1.0)
+        # What a plan saves it saves once its pods train. It keeps its own share of Ψ, and the share that all savings
+        # together have to keep.
+        saved_N, least = known.dearer_N * (1.0 - late_N), math.log1p(self.rules.least_change)
+        kept_N = np.where(saved_N <= -least, np.expm1(self.rules.save_efficiency * saved_N), np.inf)
+        kept_N = np.maximum(kept_N, (1.0 - self.rules.max_slowdown) * self.reference / speed - 1.0)
         return Outcomes(
             columns=columns,
             predicted=predicted,
@@ -203,8 +213,8 @@ class _Known:
 
     Attributes:
         pause_N, start_N: seconds.
+        dearer_N: logarithm of the price over the present one.
         grow_rise_N: share by which Ψ must rise for the plan to be worth its price (`Rules`).
-        save_rise_N: the same, negative, for a plan that saves; infinity where it does not save enough to be one.
     """
 
     cost_N: Floats
@@ -212,8 +222,8 @@ class _Known:
     more_bytes_N: Floats
     pause_N: Floats
     start_N: Floats
+    dearer_N: Floats
     grow_rise_N: Floats
-    save_rise_N: Floats
 
 
 def _known(
@@ -241,13 +251,18 @@ def _compared(
         more_bytes_N=columns.memory_bytes - now.memory_bytes,
         pause_N=pause_N,
         start_N=start_N,
+        dearer_N=dearer_N,
         grow_rise_N=np.expm1(np.maximum(rules.grow_efficiency * dearer_N, least)),
-        save_rise_N=np.where(dearer_N <= -least, np.expm1(rules.save_efficiency * dearer_N), np.inf),
     )
     for value in vars(found).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)
     return found
+
+
+def _share(seconds_N: Floats, horizon_N: Floats) -> Floats:
+    """Of the horizon, at most 1; all of one that is over: a job that ends at once has no time for a change to pay."""
+    return np.where(horizon_N > seconds_N, seconds_N / np.maximum(horizon_N, 1e-9), 1.0)
 
 
 def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tuple[Floats, Floats]:

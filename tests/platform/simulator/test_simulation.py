@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from elastrec.platform.scaling.amounts import GIBIBYTE, Change, Resources
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
-from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
+from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
 from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.simulation import Settings, Simulation
 from elastrec.platform.specs.errors import ScalingError
-from tests.platform.simulator.cluster import NODE, PRICES, QUIET, run
+from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
 
 WORKERS = frozenset({Change.WORKERS})
 
@@ -55,6 +55,37 @@ def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
     static, ours = (run(name, jobs).figures() for name in ("static", "three-stage"))
     assert ours["completion_seconds_mean"] < 0.7 * static["completion_seconds_mean"]
     assert ours["changes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "seconds"),
+    [({"worker_cores": 4.0}, 0.0), ({"workers": 5}, 0.0), ({"parameter_server_cores": 4.0}, 30.0)],
+)
+def test_training_pauses_where_servers_hand_rows_over_and_not_where_workers_are_replaced(
+    changed: dict[str, float], seconds: float
+) -> None:
+    class Once(Static):
+        def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
+            return [
+                Plan(
+                    job_id=each.job_id, policy="once", before=each.allocation, reason="",
+                    allocation=msgspec.structs.replace(each.allocation, **changed),
+                )
+                for each in proposals
+                if each.allocation == asked()
+            ]  # fmt: skip
+
+    # A step that takes as long with all of these: what differs is the pause.
+    same = Coefficients(gradient=0.0, update=0.0, synchronise=0.0, embedding=0.0, fixed=0.1)
+    (stays,) = run("static", [job(coefficients=same)]).jobs
+    (ended,) = Simulation([job(coefficients=same)], Nodes(20, NODE), Once(), PRICES, QUIET).run().jobs
+    assert ended.changes == 1
+    faster = 5 / 4 if "workers" in changed else 1.0
+    trained = stays.ended_seconds - 60.0
+    # Asked after the first round, held at once, training a minute later.
+    before = 180.0 + 60.0 - 60.0
+    expected = 60.0 + before + (trained - before) / faster + seconds
+    assert ended.ended_seconds == pytest.approx(expected, rel=1e-6)
 
 
 def test_jobs_wait_where_there_is_no_room_and_nothing_is_overcommitted() -> None:

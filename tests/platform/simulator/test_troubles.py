@@ -6,6 +6,7 @@ import math
 import msgspec
 import pytest
 
+from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import JobProfile, Proposal
@@ -84,6 +85,16 @@ def test_tables_that_outgrow_their_server_end_the_job_without_a_forecast_and_not
     assert late.completion_seconds > early.completion_seconds + Handling().resubmit_seconds
     assert early.allocation.parameter_server_memory_bytes > full.allocation.parameter_server_memory_bytes
     assert late.allocation.parameter_server_memory_bytes == 2 * full.allocation.parameter_server_memory_bytes
+
+
+def test_servers_get_the_memory_that_a_forecast_asks_for_also_where_plans_move_workers_alone() -> None:
+    full = growing(job(movable=frozenset({Change.WORKERS})), needed_at_end=1.5)
+    (ended,) = run("three-stage", [full]).jobs
+    assert ended.out_of_memory == 0
+    before, after = full.allocation, ended.allocation
+    assert after.parameter_server_memory_bytes > before.parameter_server_memory_bytes
+    servers = (before.parameter_servers, before.parameter_server_cores)
+    assert (after.parameter_servers, after.parameter_server_cores) == servers
 
 
 def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_it() -> None:

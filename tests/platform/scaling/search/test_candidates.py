@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from elastrec.platform.scaling.amounts import Change
 from elastrec.platform.scaling.model.throughput import fit_job
@@ -100,6 +101,17 @@ def test_nothing_is_explored_that_no_plan_could_use() -> None:
         kinds[name] = {each.kind for each in propose(asked, PLENTY).candidates}
     assert kinds["fixed"] == {CandidateKind.STAY}
     assert len(kinds["computing"]) > 1
+
+
+@pytest.mark.parametrize(("seconds", "is_tried"), [(7200.0, True), (800.0, True), (650.0, False)])
+def test_nothing_is_explored_that_the_next_round_has_no_time_to_use(seconds: float, is_tried: bool) -> None:
+    """A round takes ten minutes here: of eleven nothing is left in which what was learnt could be used."""
+    young_job = young(allocation(1, 1), movable=WORKERS)
+    left = seconds * young_job.samples_per_second
+    asked = young(allocation(1, 1), movable=WORKERS, remaining_samples=left)
+    assert asked.horizon_seconds > asked.job.until_next_change_seconds
+    kinds = {each.kind for each in propose(asked, PLENTY).candidates}
+    assert (CandidateKind.EXPLORE in kinds) is is_tried
 
 
 def test_steps_down_do_not_add_up() -> None:

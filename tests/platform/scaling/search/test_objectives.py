@@ -143,6 +143,37 @@ def test_a_change_has_at_least_until_the_next_one_is_possible_to_pay_for_itself(
     assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=90.0)).horizon_seconds == 90
 
 
+def test_a_plan_has_no_more_time_to_pay_for_itself_than_it_leaves_the_job() -> None:
+    pause = Overheads(worker_start_seconds=0.0, server_start_seconds=0.0, migration_pause_seconds=30.0)
+    now, then = (speed(TRUE, each) for each in (allocation(2, 1), allocation(8, 4)))
+    job = profile(remaining_samples=600.0 * now)
+    outcomes = Situation(job, known_model(), PRICES, pause).outcomes(Columns.of([allocation(8, 4)]))
+    assert then > 2 * now
+    assert outcomes.overhead[0] == pytest.approx(now * 30.0 / (600.0 * now / then), rel=0.01)
+
+
+def test_what_is_saved_counts_from_when_the_new_pods_train() -> None:
+    large, small = allocation(worker_cores=16.0), allocation(worker_cores=8.0)
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+
+    def violation(seconds: float) -> float:
+        job = profile(allocation=large, remaining_samples=seconds * speed(bound, large))
+        asked = Situation(job, known_model(bound), PRICES, Overheads(worker_start_seconds=60.0))
+        return float(asked.outcomes(Columns.of([small])).violation[0])
+
+    assert violation(3600.0) <= 0
+    # Workers of another size train after a minute: of 55 s they save nothing, of 62 s less than the least change.
+    assert violation(62.0) > 0
+    assert violation(55.0) > 0
+
+
+def test_fewer_workers_save_until_the_end() -> None:
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+    job = profile(allocation=allocation(40, 1), remaining_samples=55.0 * speed(bound, allocation(40, 1)))
+    asked = Situation(job, known_model(bound), PRICES, Overheads(worker_start_seconds=60.0))
+    assert asked.outcomes(Columns.of([allocation(30, 1)])).violation[0] <= 0
+
+
 def test_servers_that_are_far_too_large_shrink_although_that_costs_a_pause() -> None:
     large = allocation(server_cores=16.0)
     job = profile(allocation=large, until_next_change_seconds=180.0)
