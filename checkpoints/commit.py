@@ -2,7 +2,7 @@
 
 A record is a folder `{store}/{job name}/records/{step:012d}-{job}-{random}/`. Servers write immutable parts into it in
 parallel; the master then writes the shard states and, last, the manifest. A folder without a valid manifest is torn:
-readers skip it. `{job}` is 8 hexadecimal digits of the job id's hash, so that one listing tells whose a folder is,
+readers skip it. `{job}` is 8 hexadecimal digits of the job id's hash, so that one listing shows whose a folder is,
 torn ones included.
 """
 

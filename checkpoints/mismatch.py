@@ -197,7 +197,7 @@ def _other_steps(record: ModelSummary, job: TrainingJob) -> list[str]:
     data, before = job.spec.data, steps_of(record)
     known = {*record.dense_features, *record.sparse_features}
     features = {feature.name: feature for feature in data.described_features if feature.name in known}
-    # An older record tells of steps that its job file listed, and nothing of short forms and defaults.
+    # An older record has the steps that its job file listed, without short forms and defaults.
     changed = {
         name
         for name, feature in features.items()

@@ -1,4 +1,4 @@
-"""What a record says of the model inside it: enough to tell, without torch, whether a job can continue from it."""
+"""What a record says of the model inside it: enough to decide, without torch, whether a job can continue from it."""
 
 from __future__ import annotations
 

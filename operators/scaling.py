@@ -95,7 +95,7 @@ class _ChangingOperator(WaitingOperator):
     """Asks a job's master for another shape, waits until the job has it, and takes the request back when it is ended.
 
     However often a shape is asked for, the job has it once: a second try finds what the first one asked for. When a
-    person ends the task, or its `execution_timeout` is over, the master is told to take the request back; it does so
+    person ends the task, or its `execution_timeout` is over, the master is asked to take the request back; it does so
     until rows change hands.
 
     Args:
@@ -149,7 +149,7 @@ class _ChangingOperator(WaitingOperator):
             pause_seconds=pause_of(self.platform, event["job_id"], event["request_id"]) if is_done else None,
         )
 
-    def _tell(self, context: Context, changed: ChangedJob) -> dict[str, Any]:
+    def _show(self, context: Context, changed: ChangedJob) -> dict[str, Any]:
         name_in_grid(context, changed)
         self.log.info(changed.words())
         return give(changed)
@@ -232,7 +232,7 @@ class ScaleJobOperator(_ChangingOperator):
         self._taken_back_in_time(event)
         asked = self._words()
         changed = self._changed(event, asked, asked)
-        output = self._tell(context, changed)
+        output = self._show(context, changed)
         if not changed.migrated and not changed.is_open:
             raise AirflowFailException(changed.words())
         return output
@@ -303,7 +303,7 @@ class MigratePodsOperator(_ChangingOperator):
         if changed.request_id and not is_changed:
             reason = f"{changed.outcome}: {reason}"
         push_link(context, scaling_story.log_decision(self.platform, plan, is_changed=is_changed, reason=reason))
-        return self._tell(context, changed)
+        return self._show(context, changed)
 
 
 def _proposed(plan: Plan) -> str:

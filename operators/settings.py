@@ -36,7 +36,7 @@ SILENT_AFTER_SECONDS = 300.0
 UNREACHABLE_AFTER_SECONDS = 600.0
 """A cluster that does not answer for this long fails the try; the next one attaches to the job again."""
 STATE_SECONDS = 120.0
-"""How long Airflow may take to tell a trigger the state of its task; then the owner of the job decides."""
+"""How long Airflow may take to answer a trigger with the state of its task; then the owner of the job decides."""
 KILL_SECONDS = 120.0
 """How long a trigger goes on trying to stop a job whose cluster does not answer."""
 RETRIES = 3

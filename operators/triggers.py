@@ -3,7 +3,7 @@
 When a person ends a deferred task, two cases differ. Marked failed or successful, or its DAG run ended: the job is
 stopped. Cleared: the next try of the task takes the job over, so it is left alone.
 
-Airflow does not wait for a trigger before it starts the next try, and does not tell a trigger the number of the try
+Airflow does not wait for a trigger before it starts the next try, and does not give a trigger the number of the try
 that is current. So the task's state alone does not decide. The trigger carries the try that deferred, in `owner`; each
 try takes the job over under its own number; and a stop in the name of a try that is no longer the owner is refused by
 the job's master. What the state is asked for is whether another try can come.
@@ -353,7 +353,7 @@ class TrackingTrigger(JobTrigger):
 class ShapeTrigger(JobTrigger):
     """Fires when a request for another shape has ended (a `ShapeOutcome`), or its job cannot be observed any more.
 
-    A person who ends the task gives the request up: its master is told so, whatever becomes of the task.
+    A person who ends the task gives the request up: its master is informed, whatever becomes of the task.
 
     Args:
         request_id: of the job's master.

@@ -1,4 +1,4 @@
-"""The runner of mutants tells a caught one from one that survives. That the list fits the code: test_house.py."""
+"""The runner of mutants separates caught ones from survivors. That the list fits the code: test_house.py."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class Shape:
 
     def is_of(self, configuration: JobShape) -> bool:
         workers, servers = configuration[Role.WORKER], configuration[Role.PARAMETER_SERVER]
-        told = workers.count, workers.size.cores, servers.size.cores
-        return (self.workers, self.worker_cores, self.server_cores) == told
+        sizes = workers.count, workers.size.cores, servers.size.cores
+        return (self.workers, self.worker_cores, self.server_cores) == sizes
 
 
 def measure_shapes(
@@ -62,7 +62,7 @@ def measure_shapes(
         RuntimeError: the job ended, or a shape did not come up.
     """
     with launched(platform, content) as job_id, contextlib.closing(wait_for_master(platform, job_id)) as client:
-        _wait(client, lambda told: told.is_settled, _START_SECONDS, "the start")
+        _wait(client, lambda profile: profile.is_settled, _START_SECONDS, "the start")
         time.sleep(warm_up_seconds)
         for shape in shapes:
             profile = _measure(client, shape, seconds, least_steps)
@@ -82,8 +82,8 @@ def _measure(client: RpcClient, shape: Shape, seconds: float, least_steps: int) 
     if not done.accepted:
         raise RuntimeError(f"{shape}: refused: {done.reason}")
 
-    def is_enough(told: Profile) -> bool:
-        steps, worker_seconds = _measured(told, shape)
+    def is_enough(profile: Profile) -> bool:
+        steps, worker_seconds = _measured(profile, shape)
         return steps - before[0] >= least_steps and (worker_seconds - before[1]) / shape.workers >= seconds
 
     return _wait(client, is_enough, _START_SECONDS + 10 * seconds, str(shape))
@@ -93,26 +93,26 @@ def _profile(client: RpcClient) -> Profile:
     return client.call(GetProfile(), Profile, timeout_seconds=15)
 
 
-def _measured(told: Profile, shape: Shape) -> tuple[int, float]:
+def _measured(profile: Profile, shape: Shape) -> tuple[int, float]:
     """Steps until now in a shape, and worker seconds, the older ones of which count less."""
-    for each in told.measured:
+    for each in profile.measured:
         if shape.is_of(each.configuration):
             return each.steps_ever, each.worker_seconds
     return 0, 0.0
 
 
 def _wait(client: RpcClient, ready: Callable[[Profile], bool], seconds: float, what: str) -> Profile:
-    deadline, told = time.monotonic() + seconds, _profile(client)
+    deadline, profile = time.monotonic() + seconds, _profile(client)
     while time.monotonic() < deadline:
-        told = _profile(client)
-        if ready(told):
-            return told
+        profile = _profile(client)
+        if ready(profile):
+            return profile
         time.sleep(_POLL_SECONDS)
-    raise RuntimeError(f"{what}: not measured within {seconds:.0f} s; last told: {told}")
+    raise RuntimeError(f"{what}: not measured within {seconds:.0f} s; last profile: {profile}")
 
 
-def _line(told: Profile, shape: Shape) -> str:
-    for each in told.measured:
+def _line(profile: Profile, shape: Shape) -> str:
+    for each in profile.measured:
         if shape.is_of(each.configuration):
             return (
                 f"{each.configuration[Role.PARAMETER_SERVER].count} servers × {shape.server_cores:g}, "

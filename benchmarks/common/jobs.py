@@ -102,7 +102,7 @@ def run_job(
 
     Args:
         content: the job file.
-        until: told the job's state a few times a second; true ends the job before its own end.
+        until: called with the job's state a few times a second; true ends the job before its own end.
 
     Raises:
         RuntimeError: the job failed or did not end in time; holds the last lines of its pods.

@@ -185,7 +185,7 @@ def _kill_a_worker(job_id: str) -> None:
 
 
 def recorded(case: Case, ended: Ended) -> RecordedRun:
-    """What the ledger of a job that has ended tells."""
+    """What follows from the ledger of a job that has ended."""
     table = ended.ledger.to_pandas()
     table = table[(table["kind"] == "train") & (table["ended_seconds"] > table["began_seconds"])]
     begin, end = float(table["began_seconds"].min()), float(table["ended_seconds"].max())

@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "din": {"attention": {"u0": "C1"}, "layer_sizes": [128, 64]},
     "dlrm": {"bottom_layer_sizes": [128], "top_layer_sizes": [128, 64]},
 }
-Told = dict[str, float]
+Counted = dict[str, float]
 
 
 def write_log(folder: Path, shape: LogShape) -> None:
@@ -98,10 +98,10 @@ class Side:
         )
         self.groups = job.spec.deduplication.groups or ()
 
-    def run(self, rows: int) -> Told:
-        """The first rows once; what the worker told."""
-        told: Told = self._worker.ask(rows=rows)
-        return told
+    def run(self, rows: int) -> Counted:
+        """The first rows once; what the worker counted."""
+        counted: Counted = self._worker.ask(rows=rows)
+        return counted
 
 
 def measure_model(root: Path, model: str, arguments: argparse.Namespace, settings: dict[str, Any]) -> list[Figure]:
@@ -118,13 +118,13 @@ def measure_model(root: Path, model: str, arguments: argparse.Namespace, setting
         if not sides["deduplicated"].groups or sides["unclustered"].groups:
             raise RuntimeError(f"{model}: the rule chose otherwise than this benchmark is about")
         rows = arguments.trained - arguments.trained % arguments.batch
-        runs: dict[str, Callable[[], Told]] = {name: partial(side.run, rows) for name, side in sides.items()}
+        runs: dict[str, Callable[[], Counted]] = {name: partial(side.run, rows) for name, side in sides.items()}
         interleave(runs, 1)
-        told = interleave(runs, arguments.rounds)
-    seconds = {name: [min(each["cpu_seconds"] for each in rounds)] for name, rounds in told.items()}
+        counted = interleave(runs, arguments.rounds)
+    seconds = {name: [min(each["cpu_seconds"] for each in rounds)] for name, rounds in counted.items()}
     for name in ("before", "unclustered"):
         seconds[name] = min(seconds[name], seconds[f"{name} again"])
-    last = {name: rounds[-1] for name, rounds in told.items()}
+    last = {name: rounds[-1] for name, rounds in counted.items()}
     plain, ours = last["clustered"], last["deduplicated"]
     factor = plain["bytes_read"] / ours["bytes_read"]
     settings = {

@@ -1,7 +1,7 @@
 """What more pods bring: rows per second of 1, 2 and 4 workers, and of 1, 2 and 4 servers where these are what limits.
 
 Every pod has a fraction of a core by its control group, so that one small machine holds them all. Speeds come from the
-ledger: rows of the time in which every worker trained. The groups' throttling counters, told in the settings, say
+ledger: rows of the time in which every worker trained. The groups' throttling counters, in the settings, say
 whether it was the limits that limited. While jobs run, their pods outweigh other load on the machine.
 
 Pulls overlap from the first step (`overlap_pull: true`), as they do by default once a model has taken its first steps:
@@ -197,9 +197,9 @@ def measure_case(platform: jobs.Platform, log: GenerateReport, name: str, rounds
             role: statistics.median(run.throttled[role] for run in results[str(count)])
             for role in results[str(count)][0].throttled
         }
-        told = {"each": [round(speed) for speed in speeds[count]], "throttled_share_of_periods": throttled}
+        settings = {"each": [round(speed) for speed in speeds[count]], "throttled_share_of_periods": throttled}
         value = statistics.median(speeds[count])
-        figures.append(Figure(f"scaling_out.{name}_{count}.speed", value, "rows per second", settings=told))
+        figures.append(Figure(f"scaling_out.{name}_{count}.speed", value, "rows per second", settings=settings))
     return figures
 
 

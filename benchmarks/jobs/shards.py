@@ -45,9 +45,9 @@ def leasing(shards: int, rounds: int) -> list[Figure]:
     with played_job(_LEASING_WORKERS, 2 * shards, 1, 1) as (master, players):
         for _ in range(rounds + 1):
             before = master.cpu_seconds()
-            told = players.ask(do="lease", shards=each, count=_LEASE)
-            rates.append(told["shards"] / told["seconds"])
-            cpu.append((master.cpu_seconds() - before) / told["shards"])
+            answer = players.ask(do="lease", shards=each, count=_LEASE)
+            rates.append(answer["shards"] / answer["seconds"])
+            cpu.append((master.cpu_seconds() - before) / answer["shards"])
             resident.append(master.resident_bytes())
         done = master.ask()["done"]
     settings = {"lease": _LEASE, "workers": _LEASING_WORKERS, "finished": done, "journal": "on disk"}
@@ -70,16 +70,16 @@ def heartbeats(name: str, workers: int, seconds: float, rounds: int, at_most: fl
         # The first round warms the master up.
         for _ in range(rounds + 1):
             before, began = master.cpu_seconds(), time.monotonic()
-            told = players.ask(
+            answer = players.ask(
                 do="train", seconds=seconds, steps_per_second=_STEPS_PER_SECOND, batch=_BATCH,
                 shard_seconds=_SHARD_SECONDS if shards else 0.0,
             )  # fmt: skip
             passed = time.monotonic() - began
             shares.append(100 * (master.cpu_seconds() - before) / passed)
-            beats.append(told["beats"] / passed)
+            beats.append(answer["beats"] / passed)
     settings = {
-        "workers": workers, "beat_seconds": told["beat_seconds"], "beats_per_second": statistics.median(beats[1:]),
-        "shards_per_second": told["leases"] / passed, "each": [round(share, 2) for share in shares[1:]],
+        "workers": workers, "beat_seconds": answer["beat_seconds"], "beats_per_second": statistics.median(beats[1:]),
+        "shards_per_second": answer["leases"] / passed, "each": [round(share, 2) for share in shares[1:]],
     }  # fmt: skip
     return [
         Figure(f"shards.{name}", statistics.median(shares[1:]), "% of a core", at_most=at_most, simulated=True,

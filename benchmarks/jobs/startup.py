@@ -58,13 +58,15 @@ def first_batch(platform: jobs.Platform) -> TrainingMetrics:
     raise RuntimeError(f"no batch was trained within {_PATIENCE_SECONDS:.0f} s")
 
 
-def parts_of(begun: float, tasks: dict[str, dict[str, Any]], told: Explanation, trained: float) -> dict[str, float]:
+def parts_of(
+    begun: float, tasks: dict[str, dict[str, Any]], explained: Explanation, trained: float
+) -> dict[str, float]:
     """Seconds between the moments on the way, in their order; they sum to `trained - begun`.
 
     Args:
         begun, trained: seconds since the epoch, as all moments here.
-        tasks: of the DAG run, as Airflow's REST API tells them.
-        told: the job's story.
+        tasks: of the DAG run, as Airflow's REST API gives them.
+        explained: the job's story.
 
     Raises:
         RuntimeError: a moment is missing.
@@ -74,9 +76,9 @@ def parts_of(begun: float, tasks: dict[str, dict[str, Any]], told: Explanation, 
         moments.append((f"Airflow starts {task}", _unix(tasks, task, "start_date")))
         if task != "launch":  # the job goes on before that task is over
             moments.append((f"{task} runs", _unix(tasks, task, "end_date")))
-    moments.append(("launch runs until the master has begun", _entry(told, "began ", last=False)))
-    moments.append(("servers and workers come up", _entry(told, "started ", last=True)))
-    moments.append(("servers are told, training begins", _entry(told, f"-> {Phase.TRAINING}", last=False)))
+    moments.append(("launch runs until the master has begun", _entry(explained, "began ", last=False)))
+    moments.append(("servers and workers come up", _entry(explained, "started ", last=True)))
+    moments.append(("servers are ready, training begins", _entry(explained, f"-> {Phase.TRAINING}", last=False)))
     moments.append(("the first batch is read, pulled, computed and pushed", trained))
     # A worker may train while another one is still coming up.
     rising = [moments[0]]
@@ -88,12 +90,12 @@ def parts_of(begun: float, tasks: dict[str, dict[str, Any]], told: Explanation, 
 def _unix(tasks: dict[str, dict[str, Any]], task: str, name: str) -> float:
     text = tasks.get(task, {}).get(name)
     if not text:
-        raise RuntimeError(f"Airflow tells no {name} of the task {task}")
+        raise RuntimeError(f"Airflow gives no {name} of the task {task}")
     return datetime.fromisoformat(text).timestamp()
 
 
-def _entry(told: Explanation, words: str, *, last: bool) -> float:
-    found = [entry.unix_seconds for entry in told.timeline if words in entry.what]
+def _entry(explained: Explanation, words: str, *, last: bool) -> float:
+    found = [entry.unix_seconds for entry in explained.timeline if words in entry.what]
     if not found:
         raise RuntimeError(f"the job's story has no entry with {words!r}")
     return found[-1] if last else found[0]
@@ -117,7 +119,7 @@ def from_trigger(
 
 
 def measure_trigger(home: Path, rounds: int) -> list[Figure]:
-    """Rounds with the same services; the first run of all, which also warms caches, is told apart."""
+    """Rounds with the same services; the first run of all, which also warms caches, is given apart."""
     clicks = home / "clicks"
     generate(GenerateSpec(path=str(clicks), rows_per_day=100_000, days=2, seed=1))
     with ServiceStack(home) as stack:

@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         def side(name: str) -> Callable[[], float]:
             def run() -> float:
                 seeds[name] += 1
-                told = ""
+                note = ""
                 content = job_content(log, name, seeds[name])
                 if name == ONE_PROCESS:
                     auc = one_process(content, log)
@@ -119,11 +119,11 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
                     ended = run_job(platform, content)
                     metrics = ended.metrics
                     alone = rows_before_the_last_worker(ended.ledger) / arguments.rows
-                    told = f", {alone:.1%} of the rows before all workers were up"
+                    note = f", {alone:.1%} of the rows before all workers were up"
                     if metrics.auc is None or metrics.samples_trained != arguments.rows:
                         raise RuntimeError(f"{name}: trained {metrics.samples_trained} samples, AUC {metrics.auc}")
                     auc = metrics.auc
-                print(f"{name}, seed {seeds[name]}: AUC {auc:.5f}{told}", file=sys.stderr)
+                print(f"{name}, seed {seeds[name]}: AUC {auc:.5f}{note}", file=sys.stderr)
                 return auc
 
             return run

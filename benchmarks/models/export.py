@@ -59,7 +59,7 @@ def measure_memory(rows: int) -> list[Figure]:
     if shards < _FEWEST_SHARDS:
         raise SystemExit(
             f"--rows: {rows} is not allowed; allowed: more than {(_FEWEST_SHARDS - 1) * SHARD_ROWS}, which make "
-            f"{_FEWEST_SHARDS} shards: with fewer, memory per row is hardly told from what a shard needs"
+            f"{_FEWEST_SHARDS} shards: with fewer, memory per row can hardly be distinguished from what a shard needs"
         )
     found = {}
     for size in (rows // shards, rows):

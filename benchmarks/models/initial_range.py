@@ -117,8 +117,8 @@ def compare(arguments: argparse.Namespace, ranges: Sequence[float | None], seeds
                 for candidate in (wide_range(architecture), *ranges):
                     answer = train(process, logs[name], architecture, candidate, seed)
                     found.setdefault((name, architecture, candidate), []).append(answer)
-                    told = {"log": name, "model": architecture, "range": candidate, "seed": seed, **answer}
-                    print(json.dumps(told), file=sys.stderr)
+                    result = {"log": name, "model": architecture, "range": candidate, "seed": seed, **answer}
+                    print(json.dumps(result), file=sys.stderr)
     return found
 
 

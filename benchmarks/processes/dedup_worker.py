@@ -90,9 +90,9 @@ def run_worker(job: TrainingJob, address: str) -> None:
         finish(ahead, hold=False)
         step.client.flush()
         spent = time.process_time() - began
-        told = window.take()
-        window.delivered(told)
-        return {"cpu_seconds": spent, **{name: getattr(told, name) for name in _COUNTED}}
+        report = window.take()
+        window.delivered(report)
+        return {"cpu_seconds": spent, **{name: getattr(report, name) for name in _COUNTED}}
 
     serve(train, {})
     step.client.close()

@@ -76,10 +76,10 @@ def run_server(network: str, rows: int) -> None:
         server.stores[0].push(counts, ids, np.empty(0, np.int32), np.zeros((len(ids), ROW), np.float32), 0.0)
 
     def answer(request: dict[str, Any]) -> dict[str, float]:
-        told = dict(spent)
+        seconds = dict(spent)
         if request["reset"]:
             spent.clear()
-        return told
+        return seconds
 
     serve(answer, {"address": rpc.address})
     end_process(0)

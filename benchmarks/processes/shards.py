@@ -1,7 +1,7 @@
 """The two processes of `shards`: a real master, and pods that only talk.
 
 The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only
-remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master tells it,
+remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master sets,
 leases shards and says that they are done, without training anything.
 """
 
@@ -210,7 +210,7 @@ class Players:
         return {"seconds": seconds, "shards": each * len(self._workers)}
 
     def train(self, seconds: float, steps_per_second: float, batch: int, shard_seconds: float) -> dict[str, float]:
-        """All pods beat at the pace they are told; each worker leases a shard every `shard_seconds`.
+        """All pods beat at the pace that the master sets; each worker leases a shard every `shard_seconds`.
 
         Args:
             shard_seconds: 0: heartbeats alone.

@@ -192,10 +192,10 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         content = job_content(log, epochs=1000)
         content["spec"]["resources"]["worker"] = {"count": MOST_WORKERS, "cores": 1.0, "memory": "2Gi"}
         shapes = [Shape(count, _WORKER_CORES, _SERVER_CORES) for count in range(MOST_WORKERS, 0, -1)]
-        told = measure_shapes(platform, content, shapes, seconds=6.0, least_steps=_LEAST_STEPS)
+        measured = measure_shapes(platform, content, shapes, seconds=6.0, least_steps=_LEAST_STEPS)
         counts = [
             each
-            for each in observations_of(told)
+            for each in observations_of(measured)
             if (each.allocation.worker_cores, each.allocation.parameter_server_cores) == (_WORKER_CORES, _SERVER_CORES)
         ]
         speeds = {each.allocation.workers: each.allocation.workers * 512 / each.iteration_seconds for each in counts}
@@ -204,7 +204,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         epochs = max(1, round((seconds * speeds[1] + seconds * speeds[MOST_WORKERS]) / log.days[0].rows))
         story = scaled(platform, job_content(log, epochs), settings)
         profile = JobProfile(
-            job_id="best", shape=shape_of(TrainingJob.model_validate(content), told),
+            job_id="best", shape=shape_of(TrainingJob.model_validate(content), measured),
             allocation=_smallest(counts), remaining_samples=1e12, limits=Limits(workers=(1, MOST_WORKERS)),
             movable=frozenset({Change.WORKERS}), until_next_change_seconds=settings.round_interval,
         )  # fmt: skip

@@ -4,7 +4,7 @@
 
 The round is the live one (`jobs.scaling.rounds.plan`): masters are asked, profiles made, every job's plans searched
 for, and one plan each chosen. The cluster is a list of pods. Servers of this process stand for the masters, so that
-their CPU time counts, too; each tells what a job of its own truth has measured in three sizes. Several jobs share a
+their CPU time counts, too; each reports what a job of its own truth has measured in three sizes. Several jobs share a
 server, because a process cannot open a thousand of them beside the round's own connections. Nothing is applied, and
 there is no history to read.
 

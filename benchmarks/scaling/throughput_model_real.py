@@ -114,7 +114,7 @@ def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]
                 print(f"{model}: {line}", file=sys.stderr, flush=True)
 
             content = job_content(log, model, servers, overlap)
-            told = measure_shapes(
+            profile = measure_shapes(
                 platform, content, shapes(), seconds=seconds, least_steps=_LEAST_STEPS,
                 warm_up_seconds=_WARM_UP_SECONDS, say=say,
             )  # fmt: skip
@@ -125,10 +125,10 @@ def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]
                     overlap=overlap,
                     shape=ModelShape(
                         batch_size=_BATCH,
-                        dense_bytes=told.dense_bytes,
+                        dense_bytes=profile.dense_bytes,
                         embedding_dimension=int(MODELS[model]["embedding_dimension"]),
                     ),
-                    measured=told.measured,
+                    measured=profile.measured,
                 )
             )
             if file is not None:

@@ -45,7 +45,7 @@ _BUFFER_SECONDS = 300.0
 _SAFETIES = (0.05, 0.07, 0.1, 0.2, 0.3, 0.5, 0.8)
 _MOST_WAITING = 0.01
 _OF_IDEAL = 0.9
-"""Chosen: ten samples tell less than the distribution does, and clusters grant quarters of a core."""
+"""Chosen: ten samples say less than the distribution does, and clusters grant quarters of a core."""
 
 
 def train(

@@ -112,7 +112,7 @@ class OneJob:
     Attributes:
         failure: why it failed, with the user's traceback where there is one.
         pods: as the cluster sees them.
-        explanation: None: neither its master nor its store can tell.
+        explanation: None: neither its master nor its store has one.
         meanings: of the explanation's parts.
         decisions: the latest of scaling, and what each was to change, the newest first.
         away: what could not be asked, and why.
@@ -201,7 +201,7 @@ def _all_jobs(connection: str) -> AllJobs:
 
 def _one_job(connection: str, job_id: str) -> OneJob:
     from elastrec.platform import jobs
-    from elastrec.platform.master.measuring.time_book import PARTS
+    from elastrec.platform.master.measuring.time_profile import PARTS
 
     away: list[str] = []
     try:

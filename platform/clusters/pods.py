@@ -1,7 +1,8 @@
 """The values that cross the protocol of every cluster: a pod's identity, size, phase, end, and what it asks for.
 
 Names that only one cluster knows stay in its backend. Kubernetes is declarative with watch streams, YARN grants
-containers one by one and tells their end by polling, the local agent runs process groups: all answer in these words.
+containers one by one and learns of their end by polling, the local agent runs process groups: all answer in these
+words.
 A backend honours every field of a `PodSpec`, or refuses the pod with the field's name; it ignores none.
 """
 
@@ -261,7 +262,7 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodEventKind(StrEnum):
-    """What a watch tells. SEEN: of a snapshot; SYNCED: the snapshot is complete, and names no pod."""
+    """What a watch reports. SEEN: of a snapshot; SYNCED: the snapshot is complete, and names no pod."""
 
     SEEN = "SEEN"
     SYNCED = "SYNCED"

@@ -86,14 +86,14 @@ class Fleet(Protocol):
         ...
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
-        """Orders the end of a pod and returns at once; the watch tells when it is gone.
+        """Orders the end of a pod and returns at once; the watch reports when it is gone.
 
         No error when there is no such pod, or another one of that name.
         """
         ...
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
-        """Asks for other limits of a running pod, in place; `PodStatus.resize` tells what becomes of it."""
+        """Asks for other limits of a running pod, in place; `PodStatus.resize` shows what becomes of it."""
         ...
 
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:

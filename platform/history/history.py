@@ -285,8 +285,8 @@ class History(Connection):
 
         with self._explained(f"read run {run_id}"):
             run = self._client.get_run(run_id)
-        book = Decisions(self._tracking_uri, self._experiment)
-        decisions = book.decisions(run_id)
+        kept = Decisions(self._tracking_uri, self._experiment)
+        decisions = kept.decisions(run_id)
         return render(
             read_record(run),
             run.data.tags,
@@ -295,7 +295,7 @@ class History(Connection):
             {name: self.series(run_id, name) for name in SERIES if name in run.data.metrics},
             decisions,
             story,
-            book.memory_picture(run_id, decisions),
+            kept.memory_picture(run_id, decisions),
         )
 
     def _champion_of(self, run: Any) -> tuple[JobRecord, Mapping[str, str]] | None:

@@ -1,4 +1,4 @@
-"""A job as its run in MLflow tells it: what is written when it starts, and how it is read back. Pure."""
+"""A job as its run in MLflow describes it: what is written when it starts, and how it is read back. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FEATURES = {
     "sparse_features": "data.sparse_features",
     "tables": "data.tables",
 }
-"""Parameters that tell which jobs are alike, by the names of `JobRecord.features`."""
+"""Parameters that show which jobs are alike, by the names of `JobRecord.features`."""
 
 
 def run_name(job_name: str, interval: Interval, attempt: int = 1) -> str:
@@ -118,7 +118,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phase: the last one written; a job that was killed with its master may still say Training.
         interval: ISO 8601 start and end of its training data.
-        features: numbers that tell which jobs are alike: training_rows, batch_size, embedding_dimension,
+        features: numbers that show which jobs are alike: training_rows, batch_size, embedding_dimension,
             dense_features, sparse_features and tables.
         labels: the job file's own labels.
         metrics: the last value of every metric.

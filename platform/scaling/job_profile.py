@@ -1,4 +1,4 @@
-"""The one place where a `JobProfile` is made: a policy is told of live and of simulated jobs in the same way."""
+"""The one place where a `JobProfile` is made: a policy sees live and simulated jobs in the same way."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Growth:
 
 
 def fit_growth(history: TableHistory) -> Growth:
-    """Heaps' law by least squares in logarithms, later points weighing more: old ids tell little about new ones.
+    """Heaps' law by least squares in logarithms, later points weighing more: old ids say little about new ones.
 
     Raises:
         ScalingError: fewer than three usable points, counts that fall over samples, or no size of a row.

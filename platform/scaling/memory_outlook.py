@@ -28,8 +28,8 @@ class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured of a job's memory.
 
     Attributes:
-        servers: None: no server, or not every one, has told what it uses.
-        worker_used_bytes: of the fullest worker; 0: none has told it.
+        servers: None: no server, or not every one, has reported what it uses.
+        worker_used_bytes: of the fullest worker; 0: none has reported it.
         trained, remaining: samples; `fresh`: of the remaining ones, those that may bring new ids.
         samples_per_second: now.
     """
@@ -47,7 +47,7 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """What plans must have, and what the forecast says.
 
     Attributes:
-        forecast: None while too little was seen of a table to tell.
+        forecast: None while too little was seen of a table.
         problem: why there is none, where what was measured means nothing.
     """
 
@@ -59,7 +59,7 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
 def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
     """The memory that every plan of the job must have.
 
-    As long as nobody can tell how the tables grow, servers need all the memory that they have together: what a plan
+    As long as it is unknown how the tables grow, servers need all the memory that they have together: what a plan
     took back, it could not give again in time.
     """
     rules = MemoryRules()

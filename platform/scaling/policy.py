@@ -34,7 +34,7 @@ GROUP = "elastrec.scaling_policies"
 
 @dataclass(frozen=True)
 class View:
-    """All that a policy is told of the cluster and of the wishes of who runs it."""
+    """All that a policy knows of the cluster and of the wishes of who runs it."""
 
     capacity: Capacity
     prices: PriceList

@@ -71,5 +71,5 @@ def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: Strate
             kept.append(each)
     if not reasons:
         return proposal
-    told = tuple(f"{count} candidate(s) left out: {why}" for why, count in reasons.items())
-    return msgspec.structs.replace(proposal, candidates=tuple(kept), notes=(*proposal.notes, *told))
+    left_out = tuple(f"{count} candidate(s) left out: {why}" for why, count in reasons.items())
+    return msgspec.structs.replace(proposal, candidates=tuple(kept), notes=(*proposal.notes, *left_out))

@@ -109,5 +109,5 @@ class Nodes:
 
     @property
     def capacity(self) -> Capacity:
-        """What a policy is told. A pod may be as large as a node: changing a job frees its old pods first."""
+        """What a policy knows. A pod may be as large as a node: changing a job frees its old pods first."""
         return Capacity(free=self.free, largest_pod=self.size)

@@ -45,7 +45,7 @@ class Simulation:
         nodes: all free; they are used up.
         warm_start: how jobs start from those that have ended; None: with what their owners ask for.
         node_changes: nodes that come and go, in any order.
-        progress: told (jobs ended, jobs in all) after every job.
+        progress: called with (jobs ended, jobs in all) after every job.
     """
 
     def __init__(

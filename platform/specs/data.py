@@ -201,7 +201,7 @@ class CsvOptions(Spec):
         raise ValueError("an encoding of Python's in which ASCII stands for itself, such as latin-1, or utf-16")
 
     @model_validator(mode="after")
-    def _tells_fields_from_fractions(self) -> CsvOptions:
+    def _distinguishes_fields_from_fractions(self) -> CsvOptions:
         if self.delimiter == self.decimal_point:
             raise ValueError(f"delimiter and decimal_point are both {self.delimiter!r}; numbers need another character")
         return self

@@ -44,7 +44,7 @@ class Step(Spec):
             texts.append("to be read" if fields else "to be fitted")
         return f"{getattr(self, 'step', '')}({', '.join(texts)})" if texts else getattr(self, "step", "")
 
-    # Every field but `step`: pydantic allows no such validator of the field that tells the steps apart.
+    # Every field but `step`: pydantic allows no such validator of the field that distinguishes the steps.
     @field_validator(
         "low", "high", "mean", "scale", "size", "seed", "count", "out_of_vocabulary", mode="before", check_fields=False
     )

@@ -95,7 +95,7 @@ class RpcClient:
             try:
                 return self._exchange(channel, frame, seconds, reader)
             except LostError:
-                # It may have been lost long ago, and the server be back: a new connection tells.
+                # It may have been lost long ago, and the server be back: a new connection shows.
                 self._idle.close_all()
         channel = self._dialer.open(max(0.001, deadline - time.monotonic()))
         return self._exchange(channel, frame, max(0.001, deadline - time.monotonic()), reader)

@@ -1,4 +1,4 @@
-"""The page of figures tells what was missed as plainly as what was met."""
+"""The page of figures shows what was missed as plainly as what was met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speed that the ledger tells, the jobs of each case, and what the groups' counters say."""
+"""The speed that follows from the ledger, the jobs of each case, and what the groups' counters say."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def tasks() -> dict[str, dict[str, Any]]:
     return {name: {"start_date": at(a), "end_date": at(b)} for name, (a, b) in spans.items()}
 
 
-def told(*entries: tuple[float, str]) -> Explanation:
+def explanation_of(*entries: tuple[float, str]) -> Explanation:
     timeline = [
         TimelineEntry(seconds=second, unix_seconds=1_000.0 + second, what=what, cause="") for second, what in entries
     ]
@@ -31,7 +31,7 @@ STORY = [(7.0, "began from nothing with 2 workers, 2 servers"), (9.0, "started j
 
 
 def test_the_parts_sum_to_the_seconds_from_the_trigger_to_the_first_batch() -> None:
-    story = told(*STORY, (11.5, "Starting -> Training"))
+    story = explanation_of(*STORY, (11.5, "Starting -> Training"))
     parts = parts_of(1_000.0, tasks(), story, 1_013.0)
     assert sum(parts.values()) == pytest.approx(13.0)
     assert parts["Airflow starts prepare_data"] == pytest.approx(2.0)
@@ -40,7 +40,7 @@ def test_the_parts_sum_to_the_seconds_from_the_trigger_to_the_first_batch() -> N
 
 
 def test_a_worker_that_came_up_after_the_first_batch_makes_no_part_negative() -> None:
-    story = told(STORY[0], STORY[1], (10.0, "Starting -> Training"), (15.0, "started j-worker-1"))
+    story = explanation_of(STORY[0], STORY[1], (10.0, "Starting -> Training"), (15.0, "started j-worker-1"))
     parts = parts_of(1_000.0, tasks(), story, 1_013.0)
     assert min(parts.values()) >= 0.0
     assert sum(parts.values()) == pytest.approx(13.0)
@@ -48,7 +48,7 @@ def test_a_worker_that_came_up_after_the_first_batch_makes_no_part_negative() ->
 
 def test_a_missing_moment_is_an_error_and_no_zero() -> None:
     with pytest.raises(RuntimeError, match="Training"):
-        parts_of(1_000.0, tasks(), told(*STORY), 1_013.0)
+        parts_of(1_000.0, tasks(), explanation_of(*STORY), 1_013.0)
 
 
 def test_the_whole_is_the_median_of_the_runs_and_has_the_goal() -> None:

@@ -107,7 +107,7 @@ def test_parts_that_contradict_each_other_make_no_record(tmp_path: Path, make_jo
 def test_a_record_without_one_of_its_parts_is_refused_although_the_part_had_no_rows(
     tmp_path: Path, make_job: MakeJob, servers: int
 ) -> None:
-    """Only bucket and dense range tell a server that held nothing from one that did not write."""
+    """Only bucket and dense range distinguish a server that held nothing from one that did not write."""
 
     def parts(uri: str) -> list[PartManifest]:
         return [empty_part(uri, server, servers) for server in range(servers)]

@@ -1,4 +1,4 @@
-"""What a record tells people."""
+"""What a record shows to people."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ def test_a_short_form_is_the_steps_that_it_stands_for(make_job: MakeJob) -> None
 
     assert compare(record, changed("log1p"), DENSE).is_exact
     assert compare(record, changed("none"), DENSE).dense("in.weight") is Verdict.NEW
-    # An older record does not tell of short forms.
+    # An older record has no short forms.
     assert compare(structs.replace(record, steps_json=""), changed("none"), DENSE).is_exact
 
 

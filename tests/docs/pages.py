@@ -68,7 +68,7 @@ class Shell:
             ["bash", "--norc", "--noprofile"], cwd=self.folder, env=environment, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        self._tell("set -e -o pipefail")
+        self._send("set -e -o pipefail")
         return self
 
     def run(self, text: str) -> str:
@@ -78,15 +78,15 @@ class Shell:
             AssertionError: a command failed.
         """
         self.output = ""
-        self._tell(text)
-        self._tell(f"echo {_END}")
+        self._send(text)
+        self._send(f"echo {_END}")
         while line := self._heard():
             if line.strip() == _END:
                 return self.output
             self.output += line
         raise AssertionError(f"a command failed in:\n{text}\nwhich printed:\n{self.output}")
 
-    def _tell(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(f"{text}\n")
         self._process.stdin.flush()

@@ -49,9 +49,9 @@ def test_a_job_of_two_workers_and_two_servers_trains_every_sample_and_registers_
     assert run.info.status == "FINISHED"
     assert run.inputs.dataset_inputs
 
-    told = elastrec.json("explain", outcome["job_id"])
-    assert sum(told["parts"].values()) == pytest.approx(told["wall_seconds"], rel=0.01)
-    assert run.data.metrics["job/goodput"] == pytest.approx(told["goodput"], abs=0.01) and told["goodput"] > 0
+    found = elastrec.json("explain", outcome["job_id"])
+    assert sum(found["parts"].values()) == pytest.approx(found["wall_seconds"], rel=0.01)
+    assert run.data.metrics["job/goodput"] == pytest.approx(found["goodput"], abs=0.01) and found["goodput"] > 0
     assert "explanation.txt" in [file.path for file in mlflow.MlflowClient().list_artifacts(outcome["run_id"])]
     ledger = elastrec.json("ledger", outcome["job_id"])
     assert ledger["totals"]["train"]["kept"] == ROWS_PER_DAY and ledger["totals"]["train"]["repeated"] == 0
@@ -161,11 +161,11 @@ def test_what_another_policy_would_have_made_of_the_jobs_that_have_run(elastrec:
         "policies: [static, three-stage]\n"
         "trouble: {start_time: 0s, noise: 0, stragglers: 0, hot_servers: 0}\n"
     )
-    told = elastrec.json("simulate", str(file))
-    assert told["simulated"] and told["jobs"] == len(trained) == 2
+    found = elastrec.json("simulate", str(file))
+    assert found["simulated"] and found["jobs"] == len(trained) == 2
     # Without starts and trouble a job that keeps what it had takes as long as it really trained.
-    static, ours = (each["completion_seconds"] for each in told["policies"])
+    static, ours = (each["completion_seconds"] for each in found["policies"])
     assert static == pytest.approx(trained, rel=0.05)
     assert set(ours) == set(trained)
-    left_out = [note for note in told["notes"] if note.startswith("left out")]
+    left_out = [note for note in found["notes"] if note.startswith("left out")]
     assert left_out and not any(job_id in note for note in left_out for job_id in trained)

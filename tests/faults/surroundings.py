@@ -198,7 +198,7 @@ class Run:
     def explanation(self) -> Explanation:
         return jobs.explanation(self.site.platform, self.job_id)
 
-    def told(self, words: str) -> str:
+    def entry(self, words: str) -> str:
         """The first entry of the timeline that begins so, with its cause; empty when there is none."""
         entries = self.explanation().timeline
         return next((f"{entry.what}: {entry.cause}" for entry in entries if entry.what.startswith(words)), "")

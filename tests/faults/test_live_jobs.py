@@ -30,7 +30,7 @@ from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
-from tests.faults.campaign.books import Books, check_books, journals
+from tests.faults.campaign.accounts import Accounts, check_ledger, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
 from tests.faults.campaign.plan import Shape
@@ -138,13 +138,13 @@ class LiveJob:
         jobs.finish(self.platform, self.job_id)
         return metrics
 
-    def books(self) -> tuple[Books, Explanation]:
+    def accounts(self) -> tuple[Accounts, Explanation]:
         """What its ledger says, checked against its story."""
         store = str(self.site.store)
         ledger, story = read_ledger(store, self.job_id), read_explanation(store, self.job_id)
         assert ledger is not None and story is not None
         begun = journals(list_terms(store, self.name, self.job_id))
-        return check_books(ledger.to_pylist(), story, SIZE, begun=begun), story
+        return check_ledger(ledger.to_pylist(), story, SIZE, begun=begun), story
 
     def stop(self) -> None:
         self.hurry()
@@ -183,8 +183,8 @@ def test_a_bsp_job_whose_workers_go_from_2_to_4_to_1_keeps_its_global_batch_and_
             assert before < reached < EPOCHS * ROWS, "the job ended before its workers changed"
         metrics = job.train_to_the_end()
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
-        books, _ = job.books()
-    assert not books.problems and (books.lost, books.repeated) == (0, 0)
+        accounts, _ = job.accounts()
+    assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
     one, other = job.rows_of_steps.values()
     assert one == other and sum(rows * steps for rows, steps in one.items()) == EPOCHS * ROWS
     # A step is smaller where a split ends within a share; it is never larger.
@@ -225,11 +225,11 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
         wait_for(lambda: job.metrics().generation == 1, PATIENCE_SECONDS, "the rollback")
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train again")
         metrics = job.train_to_the_end()
-        books, story = job.books()
+        accounts, story = job.accounts()
     restored = chains[-1][-1]
     assert any(entry.what == f"rolled back to {restored}, generation 1" for entry in story.timeline), story.timeline
     assert [open_record(uri).manifest.base for uri in chains[-1]] == ["", *(Path(u).name for u in chains[-1][:-1])]
-    assert not books.problems and books.lost == 0 and metrics.shards_done == metrics.shards_total
+    assert not accounts.problems and accounts.lost == 0 and metrics.shards_done == metrics.shards_total
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
@@ -258,6 +258,6 @@ def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every
         assert after[other].uid == servers[other].uid and job.metrics().samples_trained < EPOCHS * ROWS
         metrics = job.train_to_the_end()
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
-        books, _ = job.books()
-    assert not books.problems and (books.lost, books.repeated) == (0, 0)
+        accounts, _ = job.accounts()
+    assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE

@@ -76,20 +76,20 @@ def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
         (master,) = pod_processes(job, "master", plain.home)
         killed_at = time.time()
         master.kill()
-        code, _, told = ended(running)
-        assert code == 1, told
-        assert "training without; its figures come later" in told
-        assert "does not answer; waiting for it up to 3 s more" in told
-        assert "http://user:***@127.0.0.1" in told and "s3cret" not in told
-        key = re.search(r"is trained and lies in .* run the same command with --run-key (\w+)", told)
-        assert key, told
+        code, _, messages = ended(running)
+        assert code == 1, messages
+        assert "training without; its figures come later" in messages
+        assert "does not answer; waiting for it up to 3 s more" in messages
+        assert "http://user:***@127.0.0.1" in messages and "s3cret" not in messages
+        key = re.search(r"is trained and lies in .* run the same command with --run-key (\w+)", messages)
+        assert key, messages
         (trained,) = elastrec.jobs()
 
         server.start()
         back_at = time.time()
-        code, output, told = ended(elastrec.start("run", str(file), "--run-key", key[1], "--output", "json"))
-        assert code == 0, told
-        assert "s3cret" not in told + output
+        code, output, messages = ended(elastrec.start("run", str(file), "--run-key", key[1], "--output", "json"))
+        assert code == 0, messages
+        assert "s3cret" not in messages + output
         result: dict[str, Any] = json.loads(output.splitlines()[-1])
         assert result["job_id"] == job
         assert result["samples_trained"] == trained.samples_trained == EPOCHS * ROWS, "nothing was trained again"

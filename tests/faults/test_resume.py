@@ -79,7 +79,7 @@ def test_a_signal_to_the_master_is_no_stop_and_costs_no_row(
 ) -> None:
     metrics, before, after = signalled
     assert after <= before
-    # Nothing was rolled back, and what the master was not told while it was away it was told later.
+    # Nothing was rolled back, and what the master did not learn while it was away it learned later.
     assert metrics.generation == 0 and metrics.samples_trained == ROWS
 
 
@@ -93,7 +93,7 @@ def test_a_job_that_failed_goes_on_under_the_same_key(
     jobs.stop(site.platform, own.job_id, "it failed")
     assert site.platform.launcher.pods(own.job_id) == []
     second = site.begin(own)
-    resumed = wait_for(lambda: told(second, "resumed from "), 60, "a job that goes on")
+    resumed = wait_for(lambda: entry_of(second, "resumed from "), 60, "a job that goes on")
     metrics = second.when(lambda found: found if found.phase.is_final else None, "the end of the job", 200.0)
     assert metrics.phase is Phase.SUCCEEDED, resumed
     assert metrics.shards_done == metrics.shards_total == SHARDS
@@ -150,8 +150,8 @@ def end(process: subprocess.Popen[str]) -> None:
         process.communicate()
 
 
-def told(run: Run, words: str) -> str:
-    return run.told(words) if jobs.observe(run.site.platform, run.job_id).reachable else ""
+def entry_of(run: Run, words: str) -> str:
+    return run.entry(words) if jobs.observe(run.site.platform, run.job_id).reachable else ""
 
 
 def journal_is_damaged(site: Site, run: Run) -> None:

@@ -99,7 +99,7 @@ def test_a_full_checkpoint_disk_costs_records_and_no_training(
     run = site.launch(prepared)
     run.when(lambda found: found.checkpoint, "a first record")
     store_disk.fill()
-    failure = wait_for(lambda: run.told("could not save"), 60, "a record that finds no room")
+    failure = wait_for(lambda: run.entry("could not save"), 60, "a record that finds no room")
     assert "No space left on device" in failure and "has room" in failure
     done = run.metrics().shards_done
     last = run.metrics().checkpoint
@@ -193,9 +193,9 @@ def test_a_clock_that_jumps_by_an_hour_moves_no_deadline_and_loses_no_record(
         run.kill("ps-0")
         metrics = check_end(run, undisturbed)
         assert metrics.generation == 1, "one rollback, for the server that was killed"
-        told = jobs.explanation(site.platform, run.job_id, prepared_store(prepared))
-    assert told.parts["without_master"] < 120 and told.wall_seconds < 600
-    assert sum(told.parts.values()) == pytest.approx(told.wall_seconds, rel=0.01)
+        explained = jobs.explanation(site.platform, run.job_id, prepared_store(prepared))
+    assert explained.parts["without_master"] < 120 and explained.wall_seconds < 600
+    assert sum(explained.parts.values()) == pytest.approx(explained.wall_seconds, rel=0.01)
 
 
 def restart_the_agent_an_hour_earlier(site: Site, run: Run, clock: JumpingClock) -> None:

@@ -1,4 +1,4 @@
-"""The operators of auto_scaling, one after the other, on jobs that are told and not run."""
+"""The operators of auto_scaling, one after the other, on jobs that are made up and not run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LEFT_ALONE = NotNow("new-1", "3 steps")
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     answers: dict[str, Any] = {"plans": (GROWS, STAYS), "problems": {}}
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: None))
     monkeypatch.setattr(
@@ -61,18 +61,18 @@ def test_each_plan_travels_by_itself_and_a_job_that_stays_costs_nothing() -> Non
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(ran["ti"].pushed[key])), Plan) == GROWS
 
 
-def test_two_plans_for_one_job_do_not_take_each_others_place(told: dict[str, Any]) -> None:
+def test_two_plans_for_one_job_do_not_take_each_others_place(answers: dict[str, Any]) -> None:
     memory = msgspec.structs.replace(GROWS, policy="memory-forecast")
-    told["plans"] = (memory, GROWS)
+    answers["plans"] = (memory, GROWS)
     ran = context()
     first, second = planned(ran)
     assert [ran["ti"].pushed[key]["policy"] for key in (first, second)] == ["memory-forecast", "three-stage"]
 
 
 def test_the_log_says_what_becomes_of_every_job_and_why(
-    told: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told["problems"] = {"rests-1": "no usable observation"}
+    answers["problems"] = {"rests-1": "no usable observation"}
     planned(context())
     log = capsys.readouterr().out
     for said in (
@@ -83,8 +83,8 @@ def test_the_log_says_what_becomes_of_every_job_and_why(
 
 
 @pytest.mark.parametrize(("plans", "why"), [((), "no job trains"), ((STAYS,), "every job stays as it is")])
-def test_with_nothing_to_change_the_round_ends_at_once(told: dict[str, Any], plans: Any, why: str) -> None:
-    told["plans"] = plans
+def test_with_nothing_to_change_the_round_ends_at_once(answers: dict[str, Any], plans: Any, why: str) -> None:
+    answers["plans"] = plans
     with pytest.raises(AirflowSkipException, match=why):
         planned(context())
 
@@ -96,7 +96,7 @@ def test_a_wrong_settings_file_fails_without_a_retry(tmp_path: Path) -> None:
 
 
 class Master:
-    """What the master of a job answers, and what it was told."""
+    """What the master of a job answers, and what it was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: ShapeRequest) -> None:
         self.asked, self.taken_back, self.logged = list[Any](), list[str](), list[tuple[bool, str]]()
@@ -156,11 +156,11 @@ def test_a_plan_is_handed_over_and_waited_for_and_the_grid_shows_what_became_of_
 
 
 def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
-    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Master(monkeypatch, request(ShapeOutcome.DONE))
     smaller = msgspec.structs.replace(GROWS.before, worker_memory_bytes=2**30, parameter_server_cores=0.5)
-    told["plans"] = (msgspec.structs.replace(GROWS, allocation=smaller, considered=considered(smaller)),)
+    answers["plans"] = (msgspec.structs.replace(GROWS, allocation=smaller, considered=considered(smaller)),)
     ran = context()
     output = migrate(ran)
     assert output["chosen"] == "1 → 0.5 cores per server, 2 → 1 GiB per worker"

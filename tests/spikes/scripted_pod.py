@@ -1,4 +1,4 @@
-"""A worker or server that does what it is told and computes nothing: the program of a pod of the spikes.
+"""A worker or server that does what it is ordered and computes nothing: the program of a pod of the spikes.
 
 It is slow until the file `fast` lies beside the job's store, and takes more memory than it has once `hog-NAME` does.
 """

@@ -56,7 +56,7 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Bed]:
 
 @pytest.fixture
 def observer(testbed: Bed) -> Observer:
-    """One that has read a snapshot without pods: everything else is told as a change."""
+    """One that has read a snapshot without pods: everything else is reported as a change."""
     observer = Observer(testbed)
     observer.until(lambda: observer.observed.is_synced, "a snapshot")
     return observer
@@ -90,8 +90,8 @@ def test_a_deletion_is_reported_when_it_is_ordered_and_when_it_is_done(observer:
     observer.testbed.fleet.delete(pod.name, pod.uid)
     gone = observer.until_gone(pod.uid)
     assert gone.end is EndReason.DELETED
-    told = [status.is_ending for _, status in observer.events if status is not None and status.uid == pod.uid]
-    assert told[0] is False and told[-1] is True
+    ending = [status.is_ending for _, status in observer.events if status is not None and status.uid == pod.uid]
+    assert ending[0] is False and ending[-1] is True
     observer.testbed.fleet.delete(pod.name, pod.uid)  # again: nothing to do
 
 
@@ -145,9 +145,9 @@ def test_an_end_has_its_reason_and_stays_until_it_is_deleted(observer: Observer,
 def test_an_eviction_gives_notice_and_is_the_clusters_doing(observer: Observer) -> None:
     pod = observer.running(grace_seconds=2.0)
     observer.testbed.evict(pod)
-    told = observer.until_pod(pod.uid, lambda status: status.is_ending, "was given notice")
-    assert not told.phase.is_final and told.end is None
-    assert told.ending_until_unix_seconds is not None and told.ending_until_unix_seconds > time.time() - 60.0
+    status = observer.until_pod(pod.uid, lambda status: status.is_ending, "was given notice")
+    assert not status.phase.is_final and status.end is None
+    assert status.ending_until_unix_seconds is not None and status.ending_until_unix_seconds > time.time() - 60.0
     assert observer.until_gone(pod.uid).end is EndReason.EVICTED
 
 

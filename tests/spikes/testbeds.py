@@ -196,7 +196,7 @@ class Observer:
     """Watches a testbed's fleet as a master does.
 
     Attributes:
-        events: everything that was told, oldest first.
+        events: everything that was reported, oldest first.
     """
 
     def __init__(self, testbed: Bed) -> None:
@@ -218,7 +218,7 @@ class Observer:
                     return
 
     def pod(self, uid: str) -> PodStatus | None:
-        """As it was told last; None: it is not there any more."""
+        """As it was reported last; None: it is not there any more."""
         return self.observed.pods.get(uid)
 
     def until_pod(self, uid: str, fact: Callable[[PodStatus], object], what: str) -> PodStatus:
@@ -232,7 +232,7 @@ class Observer:
         """A pod that was created and runs, and whose program has begun."""
         created = self.testbed.fleet.create(spec(**fields))
         self.until_pod(created.uid, lambda pod: pod.phase is PodPhase.RUNNING, "runs")
-        # No event tells of output: a watch would only pass the time until it ends.
+        # No event reports output: a watch would only pass the time until it ends.
         wait_until(lambda: "last" in self.testbed.fleet.logs(created.name), "its output")
         pod = self.pod(created.uid)
         assert pod is not None
@@ -245,7 +245,7 @@ class Observer:
 
 
 def spec(**fields: object) -> PodSpec:
-    """A pod whose process runs until it is told how to end."""
+    """A pod whose process runs until it is ordered how to end."""
     values: dict[str, object] = {
         "name": f"pod-{next(_names)}",
         "job": JOB,

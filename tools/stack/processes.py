@@ -26,7 +26,7 @@ class Service:
     """One running service.
 
     Attributes:
-        created: start time of the process as the kernel tells it; with the pid it names the process for ever.
+        created: start time of the process as the kernel gives it; with the pid it names the process for ever.
     """
 
     name: str
@@ -88,7 +88,7 @@ def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
     """
     members = {leader: session_members(leader) for leader in leaders}
     for leader, found in members.items():
-        # A leader ends its children in order; only orphans are told themselves.
+        # A leader ends its children in order; only orphans get a signal of their own.
         asked = [leader] if any(process.pid == leader for process in found) else [process.pid for process in found]
         for pid in asked:
             with contextlib.suppress(ProcessLookupError):

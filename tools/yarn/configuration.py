@@ -71,7 +71,7 @@ def node_settings(folder: Path, number: int, ports: list[int]) -> dict[str, obje
     """What one NodeManager has to know; everything of its containers lies in `folder`.
 
     Args:
-        number: each node has an address of its own, as the scheduler tells nodes apart by their host. (With
+        number: each node has an address of its own, as the scheduler distinguishes nodes by their host. (With
             `yarn.scheduler.include-port-in-node-name` it would not, but would never grant a container more, either.)
         ports: five.
     """

@@ -1,7 +1,7 @@
 """The installed package as a wheel: what an exported model needs of elastrec, without an index that has it.
 
 Packed from the files that this process imports, so that it works alike for an installed package and for a checkout in
-editable mode, without a network or a build tool. A build tag tells wheels of one version
+editable mode, without a network or a build tool. A build tag distinguishes wheels of one version
 apart: MLflow takes an environment that it has built for equal requirements. The format: PEP 427, "The Wheel Binary
 Package Format 1.0".
 """

@@ -50,7 +50,7 @@ class Finished:
 
 
 class FeedError(Exception):
-    """Reading a shard failed; the cause is the error, `progress` tells where."""
+    """Reading a shard failed; the cause is the error, `progress` says where."""
 
     def __init__(self, progress: ShardProgress) -> None:
         super().__init__(f"{progress.stream} shard {progress.number} failed after row {progress.offset}")

@@ -134,7 +134,7 @@ class Trainer(Protocol):
     def rest(self, directive: Directive) -> None:
         """From now on no server waits for this worker, until it trains again.
 
-        In a synchronous job gradients may wait until others complete the step, or rest as well: `applied` tells.
+        In a synchronous job gradients may wait until others complete the step, or rest as well: see `applied`.
         """
         ...
 

@@ -34,7 +34,7 @@ _SHOWN_LINES = 1000
 @store_option
 @output_option
 def explain(job: str, store: str, output: str) -> None:
-    """Tell what happened to a JOB, why, and where its time went.
+    """Show what happened to a JOB, why, and where its time went.
 
     The parts sum to the wall time; goodput is the share of it in which rows were trained that count.
     """

@@ -97,13 +97,13 @@ def scale(
     if answer.reason:
         raise click.ClickException(f"{job}: {answer.reason}")
     if dry_run:
-        _tell(output, job, "possible", "nothing was changed", 0.0, answer.prospects)
+        _report(output, job, "possible", "nothing was changed", 0.0, answer.prospects)
         return
     began = time.monotonic()
     outcome, reason = ShapeOutcome.OPEN, ""
     for request in asking.follow_request(platform, job, answer.request_id) if wait else ():
         outcome, reason = request.outcome, request.reason
-    _tell(output, job, "asked" if outcome is ShapeOutcome.OPEN else str(outcome), reason, time.monotonic() - began)
+    _report(output, job, "asked" if outcome is ShapeOutcome.OPEN else str(outcome), reason, time.monotonic() - began)
     if outcome not in (ShapeOutcome.OPEN, ShapeOutcome.DONE):
         raise click.exceptions.Exit(1)
 
@@ -114,10 +114,12 @@ def _amount(option: str, text: str | None, parse: Callable[[str], Amount]) -> Am
     return None if text is None else parsed(option, text, parse, "the command line")
 
 
-def _tell(output: str, job: str, outcome: str, reason: str, seconds: float, prospects: list[str] | None = None) -> None:
+def _report(
+    output: str, job: str, outcome: str, reason: str, seconds: float, prospects: list[str] | None = None
+) -> None:
     if output == "json":
-        told = {"job_id": job, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3)}
-        echo_json(told if prospects is None else told | {"prospects": prospects})
+        result = {"job_id": job, "outcome": outcome, "reason": reason, "seconds": round(seconds, 3)}
+        echo_json(result if prospects is None else result | {"prospects": prospects})
     else:
         click.echo(f"{job}: {outcome}{f' ({reason})' if reason else ''}, {seconds:.1f} s")
         for line in prospects or ():

@@ -299,7 +299,7 @@ def _one(
 ) -> ClusterReport:
     target = join(destination, folder) if folder else join(destination)
     found = [pair for root in roots for pair in list_files(root, data.include)]
-    # The folder below which the files' names tell them apart.
+    # The folder below which the files' names differ.
     root = roots[0] if len(roots) == 1 else join(data.path)
     if not found:
         raise DataError(f"{root}: the folder holds no files; expected Parquet files")

@@ -49,7 +49,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a sample tells.
+    """What a sample shows.
 
     Attributes:
         rows, sessions: of the sample; sessions that reach beyond it are cut, which makes factors smaller.

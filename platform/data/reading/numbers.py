@@ -1,4 +1,4 @@
-"""Numbers out of any Arrow column that may hold them, with missing and wrong fields told apart."""
+"""Numbers out of any Arrow column that may hold them, with missing and wrong fields distinguished."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class RawReader:
     """Reads ranges of a manifest's rows with the columns that the job needs (all columns before a user's transform).
 
     Numbers of text files come as float64 where every field of the piece is a number, else as text, so that the encoder
-    can tell which row is bad. With a user's transform, label, weight and dense columns of text files are always float64
+    can say which row is bad. With a user's transform, label, weight and dense columns of text files are always float64
     (NaN where the field is no number) and the others text.
 
     Of compressed text, each read unpacks what lies before its rows in the file: for readers from front to back only.

@@ -16,7 +16,7 @@ from elastrec.platform.clusters.pods import PodPhase, PodSpec, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.jobs.ending.gate import decide
 from elastrec.platform.jobs.ending.publishing import with_run, with_tracking
-from elastrec.platform.jobs.ending.tracking import Tell
+from elastrec.platform.jobs.ending.tracking import Announce
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
 from elastrec.platform.jobs.watching.last_words import pod_last_words
@@ -152,12 +152,12 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
 
 
 def evaluate_and_gate(
-    platform: Platform, prepared: Prepared, launched: Launched, tell: Tell = log.warning
+    platform: Platform, prepared: Prepared, launched: Launched, announce: Announce = log.warning
 ) -> GateDecision:
     """`start_evaluator`, wait, `gate_decision`: for callers that may block, and wait for MLflow when it is away.
 
     Args:
-        tell: gets a line for people now and then while MLflow is away.
+        announce: gets a line for people now and then while MLflow is away.
 
     Raises:
         HistoryAwayError: MLflow did not come back within `spec.history.publish_wait`.
@@ -169,7 +169,7 @@ def evaluate_and_gate(
             time.sleep(0.3)
         return gate_decision(platform, prepared, launched)
 
-    return with_tracking(platform, prepared, once, tell)
+    return with_tracking(platform, prepared, once, announce)
 
 
 def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.history import History
-from elastrec.platform.jobs.ending.tracking import Tell, tracking_answers, wait_for_tracking
+from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import resolved
 from elastrec.platform.jobs.starting.starting_sizes import allocation_asked_for
@@ -41,7 +41,9 @@ def publish_patience_seconds(prepared: Prepared) -> float:
     return job_from_json(prepared.job_json).spec.history.publish_wait
 
 
-def with_tracking(platform: Platform, prepared: Prepared, step: Callable[[], Found], tell: Tell = log.warning) -> Found:
+def with_tracking(
+    platform: Platform, prepared: Prepared, step: Callable[[], Found], announce: Announce = log.warning
+) -> Found:
     """Does a step that needs MLflow, again whenever MLflow goes away under it, for `spec.history.publish_wait`.
 
     Raises:
@@ -50,7 +52,7 @@ def with_tracking(platform: Platform, prepared: Prepared, step: Callable[[], Fou
     """
     deadline = time.monotonic() + publish_patience_seconds(prepared)
     while True:
-        if not wait_for_tracking(platform, max(0.0, deadline - time.monotonic()), tell):
+        if not wait_for_tracking(platform, max(0.0, deadline - time.monotonic()), announce):
             raise HistoryAwayError(away_message(platform, prepared))
         try:
             return step()
@@ -61,7 +63,7 @@ def with_tracking(platform: Platform, prepared: Prepared, step: Callable[[], Fou
 
 
 def away_message(platform: Platform, prepared: Prepared) -> str:
-    """What to tell people when waiting has come to its end."""
+    """What to say to people when waiting has come to its end."""
     patience = publish_patience_seconds(prepared)
     server, record = masked(platform.tracking_uri), result_of(platform, prepared).checkpoint
     return (
@@ -88,7 +90,7 @@ def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Laun
 
 
 def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
-    """Tells the job's master where its figures go; a master that is gone has left them in the store."""
+    """Informs the job's master where its figures go; a master that is gone has left them in the store."""
     try:
         ask_pod(platform, pod_of_master(platform, job_id), NameRun(run_id=run_id), Done, timeout_seconds=10)
     except TransportError as error:

@@ -12,7 +12,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.specs.text.uris import masked
 
 log = structlog.get_logger(__name__)
-Tell = Callable[[str], None]
+Announce = Callable[[str], None]
 _POLL_SECONDS = 1.0
 _TELL_SECONDS = 60.0
 
@@ -22,11 +22,11 @@ def tracking_answers(platform: Platform) -> bool:
     return answers(platform.tracking_uri)
 
 
-def wait_for_tracking(platform: Platform, seconds: float, tell: Tell = log.warning) -> bool:
+def wait_for_tracking(platform: Platform, seconds: float, announce: Announce = log.warning) -> bool:
     """Returns true as soon as MLflow answers, false when it has not within the time.
 
     Args:
-        tell: gets a line for people at once and then once a minute, not while MLflow answers.
+        announce: gets a line for people at once and then once a minute, not while MLflow answers.
     """
     deadline = time.monotonic() + seconds
     told_at = float("-inf")
@@ -37,6 +37,6 @@ def wait_for_tracking(platform: Platform, seconds: float, tell: Tell = log.warni
         if now - told_at >= _TELL_SECONDS:
             told_at = now
             server = masked(platform.tracking_uri)
-            tell(f"MLflow at {server} does not answer; waiting for it up to {deadline - now:.0f} s more")
+            announce(f"MLflow at {server} does not answer; waiting for it up to {deadline - now:.0f} s more")
         time.sleep(min(_POLL_SECONDS, deadline - now))
     return True

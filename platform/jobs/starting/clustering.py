@@ -30,7 +30,7 @@ class Clustered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition's sample told; `run_url` is its page in MLflow, empty without one.
+    """What a partition's sample showed; `run_url` is its page in MLflow, empty without one.
 
     Attributes:
         groups: features that a job with `deduplication: auto` and such batches would deduplicate.

@@ -109,7 +109,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             job, fitted = with_figures(job, rows.training, start.model)
             job, deduplication = with_groups(job, rows.training)
         except ElastrecError:
-            # What is wrong with the model is told before what is wrong with the data.
+            # What is wrong with the model is reported before what is wrong with the data.
             model.wait()
             raise
         model.wait()

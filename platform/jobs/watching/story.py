@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastrec.platform.history.report import Story, StoryEntry, StoryPart
-from elastrec.platform.master.measuring.time_book import PARTS
+from elastrec.platform.master.measuring.time_profile import PARTS
 from elastrec.platform.master.reporting.explanation import as_text
 from elastrec.platform.transport.messages.ledger import Explanation
 

@@ -28,7 +28,7 @@ from elastrec.platform.specs.errors import FieldProblem, ScalingError, SpecError
 from elastrec.platform.specs.scaling import names_a_file
 
 Progress = Callable[[str, int, int], None]
-"""Told (policy, jobs ended, jobs in all)."""
+"""Called with (policy, jobs ended, jobs in all)."""
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -71,9 +71,9 @@ def gather(
     else:
         past = jobs_of(records)
         if not past.jobs:
-            told = "; ".join(f"{name}: {why}" for name, why in past.left_out[:5]) or "the experiment has no job"
+            why_none = "; ".join(f"{name}: {why}" for name, why in past.left_out[:5]) or "the experiment has no job"
             problem = FieldProblem(
-                "workload.history", told, "at least one finished job", "name another experiment or tracking server"
+                "workload.history", why_none, "at least one finished job", "name another experiment or tracking server"
             )
             raise SpecError([problem])
         left_out = tuple(f"left out: {name}: {why}" for name, why in past.left_out)

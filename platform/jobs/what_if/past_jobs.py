@@ -2,7 +2,7 @@
 
 A job's true coefficients are fitted to all runs of its name, and then brought to the speed that it had itself. With
 one configuration only, shares of the step come from what its workers measured (pull, compute, push); where not even
-that is known, documented shares are assumed: a what-if is as good as what the runs tell, and `notes` say so.
+that is known, documented shares are assumed: a what-if is as good as what the runs recorded, and `notes` say so.
 """
 
 from __future__ import annotations

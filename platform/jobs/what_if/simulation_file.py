@@ -1,4 +1,4 @@
-"""What `elastrec simulate` is told: which jobs, on which cluster, under which policies. One YAML file."""
+"""What `elastrec simulate` is given: which jobs, on which cluster, under which policies. One YAML file."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class SimulationFile(Spec):
     patience_rounds: Annotated[int, Field(ge=1)] = 1
     """1: every job in every round, as on a real cluster; more: one that had no plan only after up to so many rounds."""
     at_most: Annotated[Seconds, Field(gt=0)] = 30 * 86_400.0
-    """Simulated time after which jobs that still run are told as unfinished."""
+    """Simulated time after which jobs that still run are reported as unfinished."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Equal seeds give equal results."""
 

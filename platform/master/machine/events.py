@@ -103,7 +103,7 @@ class ShardsAsked(_Event, frozen=True, kw_only=True):
 
 
 class PodFailed(_Event, frozen=True, kw_only=True):
-    """A pod told why it is about to exit."""
+    """A pod reported why it is about to exit."""
 
     pod: str
     incarnation: str
@@ -269,7 +269,7 @@ class Restarted(_Event, frozen=True, kw_only=True):
 
 
 class Measured(_Event, frozen=True, kw_only=True):
-    """Workers told which share (0 to 1) of their training time since the last such event they waited for rows."""
+    """Workers reported which share (0 to 1) of their training time since the last such event they waited for rows."""
 
     waiting_share: float
 

@@ -36,7 +36,7 @@ from elastrec.platform.master.machine.events import (
     WorkerSlow,
 )
 from elastrec.platform.master.machine.saves import COMMITTING
-from elastrec.platform.master.measuring.time_book import WITHOUT_MASTER
+from elastrec.platform.master.measuring.time_profile import WITHOUT_MASTER
 from elastrec.platform.master.pods import losses, orders, shape, succession
 from elastrec.platform.specs.metrics import Phase, Role
 

@@ -3,8 +3,8 @@
 A save goes from pausing over writing to committing. Workers pause until every server has frozen its cut, which then
 stays as it was while they train on (DLRover-RM §5.2, flash checkpoint). One that was given up while servers wrote is
 *abandoned*: its folder is deleted once nobody writes into it any more. One whose commit has not ended in time is
-*unknown*: it counts when its record is found complete. What servers and workers do is told to these machines; they know
-no member.
+*unknown*: it counts when its record is found complete. What servers and workers do is reported to these
+machines; they know no member.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Save(msgspec.Struct, kw_only=True):
 
     @property
     def order(self) -> SaveOrder | None:
-        """What servers are told; None while workers still move."""
+        """What servers are ordered; None while workers still move."""
         if self.stage == PAUSING:
             return None
         return SaveOrder(self.order_id, self.uri, self.base.order_id if self.base else "")
@@ -156,7 +156,7 @@ class Saves(msgspec.Struct, kw_only=True):
 
     def content(self) -> tuple[tuple[str, bool, bool, int], ...]:
         """What directives say of saves depends on this and on nothing else."""
-        # Which one a server is told depends on its parts, once there are several.
+        # Which one a server is given depends on its parts, once there are several.
         several = len(self.under_way) > 1
         saves = self.under_way.values()
         return tuple(

@@ -25,7 +25,7 @@ from elastrec.platform.master.machine.recovery import Recovery
 from elastrec.platform.master.machine.saves import WRITING, Saves
 from elastrec.platform.master.machine.shards import Ended, ShardQueue
 from elastrec.platform.master.measuring.sketches import merge_sketches
-from elastrec.platform.master.measuring.time_book import TimeBook
+from elastrec.platform.master.measuring.time_profile import TimeProfile
 from elastrec.platform.master.pods import losses, orders, shape
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
@@ -93,7 +93,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     poisoned: Split | None = None
     exit_deadline: float | None = None
     time: float = 0.0
-    times: TimeBook = msgspec.field(default_factory=TimeBook)
+    times: TimeProfile = msgspec.field(default_factory=TimeProfile)
 
     @staticmethod
     def new(plan: JobPlan) -> JobState:
@@ -339,7 +339,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.finish(Phase.FAILED, reason, effects)
 
     def finish(self, phase: Phase, reason: str, effects: list[Effect]) -> None:
-        """Into a final phase; pods are told to exit and deleted when they do not, or cannot hear it."""
+        """Into a final phase; pods are ordered to exit and deleted when they do not, or cannot hear it."""
         self.phases.move(phase, self.time)
         under_way, self.saves.under_way = list(self.saves.under_way.values()), {}
         for save in under_way:

@@ -20,7 +20,7 @@ _FIRST_WINDOWS = 30
 _TRAFFIC = {
     "pulled": "bytes_pulled", "pushed": "bytes_pushed", "read": "bytes_read", "read_plain": "bytes_read_plain",
 }  # fmt: skip
-"""What is counted per sample, and the field of WindowMetrics that tells it."""
+"""What is counted per sample, and the field of WindowMetrics that holds it."""
 _STEP_PHASES = ("wait", "pull", "compute", "push")
 
 
@@ -114,7 +114,7 @@ class Monitor:
         for name, amount in metrics.losses.items():
             self._losses[name] = self._losses.get(name, 0.0) + amount
         if metrics.sketch:
-            # A window's curve point is not worth a job; the loss still tells the same story.
+            # A window's curve point is not worth a job; the loss still shows the same.
             with contextlib.suppress(DataError):
                 self._sketches.merge_encoded(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())

@@ -17,13 +17,13 @@ from elastrec.platform.history.points import Costs
 from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.state import JobState
-from elastrec.platform.master.measuring.growth_book import GrowthBook, GrowthPoint
+from elastrec.platform.master.measuring.growth_profile import GrowthPoint, GrowthProfile
 from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Relief
-from elastrec.platform.master.measuring.migration_book import MigrationBook
+from elastrec.platform.master.measuring.migration_profile import MigrationProfile
 from elastrec.platform.master.measuring.monitor import Monitor, Window
-from elastrec.platform.master.measuring.profile_book import ProfileBook, is_settled
 from elastrec.platform.master.measuring.slow_workers import SlowWorker, SlowWorkers
-from elastrec.platform.master.measuring.start_book import Start, StartBook
+from elastrec.platform.master.measuring.speed_profile import SpeedProfile, is_settled
+from elastrec.platform.master.measuring.start_profile import Start, StartProfile
 from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
@@ -36,7 +36,7 @@ _SETTLE_SECONDS = 0.5
 
 
 class Remembered(msgspec.Struct, kw_only=True):
-    """What a restarted master is told: as much as there were configurations, points and pods, not steps.
+    """What a restarted master is given: as much as there were configurations, points and pods, not steps.
 
     Attributes:
         generation: of the job while `growth` was seen.
@@ -60,12 +60,12 @@ class Observations:
 
     def __init__(self, now: float) -> None:
         self._monitor = Monitor(now)
-        self._profile = ProfileBook()
-        self._starts = StartBook()
+        self._profile = SpeedProfile()
+        self._starts = StartProfile()
         self._hot_servers = HotServers()
         self._slow_workers = SlowWorkers()
-        self.growth = GrowthBook()
-        self.migrations = MigrationBook()
+        self.growth = GrowthProfile()
+        self.migrations = MigrationProfile()
         self.window: Window | None = None
         self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
 
@@ -76,13 +76,13 @@ class Observations:
         return self._monitor
 
     @property
-    def profile(self) -> ProfileBook:
+    def profile(self) -> SpeedProfile:
         """Speed by configuration, all heartbeats included."""
         self.settle()
         return self._profile
 
     @property
-    def starts(self) -> StartBook:
+    def starts(self) -> StartProfile:
         """Start-up times, all heartbeats included."""
         self.settle()
         return self._starts
@@ -104,13 +104,13 @@ class Observations:
         self.profile.recall(known.measured)
         self.growth.recall(known.generation, known.growth)
         self.starts.recall(known.starts)
-        self.migrations = MigrationBook(known.migrations)
+        self.migrations = MigrationProfile(known.migrations)
 
     def handled(self, state: JobState, effects: Iterable[Effect], now: float) -> None:
         """An event was handled; pods may have been asked for, and servers may move."""
         for effect in effects:
             if isinstance(effect, Decided):
-                # Durations alone are read of this book: no wall clock is needed.
+                # Durations alone are read of this profile: no wall clock is needed.
                 self.migrations.decided(now, 0.0, effect.decision, effect.inputs)
         if state.membership.revision != self._starts.revision:
             self.starts.asked(state, now)

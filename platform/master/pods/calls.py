@@ -1,4 +1,4 @@
-"""What pods tell a master and ask it: registration, heartbeats, leases, their own failure."""
+"""What pods report to a master and ask of it: registration, heartbeats, leases, their own failure."""
 
 from __future__ import annotations
 

@@ -8,6 +8,6 @@ from elastrec.platform.clusters.pods import EndCause, EndReason
 def is_taken_away(end: EndReason) -> bool:
     """Whether the cluster or a person ended the pod, rather than the pod itself.
 
-    A process of a job ends with 0 only when it was told to end.
+    A process of a job ends with 0 only when it was ordered to end.
     """
     return end.cause is not EndCause.PROGRAM or end is EndReason.COMPLETED

@@ -21,7 +21,7 @@ class MemberStage(StrEnum):
     ASKED = "asked"  # its process has not registered
     STANDBY = "standby"  # a server that owns no buckets
     SERVING = "serving"
-    RETIRING = "retiring"  # it was told to leave for good
+    RETIRING = "retiring"  # it was ordered to leave for good
     GONE = "gone"
 
 
@@ -92,7 +92,7 @@ class Member(msgspec.Struct, kw_only=True):
 
     @property
     def retiring(self) -> bool:
-        """Whether it was told to leave for good."""
+        """Whether it was ordered to leave for good."""
         return self.stage is MemberStage.RETIRING
 
     @property

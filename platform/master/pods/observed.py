@@ -2,7 +2,7 @@
 
 A snapshot is complete, so a pod that is not in it has vanished. One whose creation was answered while the snapshot was
 on its way may be younger than the snapshot: it is judged by the next one. What the cluster accepted, and a whole watch
-has not told of, is a reason for another snapshot.
+has not reported, is a reason for another snapshot.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Observed:
         self._watch += 1
         self._snapshot = set()
         if any(watch < self._watch - 1 for watch in self._unseen.values()):
-            # The watch should have told of it by now: a snapshot says whether it is there.
+            # The watch should have reported it by now: a snapshot says whether it is there.
             self.resume = ""
 
     def take(self, event: PodEvent) -> None:

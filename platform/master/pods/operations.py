@@ -37,8 +37,8 @@ class PodOperations:
 
     Args:
         spec: the pod to create for a wanted one.
-        submit: takes the events that tell what became of pods.
-        observed: is told what the cluster accepted, under `lock`.
+        submit: takes the events that say what became of pods.
+        observed: is informed of what the cluster accepted, under `lock`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PodOperations:
             case Found(name, uid):
                 self._submit(lambda now: events.PodSeen(time=now, pod=name, uid=uid))
             case Lost():
-                self._tell_end(action)
+                self._report_end(action)
             case Forgotten(name):
                 self._submit(lambda now: events.PodDeleted(time=now, pod=name))
             case Granted(name, uid, size, outcome_of):
@@ -124,7 +124,7 @@ class PodOperations:
             )
         )
 
-    def _tell_end(self, lost: Lost) -> None:
+    def _report_end(self, lost: Lost) -> None:
         pod = lost.pod
         code = pod.exit_code if pod is not None else None
         message = self._last_lines(pod) if pod is not None and pod.phase is PodPhase.FAILED else ""

@@ -2,7 +2,7 @@
 
 A beat costs the master the same whatever the size of the job, so their number per second is bounded: a hundred pods
 beat as the job file says, a thousand every five seconds. What cannot wait, a directive that was reached or a finished
-feed, is told at once.
+feed, is reported at once.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def look_seconds(pods: int) -> float:
     return pods / _MOST_LOOKS_PER_SECOND
 
 
-def silence_seconds(faults: FaultTolerance, told_seconds: float) -> float:
-    """After which silence a pod counts as dead that was last told to beat every `told_seconds`."""
-    return max(faults.heartbeat_timeout, _MISSED_BEATS * told_seconds)
+def silence_seconds(faults: FaultTolerance, beat_seconds: float) -> float:
+    """After which silence a pod counts as dead whose last order was to beat every `beat_seconds`."""
+    return max(faults.heartbeat_timeout, _MISSED_BEATS * beat_seconds)

@@ -1,4 +1,4 @@
-"""Makes the cluster's pods those that the job wants, and tells the job what became of them.
+"""Makes the cluster's pods those that the job wants, and reports to the job what became of them.
 
 Wanted and observed are compared after every event and every observation. One operation per pod name is under way at a
 time; one that fails for the moment is tried again, with a growing pause.
@@ -58,7 +58,7 @@ class Reconciler:
     Args:
         wanted: what the job wants, once all events that it follows from are on disk.
         spec: the pod to create for a wanted one.
-        submit: takes the events that tell what became of pods.
+        submit: takes the events that say what became of pods.
         is_superseded: whether another master directs the job: its pods are none of this one's business.
     """
 

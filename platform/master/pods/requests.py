@@ -69,7 +69,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
             return True
         return bool(named_fields(self.change).keys() & named_fields(other.change).keys())
 
-    def told(self) -> ShapeRequest:
+    def reported(self) -> ShapeRequest:
         """For observers."""
         return ShapeRequest(
             request_id=self.request_id,

@@ -142,8 +142,8 @@ def _resized_until(member: Member) -> float | None:
 def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) -> str:
     """Which pods of a request have not started, and what the cluster says of them."""
     members = [m for m in state.membership.members.values() if m.role in request.roles and not m.is_registered]
-    told = [f"{m.name}: {waiting[m.name]}" if waiting.get(m.name) else m.name for m in members]
-    return f"; not started: {some(told)}" if told else ""
+    named = [f"{m.name}: {waiting[m.name]}" if waiting.get(m.name) else m.name for m in members]
+    return f"; not started: {some(named)}" if named else ""
 
 
 def give_up(

@@ -24,7 +24,7 @@ def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] |
     """Why the running job cannot have what is asked for; empty when it can.
 
     Args:
-        used_bytes: memory of each pod that has told it.
+        used_bytes: memory of each pod that has reported it.
     """
     for role, places in asked.change.items():
         if words := _impossible_places(state, role, places):

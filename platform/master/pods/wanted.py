@@ -114,7 +114,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Found:
-    """Tell the job that the cluster has the pod."""
+    """Report to the job that the cluster has the pod."""
 
     name: str
     uid: str
@@ -122,7 +122,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lost:
-    """Tell the job that the pod has ended. `pod` is how the cluster knew it last; None: it never said."""
+    """Report to the job that the pod has ended. `pod` is how the cluster knew it last; None: it never said."""
 
     name: str
     uid: str
@@ -132,14 +132,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Tell the job that a pod which it gave up is gone."""
+    """Report to the job that a pod which it gave up is gone."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Granted:
-    """Tell the job what size the pod has. `outcome_of`: what was asked for, if this is what came of it."""
+    """Report to the job what size the pod has. `outcome_of`: what was asked for, if this is what came of it."""
 
     name: str
     uid: str
@@ -149,7 +149,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Tell the job that the pod will not get the size that was asked for."""
+    """Report to the job that the pod will not get the size that was asked for."""
 
     name: str
     uid: str

@@ -9,19 +9,19 @@ import msgspec
 
 from elastrec.checkpoints import Store, open_store
 from elastrec.platform.master.machine.state import JobState
-from elastrec.platform.master.measuring.migration_book import migrations_of
-from elastrec.platform.master.measuring.time_book import PARTS, TimeBook
+from elastrec.platform.master.measuring.migration_profile import migrations_of
+from elastrec.platform.master.measuring.time_profile import PARTS, TimeProfile
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
-"""Entries that are told at most, the last ones."""
+"""Entries that are given at most, the last ones."""
 _FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "term_begun", "master_resumed"})
 
 
-def explanation(job_id: str, phase: str, times: TimeBook, journal: Journal) -> Explanation:
+def explanation(job_id: str, phase: str, times: TimeProfile, journal: Journal) -> Explanation:
     """The story until now."""
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
     return Explanation(
@@ -167,7 +167,7 @@ def explanation_key(job_name: str, job_id: str) -> str:
 def write_explanation(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
     """Puts the story of a job that is over beside its ledger; returns its URI.
 
-    Where this master continued from a record of an earlier one, the timeline begins with what that one has told.
+    Where this master continued from a record of an earlier one, the timeline begins with what that one has reported.
 
     Raises:
         CheckpointError: the store refused.

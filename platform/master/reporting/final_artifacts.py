@@ -22,7 +22,7 @@ _PAUSES_SECONDS = (0.0, 1.0, 5.0)
 
 
 class FinalArtifacts:
-    """Writes on a thread of its own: a slow store must not keep pods from being told to leave.
+    """Writes on a thread of its own: a slow store must not keep pods from being ordered to leave.
 
     Args:
         state, metrics: of a job that is over.

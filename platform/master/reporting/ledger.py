@@ -202,8 +202,8 @@ def write_ledger(
 ) -> str:
     """Puts the ledger of a job that is over beside its records; returns its URI.
 
-    What masters of the same run have left before comes first, so that one ledger tells of all rows of the model. Of one
-    that left nothing, lines tell which rows it trained `before record …`, and no more (see `lives`).
+    What masters of the same run have left before comes first, so that one ledger has all rows of the model. Of one
+    that left nothing, lines say which rows it trained `before record …`, and no more (see `lives`).
 
     Args:
         earlier_terms: up to this one, terms are of other runs.

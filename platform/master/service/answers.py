@@ -24,7 +24,7 @@ class Unknown(msgspec.Struct, tag="Answer"):
 
 
 class Answers:
-    """Encoded answers to heartbeats that tell the newest directive; not thread-safe.
+    """Encoded answers to heartbeats that carry the newest directive; not thread-safe.
 
     One for all workers without orders of their own, and one for each other pod.
     """
@@ -42,7 +42,7 @@ class Answers:
         kind, orders = "exit", None
         if member is not None and member.incarnation == incarnation and member.stage is not MemberStage.RETIRING:
             orders = member.orders
-            # Every server is told what it has to restore, and nothing of the others.
+            # Every server is given what it has to restore, and nothing of the others.
             kind = "worker" if member.role is Role.WORKER and orders is None else pod
         encoded = self._encoded.get((kind, heartbeat_seconds))
         if encoded is not None and encoded[0] == orders:

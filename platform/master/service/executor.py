@@ -23,7 +23,7 @@ class Executor:
     """Of one job.
 
     Args:
-        submit: takes the event that tells how an effect ended.
+        submit: takes the event that says how an effect ended.
         in_progress, term: see RecordLane.
     """
 

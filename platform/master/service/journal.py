@@ -359,7 +359,7 @@ class Journal:
     def seconds_since_last_event(self) -> float:
         """Time since the last event was committed; 0 when there is none.
 
-        As the machine's uptime tells it, which nobody can set; after a reboot or on another machine by the wall clock.
+        By the machine's uptime, which nobody can set; after a reboot or on another machine by the wall clock.
         """
         boot, uptime = _uptime()
         written = self._database.execute("SELECT boot, uptime_seconds FROM written").fetchone()

@@ -94,7 +94,7 @@ def _offsets(splits: RowRanges, positions: StreamPositions | None, epochs: int) 
 
 
 def attempts_before(stream: str, span_S2: NDArray[np.int64], generation: int, record: str) -> list[Attempt]:
-    """Lines for rows of which no ledger tells more than that a record held them."""
+    """Lines for rows of which no ledger says more than that a record held them."""
     numbers = np.flatnonzero(span_S2[:, 1] > span_S2[:, 0])
     return [
         Attempt(stream, generation, number, 0, "", int(begin), int(end), f"{BEFORE}{record}")

@@ -1,4 +1,4 @@
-"""What observers may ask and tell a master: the CLI, Airflow's operators and triggers."""
+"""What observers may ask of a master and report to it: the CLI, Airflow's operators and triggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
-from elastrec.platform.master.measuring.profile_book import configuration_of, is_settled, server_use, worker_use
+from elastrec.platform.master.measuring.speed_profile import configuration_of, is_settled, server_use, worker_use
 from elastrec.platform.master.pods import orders, requests, shape_checks
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.master.reporting.explanation import explanation
@@ -67,12 +67,12 @@ class ObserverCalls(ServicePart):
     def status(self, message: GetStatus) -> Status:
         """For observers."""
         with self._lock:
-            told = [request.told() for request in self.state.shape_requests]
+            requests = [request.reported() for request in self.state.shape_requests]
         return Status(
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
-            shape_requests=told,
+            shape_requests=requests,
         )
 
     def ledger(self, message: GetLedger) -> LedgerPage:

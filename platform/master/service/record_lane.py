@@ -36,7 +36,7 @@ class RecordLane:
     The state machine begins no save while it waits for another, so there are few of them.
 
     Args:
-        submit: takes the event that tells how a commit ended.
+        submit: takes the event that says how a commit ended.
         in_progress: URIs of the records that the job is writing now, or does not know the end of.
         term: asked before a record is committed and before one is deleted.
 
@@ -68,7 +68,7 @@ class RecordLane:
             thread.start()
 
     def close(self) -> None:
-        """Waits for what is under way, but not long for a store that hangs; from then on nothing is told."""
+        """Waits for what is under way, but not long for a store that hangs; from then on nothing is reported."""
         self.wait(CLOSE_SECONDS)
         self._closing.set()
 
@@ -90,7 +90,7 @@ class RecordLane:
             # The state machine goes on; the deadline of a commit finds that it is missing.
             log.exception("effect_failed", effect=type(effect).__name__)
 
-    def _tell(self, make: Callable[[float], events.Event]) -> None:
+    def _submit_unless_closing(self, make: Callable[[float], events.Event]) -> None:
         # Without a master nobody listens: its successor commits anew, and meets its own record.
         if not self._closing.is_set():
             self._submit(make)
@@ -128,11 +128,11 @@ class RecordLane:
         except Exception as error:
             if not self._is_committed(effect.uri):
                 reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
-                self._tell(
+                self._submit_unless_closing(
                     lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason, store_away=away)
                 )
                 return
-        self._tell(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
+        self._submit_unless_closing(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
         try:
             prune(
                 self._request.store,

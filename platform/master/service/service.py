@@ -128,7 +128,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         )
 
     def start(self, address: str, pause: Callable[[float], object] = time.sleep) -> None:
-        """Begins or continues the job; pods are told to find the master at `address`.
+        """Begins or continues the job; pods are given `address` to find the master at.
 
         Waits, however long, for the checkpoint store where this master needs a term first: nobody may be answered yet.
 
@@ -198,7 +198,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         return self._term_watch.superseded
 
     def is_superseded(self) -> bool:
-        """Looks whether another master has taken the job over; false where the store does not tell."""
+        """Looks whether another master has taken the job over; false where the store does not answer."""
         return self._term_watch.is_superseded()
 
     def _end(self) -> None:

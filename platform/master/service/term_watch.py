@@ -47,7 +47,7 @@ class TermWatch:
         """Returns while no other master has taken a higher term, as far as the store says.
 
         Raises:
-            SupersededError: another master has; this one has been told to end.
+            SupersededError: another master has; this one has been ordered to end.
             StoreError: the store could not be asked.
         """
         term, holder = self._term()
@@ -74,7 +74,7 @@ class TermWatch:
                 log.warning("successor_not_looked_for", job=self._request.job_id, reason=str(error))
 
     def is_superseded(self) -> bool:
-        """Whether another master has taken the job over; false where the store does not tell within two seconds."""
+        """Whether another master has taken the job over; false where the store does not answer within two seconds."""
         if self.superseded:
             return True
         answer: Future[None] = Future()

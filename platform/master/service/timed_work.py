@@ -37,7 +37,7 @@ class TimedWork(ServicePart):
 
     @abc.abstractmethod
     def is_superseded(self) -> bool:
-        """Looks whether another master has taken the job over; false where the store does not tell."""
+        """Looks whether another master has taken the job over; false where the store does not answer."""
 
     @abc.abstractmethod
     def metrics(self) -> TrainingMetrics:

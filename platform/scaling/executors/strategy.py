@@ -1,7 +1,8 @@
 """One strategy at a time for a job: validate, sort, optimise (Primus §3.2), with the reason for every one left out.
 
 Several strategies may want to change the same job in one round: a memory forecast, a plan across jobs, data executors,
-the size of a pod. Two at once could not be told apart afterwards, so that one is chosen and the others wait.
+the size of a pod. The effects of two at once could not be separated afterwards, so that one is chosen and the
+others wait.
 """
 
 from __future__ import annotations

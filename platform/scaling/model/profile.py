@@ -1,6 +1,6 @@
 """A job's observations made fit for use: refused where they mean nothing, one row per configuration.
 
-Configurations are what the throughput model can tell apart: pods and cores. Memory does not enter.
+Configurations are what the throughput model can distinguish: pods and cores. Memory does not enter.
 """
 
 from __future__ import annotations

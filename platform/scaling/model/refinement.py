@@ -20,7 +20,7 @@ from elastrec.platform.scaling.model.least_squares import fit_curve, fit_relativ
 from elastrec.platform.scaling.model.step_form import Form
 
 LEAST_CONFIGURATIONS = 10
-"""Fewer cannot tell forms of up to eight unknowns apart."""
+"""Fewer cannot distinguish forms of up to eight unknowns."""
 FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0, 8.0) for by_request in (False, True))
 """The paper's sum first. At q = 8 a step is as long as its longer part: pods that are held by quotas spend theirs in
 bursts, and whoever runs out first sets the pace for all."""

@@ -236,9 +236,9 @@ def fit(
     notes = list(profile.notes)
     if not identified:
         notes.append(
-            f"{rank} of {columns} parts of a step can be told apart by the {len(profile)} size(s) measured"
+            f"{rank} of {columns} parts of a step can be distinguished by the {len(profile)} size(s) measured"
             if rank < columns
-            else "the sizes measured are too much alike to tell the parts of a step apart"
+            else "the sizes measured are too much alike to distinguish the parts of a step"
         )
 
     believed, weight = prior, 0.0

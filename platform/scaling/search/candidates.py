@@ -56,7 +56,7 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
 
 
 def sizes_needed(situation: Situation, space: Space) -> int:
-    """How many different sizes a job has to have been measured in before all others can be told apart.
+    """How many different sizes a job has to have been measured in before all others can be predicted.
 
     As many as there are parts of a step (eq. 2–5 and what is fixed) that differ within what may be changed: with
     workers alone two, one part that grows with their number and one that does not.
@@ -79,7 +79,9 @@ def _trust(situation: Situation, space: Space) -> str:
     count = model.configurations
     sizes = f"{_number(count)} size{'' if count == 1 else 's'} measured"
     if count < needed:
-        return f"{sizes}, {_number(needed)} are needed to tell what others would do: until then small steps are tried"
+        return (
+            f"{sizes}, {_number(needed)} are needed to predict what others would do: until then small steps are tried"
+        )
     if not model.identified:
         return f"{sizes}; sizes far from these are not trusted yet"
     return f"{sizes}, which the throughput model meets within {100.0 * model.rmsle:.2g} %"

@@ -77,7 +77,7 @@ def _structural(schema: dict[str, Any]) -> dict[str, Any]:
             target = definitions[node["$ref"].rsplit("/", 1)[1]]
             return walk({**target, **{key: value for key, value in node.items() if key != "$ref"}})
         if "oneOf" in node:
-            # Kinds of a section told apart by one of its fields: no structural type unites them either.
+            # Kinds of a section distinguished by one of its fields: no structural type unites them either.
             kept = {key: node[key] for key in _KEPT if key in node}
             return {**kept, "type": "object", "x-kubernetes-preserve-unknown-fields": True}
         node = _collapse_unions(node, definitions)

@@ -70,7 +70,7 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
 
 
 def _without_tags(parts: list[Any], content: Any) -> list[Any]:
-    """A path without the names by which pydantic tells the kinds of a union apart: the file has no such fields."""
+    """A path without the names by which pydantic distinguishes the kinds of a union: the file has no such fields."""
     kept, place = [], content
     for part in parts:
         if isinstance(place, Mapping) and part not in place and place.get("step") == part:

@@ -119,7 +119,7 @@ def parse_result(output: str) -> ExportResult:
     """
     lines = [line for line in output.splitlines() if line.startswith(RESULT_PREFIX)]
     if not lines:
-        raise JobFailedError("the evaluator pod ended without a result; its log tells why")
+        raise JobFailedError("the evaluator pod ended without a result; its log says why")
     try:
         return msgspec.json.decode(lines[-1][len(RESULT_PREFIX) :], type=ExportResult)
     except (msgspec.MsgspecError, ValueError) as error:

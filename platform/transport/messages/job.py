@@ -166,7 +166,7 @@ class Register(Message, frozen=True):
     """A pod's process has started. Sent again after a restart of either side.
 
     Attributes:
-        incarnation: random per process; the one that registered last counts, an earlier one is told to exit.
+        incarnation: random per process; the one that registered last counts, an earlier one is ordered to exit.
         address: `host:port` where the pod serves, else empty.
     """
 
@@ -175,7 +175,7 @@ class Register(Message, frozen=True):
     incarnation: str
     address: str = ""
     node: str = ""
-    # Set by a server whose state survived a master restart, so that it is not told to restore again.
+    # Set by a server whose state survived a master restart, so that it is not asked to restore again.
     restored_order_id: str = ""
 
 
@@ -369,7 +369,7 @@ class Answer(Message, frozen=True, omit_defaults=True):
 
     Attributes:
         known: false when the pod must register again.
-        heartbeat_seconds: until the next one, unless there is something to tell; 0: as before.
+        heartbeat_seconds: until the next one, unless there is something to report; 0: as before.
         orders: of this pod alone; None: it has none.
     """
 

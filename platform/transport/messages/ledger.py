@@ -95,9 +95,9 @@ class Explanation(Message, frozen=True):
 
     Attributes:
         wall_seconds: since the job began; the sum of `parts`.
-        parts: seconds by part, see `platform.master.measuring.time_book.PARTS`.
+        parts: seconds by part, see `platform.master.measuring.time_profile.PARTS`.
         goodput: share of the wall time in which rows were trained that count; 0 to 1.
-        omitted: entries of the timeline that are older than those told.
+        omitted: entries of the timeline that are older than those given.
         migrations: of parameter servers, the oldest first.
     """
 

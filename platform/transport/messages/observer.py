@@ -163,7 +163,7 @@ class ShapeOutcome(StrEnum):
 
 
 class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a shape, as GetStatus tells it.
+    """A request for a shape, as GetStatus reports it.
 
     Attributes:
         wanted: what was asked for, in words.

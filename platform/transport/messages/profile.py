@@ -82,11 +82,11 @@ class Profile(Message, frozen=True):
         tables: rows and bytes on all servers.
         trained_samples: until now, repeats counted.
         tables_growth: how every table came to its present size.
-        servers: those that have told what they use.
+        servers: those that have reported what they use.
         run_id: of the job's MLflow run; empty while it has none.
         shape_version: of the shape that is wanted for the job (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
-        worker_used_bytes: memory in use by the fullest worker; 0: none has told it.
+        worker_used_bytes: memory in use by the fullest worker; 0: none has reported it.
         servers_move: whether the number of parameter servers can change now.
     """
 

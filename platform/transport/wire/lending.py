@@ -1,7 +1,7 @@
 """Bodies of frames in memory that two processes of one machine share, so that no socket has to copy them twice.
 
 Each side of a connection lends: it copies a body into a segment, sends the segment's number, and leaves it alone until
-the other side has dropped every array of that body, which it tells with its next frame. The other side maps segments
+the other side has dropped every array of that body, which it reports with its next frame. The other side maps segments
 for reading only. Nothing here sends or receives; see `connection`.
 
 Both processes belong to one user, who could read and write their memory anyway: a lender that changes what it lent
@@ -199,7 +199,7 @@ class Borrower:
         self.dropped.append(number)
 
     def give_back(self) -> int:
-        """Numbers of the segments that are not needed any more, one bit each; told once."""
+        """Numbers of the segments that are not needed any more, one bit each; reported once."""
         numbers = 0
         while self.dropped:
             number = self.dropped.popleft()

@@ -77,10 +77,12 @@ def working_pods(metrics: TrainingMetrics) -> int:
 
 
 def is_profiled(platform: jobs.Platform, job_id: str) -> bool:
-    told = ask_profile(platform, job_id)
-    if told is None or not told.is_settled:
+    profile = ask_profile(platform, job_id)
+    if profile is None or not profile.is_settled:
         return False
-    return any(each.configuration == told.configuration and each.steps_ever >= LEAST_STEPS for each in told.measured)
+    return any(
+        each.configuration == profile.configuration and each.steps_ever >= LEAST_STEPS for each in profile.measured
+    )
 
 
 def rounds_that_decide_about(airflow: AirflowClient, job_id: str) -> tuple[str, str]:
@@ -88,15 +90,15 @@ def rounds_that_decide_about(airflow: AirflowClient, job_id: str) -> tuple[str, 
 
     A round leaves a job alone while a pod of it is being replaced or its master is slow to answer; the next decides.
     """
-    told = []
+    logs = []
     for _ in range(3):
         first, second = airflow.trigger(DAG, {}), airflow.trigger(DAG, {})
         assert finished(airflow, DAG, first) == finished(airflow, DAG, second) == "success"
         mapped = [task for task in instances(airflow, first) if task["task_id"] == "migrate"]
         if [task["rendered_map_index"].partition(":")[0] for task in mapped] == [job_id]:
             return first, second
-        told.append(airflow.log(DAG, first, "plan", 1))
-    raise AssertionError(f"no round decided about {job_id}:\n" + "\n".join(told))
+        logs.append(airflow.log(DAG, first, "plan", 1))
+    raise AssertionError(f"no round decided about {job_id}:\n" + "\n".join(logs))
 
 
 def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> None:

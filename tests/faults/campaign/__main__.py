@@ -70,7 +70,7 @@ def campaign(site: Site, seed: int, numbers: Iterator[int], notes: Notes, eviden
         run = draw_run(seed, number, kinds)
         outcome = drill(site, run, _undisturbed(site, run.shape, notes, evidence), evidence)
         notes.add(outcome)
-        _tell(outcome)
+        _print(outcome)
     return Report(
         seed=seed,
         outcomes=[notes.outcomes[number] for number in sorted(notes.outcomes)],
@@ -87,7 +87,7 @@ def _undisturbed(site: Site, shape: Shape, notes: Notes, evidence: Path) -> floa
     return notes.undisturbed[str(shape)]
 
 
-def _tell(outcome: Outcome) -> None:
+def _print(outcome: Outcome) -> None:
     print(
         f"run {outcome.number} of seed {outcome.seed}: {outcome.shape}; {len(outcome.faults)} faults, "
         f"{outcome.generations} rollbacks, {outcome.lost} lost, {outcome.repeated} repeated, "

@@ -17,7 +17,7 @@ from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
-from tests.faults.campaign.books import Size, check_books, check_restores, journals, rows_told
+from tests.faults.campaign.accounts import Size, check_ledger, check_restores, journals, rows_reported
 from tests.faults.campaign.job import EPOCHS, ROWS, SHARD_BATCHES, SHARD_ROWS, SHARDS
 from tests.faults.campaign.keeping import Keeper
 from tests.faults.campaign.leftovers import torn_records
@@ -29,7 +29,7 @@ AUC_TOLERANCE = 0.003
 DROPPED_BATCHES = 4
 """A worker that loses a connection drops what it pulled, what it computes, and a push without an answer."""
 HELD_BATCHES = 3 * SHARD_BATCHES
-"""A worker that is lost may have trained all of its shards without having told: it reads ahead into two more."""
+"""A worker that is lost may have trained all of its shards without having reported it: it reads ahead into two more."""
 SIZE = Size(rows=ROWS, shard_rows=SHARD_ROWS, epochs=EPOCHS, seed=1)
 
 
@@ -78,18 +78,18 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         return
     attempts = ledger.to_pylist()
     begun = journals(list_terms(str(site.store), job_name, prepared.job_id))
-    books = check_books(attempts, story, SIZE, begun=begun)
+    accounts = check_ledger(attempts, story, SIZE, begun=begun)
     if outcome.in_flight is not None:
-        outcome.in_flight -= rows_told(attempts)
+        outcome.in_flight -= rows_reported(attempts)
         if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
             outcome.problems.append(
-                f"{outcome.in_flight} rows were trained that the master was never told of; at most "
+                f"{outcome.in_flight} rows were trained that the master never learned of; at most "
                 f"{outcome.in_flight_allowed} were in flight"
             )
-    outcome.lost, outcome.repeated = books.lost, books.repeated
-    outcome.problems += books.problems
-    if books.lost:
-        outcome.problems.append(f"{books.lost} samples were never trained")
+    outcome.lost, outcome.repeated = accounts.lost, accounts.repeated
+    outcome.problems += accounts.problems
+    if accounts.lost:
+        outcome.problems.append(f"{accounts.lost} samples were never trained")
     pods = kept.pods()
     servers = []
     for index in range(max(run.shape.servers, *(plan.servers for plan in run.plans), 0)):

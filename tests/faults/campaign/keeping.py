@@ -28,7 +28,7 @@ class Keeper:
         folder.mkdir(parents=True)
 
     def follow(self, is_over: threading.Event) -> None:
-        """Holds on to every log until told that the run is over. A link keeps a file whose pod is removed."""
+        """Holds on to every log until it learns that the run is over. A link keeps a file whose pod is removed."""
         while not is_over.wait(_LOOK_SECONDS):
             self._link_logs()
 

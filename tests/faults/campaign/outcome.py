@@ -13,7 +13,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         plans: for other servers that arrived, and what the master said to them.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
-        in_flight: rows that servers applied but the master was never told of, because the worker that sent them was
+        in_flight: rows that servers applied but the master never learned of, because the worker that sent them was
             lost or dropped them: done again by another. None where it cannot be counted (after a rollback).
         in_flight_allowed: what was in flight at most when the faults came.
         generations: rollbacks since a journal was lost last, and journals that were lost.

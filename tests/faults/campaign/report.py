@@ -88,7 +88,7 @@ def as_page(report: Report) -> str:
         "- Every shard is done. The ledger is added up anew from its raw attempts: each began exactly where its shard",
         "  stood, after a rollback at the offset in that one record. Nothing is missing, nothing was repeated but what",
         "  a rollback had thrown away. In runs without rollbacks the servers' own count of rows shows what a worker",
-        "  had pushed without having told when it was lost: no more than it can have had in flight.",
+        "  had pushed without having reported it when it was lost: no more than it can have had in flight.",
         "- The last record has exactly one row for every id of the training data.",
         "- After a rollback all servers say that they restored the same record, together all of its rows.",
         "- The final record is exported, loaded and scored; the probabilities are those that the workers computed, the",

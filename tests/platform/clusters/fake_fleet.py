@@ -113,7 +113,7 @@ class FakeFleet:
     def master_restarts(self) -> None:
         """Another process of the job's master uses this fleet from now on."""
 
-    def tell_late(self, pod: PodStatus) -> None:
+    def report_late(self, pod: PodStatus) -> None:
         """An event of a pod that is not there any more."""
         self._events.append(PodEvent(PodEventKind.MODIFIED, pod))
 
@@ -153,7 +153,7 @@ class FakeFleet:
             name=spec.name, uid=f"uid-{self._serial}", job=spec.job, role=spec.role, phase=PodPhase.PENDING,
             size=spec.size, created_unix_seconds=float(self._serial),
         )  # fmt: skip
-        self._tell(PodEventKind.ADDED, pod)
+        self._record(PodEventKind.ADDED, pod)
         return pod
 
     def _forget(self, uid: str) -> None:
@@ -178,8 +178,8 @@ class FakeFleet:
             raise ClusterError(words, retryable=True)
 
     def _change(self, uid: str, **fields: Any) -> None:
-        self._tell(PodEventKind.MODIFIED, msgspec.structs.replace(self.pods[uid], **fields))
+        self._record(PodEventKind.MODIFIED, msgspec.structs.replace(self.pods[uid], **fields))
 
-    def _tell(self, kind: PodEventKind, pod: PodStatus) -> None:
+    def _record(self, kind: PodEventKind, pod: PodStatus) -> None:
         self.pods[pod.uid] = pod
         self._events.append(PodEvent(kind, pod))

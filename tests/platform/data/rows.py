@@ -12,7 +12,7 @@ from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingDa
 
 
 def table(rows: int, first: int = 0) -> pa.Table:
-    """`row` numbers every row, so that a test can tell which rows came out."""
+    """`row` numbers every row, so that a test knows which rows came out."""
     number = np.arange(first, first + rows)
     return pa.table(
         {

@@ -1,4 +1,4 @@
-"""mlflow is loaded beside other work, and what is wrong with it is told by whoever uses it."""
+"""mlflow is loaded beside other work, and what is wrong with it is reported where it is used."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def test_mlflow_is_there_when_the_other_work_is_done() -> None:
         "with client_loaded_beside(): pass\n"
         "print(before, 'mlflow.tracking' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.split() == ["False", "True"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_the_first_use_of_an_mlflow_that_cannot_be_loaded_raises(monkeypatch: pytest.MonkeyPatch) -> None:

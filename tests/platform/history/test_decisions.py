@@ -40,15 +40,15 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     client, now = MlflowClient(tracking_server.uri), time.time()
     speeds = [Point(names.SAMPLES_PER_SECOND, 10.0 + i, 100 * i, now - 60 + 10 * i) for i in range(6)]
     history.log_series(run_id, [*speeds, Point(names.WORKERS_RUNNING, 1.0, 0, now - 60)])
-    told = Decisions(tracking_server.uri, "", tracking_server.uri)
+    history = Decisions(tracking_server.uri, "", tracking_server.uri)
     grew = msgspec.structs.replace(GREW, unix_seconds=now)
-    rounds = told.log_decision(run_id, grew, [{"why": "a"}, {"why": "b"}], {names.SCALING_WORKERS: 3.0})
-    rounds = told.log_decision(run_id, grew, [{"why": "c"}], {names.SCALING_WORKERS: 3.0})
-    assert rounds == [grew, grew] == told.decisions(run_id)
-    told.log_throughput(run_id, rounds)
+    rounds = history.log_decision(run_id, grew, [{"why": "a"}, {"why": "b"}], {names.SCALING_WORKERS: 3.0})
+    rounds = history.log_decision(run_id, grew, [{"why": "c"}], {names.SCALING_WORKERS: 3.0})
+    assert rounds == [grew, grew] == history.decisions(run_id)
+    history.log_throughput(run_id, rounds)
     observations = measure(coefficients(), [ONE, THREE])
     (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
-    told.log_model(run_id, rounds, plan.considered, fit(SHAPE, observations), observations)
+    history.log_model(run_id, rounds, plan.considered, fit(SHAPE, observations), observations)
     lines = table(client, run_id)
     assert [line["why"] for line in lines] == ["a", "b", "c"] and {line["samples_trained"] for line in lines} == {100}
     # By this tag MLflow's pages know that the file is a table.
@@ -62,13 +62,13 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     }
     metrics = client.get_run(run_id).data.metrics
     assert metrics[names.SCALING_WORKERS] == 3.0 and metrics[names.SCALING_LAST_PREDICTED_GAIN] == 18.0
-    assert told.page(run_id).startswith(tracking_server.uri) and run_id in told.page(run_id)
+    assert history.page(run_id).startswith(tracking_server.uri) and run_id in history.page(run_id)
 
 
 def test_a_picture_is_drawn_when_it_means_something(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
-    told, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
+    history, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
     stays = decide(Static(), [profile()], View(PLENTY, PRICES)).plans[0].considered
-    told.log_model(run_id, [], stays, fit(SHAPE, seen), seen)
+    history.log_model(run_id, [], stays, fit(SHAPE, seen), seen)
     assert list(MlflowClient(tracking_server.uri).list_artifacts(run_id, "figures")) == []
 
 
@@ -78,9 +78,9 @@ def test_the_table_stays_bounded_and_keeps_the_latest_rounds(
     monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
     monkeypatch.setattr(kept, "_MOST_LINES", 3)
-    told = Decisions(tracking_server.uri, "")
+    history = Decisions(tracking_server.uri, "")
     for word in ("a", "b", "c"):
-        told.log_decision(run_id, GREW, [{"why": word}, {"why": word}], {})
+        history.log_decision(run_id, GREW, [{"why": word}, {"why": word}], {})
     assert [line["why"] for line in table(MlflowClient(tracking_server.uri), run_id)] == ["b", "c", "c"]
 
 

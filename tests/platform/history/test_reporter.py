@@ -17,7 +17,7 @@ from elastrec.platform.specs.errors import HistoryError
 
 
 class Recorder:
-    """A sink that behaves as told."""
+    """A sink that behaves as a test sets it."""
 
     def __init__(self) -> None:
         self.stored: list[float] = []

@@ -67,7 +67,7 @@ def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:
 
 
 def test_a_plan_has_no_pod_larger_than_a_node() -> None:
-    """What the simulator tells policies, the live cluster tells them, too."""
+    """What the simulator shows to policies, the live cluster shows them, too."""
     room = room_of([node("a", 8, 6, 2.0), node("b", 4, 1, 6.0)])
     assert room.free == Resources(8.0, 7.0 * GIB) and room.largest_pod == Resources(6.0, 8.0 * GIB)
     assert room_of([]).free == Resources(0.0, 0.0)

@@ -25,14 +25,14 @@ def disturb(world: World, chance: random.Random) -> None:
         unborn = sorted(world.state.membership.members.keys() - world.up.keys())
         if unborn:
             pod = chance.choice(unborn)
-            world.tell(events.PodSilent(time=world.time, pod=pod, incarnation="", silent_seconds=900.0))
+            world.handle(events.PodSilent(time=world.time, pod=pod, incarnation="", silent_seconds=900.0))
     elif what < 0.81 and name:
         incarnation = world.up[name]["incarnation"]
-        world.tell(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
+        world.handle(events.PodSilent(time=world.time, pod=name, incarnation=incarnation, silent_seconds=15.0))
     elif what < 0.83 and name:
         pod = world.up.pop(name)
         incarnation = pod["incarnation"]
-        world.tell(
+        world.handle(
             events.PodFailed(time=world.time, pod=name, incarnation=incarnation, retryable=True, reason="no memory")
         )
         if pod["uid"] in world.plane.pods:
@@ -46,14 +46,14 @@ def disturb(world: World, chance: random.Random) -> None:
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)
     elif what < 0.905:
-        world.tell(events.SaveAsked(time=world.time))
+        world.handle(events.SaveAsked(time=world.time))
     elif what < 0.91 and world.state.recovery.record is not None:
         world.damaged.add(world.state.recovery.record.uri)
     elif what < 0.93:
         # With a new process what the old one had under way is gone, except what it repeats.
         away_seconds = chance.choice([0.0, 3.0])
         world.commits = [] if away_seconds else world.commits
-        world.tell(events.Restarted(time=world.time, away_seconds=away_seconds))
+        world.handle(events.Restarted(time=world.time, away_seconds=away_seconds))
     elif what < 0.94 and name:
         # Its store does not answer any more, or does again.
         world.hung ^= {name}
@@ -61,10 +61,10 @@ def disturb(world: World, chance: random.Random) -> None:
         asked = change(workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
         pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
         moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 0, 1, 2])))]
-        world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves))
+        world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
         if chance.random() < 0.3 and world.state.requested_shape is not None:
             request_id = world.state.requested_shape.request_id
-            world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
+            world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
     else:
         world.time += chance.choice([0.1, 5.0, 70.0])
         world.tick()

@@ -191,7 +191,7 @@ class FakeLauncher:
 
 
 class Killed(Exception):
-    """The script was told to die."""
+    """The script has an order to die."""
 
 
 class ScriptedPod:

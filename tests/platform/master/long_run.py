@@ -145,10 +145,10 @@ class JournalledWorld(World):
     def _open_compact(self) -> Journal:
         return Journal(self._compact_path, snapshot_every=self._snapshot_every)
 
-    def tell(self, event: events.Event) -> list[Effect]:
+    def handle(self, event: events.Event) -> list[Effect]:
         if isinstance(event, events.Restarted):
             self._restart_master()
-        return super().tell(event)
+        return super().handle(event)
 
     def note(self, event: events.Event, effects: list[Effect]) -> None:
         lines = [effect for effect in effects if isinstance(effect, RecordAttempt | Decided)]
@@ -247,23 +247,23 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
         upset(world, chance)
     elif what < 0.95 and world.recent:
         late: Any = chance.choice(world.recent)
-        world.tell(msgspec.structs.replace(late, time=world.time))
+        world.handle(msgspec.structs.replace(late, time=world.time))
     elif what < 0.96:
         pod = chance.choice(sorted(world.state.membership.members) or ["nobody"])
         batch_size, scale = chance.choice([None, 1, 64]), chance.choice([0.5, 1.0])
         is_idle = chance.random() < 0.4
-        world.tell(
+        world.handle(
             events.PodOrdered(
                 time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale, is_idle=is_idle
             )
         )
     elif what < 0.965:
-        world.tell(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
+        world.handle(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
     elif what < 0.97 and world.state.ownership.servers:
         # Measured under these owners, or under those before them.
         servers, epoch = world.state.ownership.servers, world.state.ownership.epoch - (chance.random() < 0.2)
         moves = {chance.randrange(len(world.state.ownership.owners)): chance.choice(servers) for _ in range(3)}
-        world.tell(
+        world.handle(
             events.ServerHot(
                 time=world.time, server=servers[0], ratio=2.0, ratio_after=1.1, moves=moves, ownership_epoch=epoch
             )
@@ -272,22 +272,22 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
         # Of this process, or of one that the pod had before.
         slow = chance.choice(workers)
         incarnation = slow.incarnation if chance.random() < 0.8 else "an earlier one"
-        world.tell(
+        world.handle(
             events.WorkerSlow(
                 time=world.time, pod=slow.name, incarnation=incarnation, ratio=3.0, seconds_per_row=0.3,
                 others_seconds_per_row=0.1,
             )
         )  # fmt: skip
     elif what < 0.99:
-        world.tell(events.Measured(time=world.time, waiting_share=chance.random()))
+        world.handle(events.Measured(time=world.time, waiting_share=chance.random()))
     elif what < 0.9999:
         world.time += chance.choice([0.0, 0.5, 3.0])
         world.tick()
     elif what < 0.99995:
-        world.tell(events.StopAsked(time=world.time, reason="an impatient person"))
+        world.handle(events.StopAsked(time=world.time, reason="an impatient person"))
     elif world.waiting:
         pod = world.plane.pods[world.waiting[0]].name
-        world.tell(events.PodRefused(time=world.time, pod=pod, reason="no such node"))
+        world.handle(events.PodRefused(time=world.time, pod=pod, reason="no such node"))
 
 
 def upset(world: JournalledWorld, chance: random.Random) -> None:
@@ -303,7 +303,7 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
         (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
         asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5, worker_memory_bytes=2000)
-        world.tell(events.ShapeAsked(time=world.time, change=asked))
+        world.handle(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()
 
 

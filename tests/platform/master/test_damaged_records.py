@@ -28,7 +28,7 @@ def trained(world: World) -> list[events.Event]:
     """Trains a little and saves; returns the events of it."""
     before = len(world.events)
     act(world, 2)
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     saves = world.state.saves.completed
     for _ in range(20):
         act(world)
@@ -62,8 +62,8 @@ def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
     assert world.state.recovery.uri == first.uri and world.state.phase is Phase.RECOVERING
     assert world.state.positions() == first.positions
     assert world.state.phases.generation == 2
-    told = [timeline_entry(0.0, 0.0, line.decision, line.inputs) for line in decisions(world)]
-    assert (f"found {second.uri} damaged", "checksum differs") in [(entry.what, entry.cause) for entry in told]
+    timeline = [timeline_entry(0.0, 0.0, line.decision, line.inputs) for line in decisions(world)]
+    assert (f"found {second.uri} damaged", "checksum differs") in [(entry.what, entry.cause) for entry in timeline]
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
     # Servers that found damage live on: nobody is replaced for it.
@@ -86,7 +86,7 @@ def test_a_report_of_damage_counts_once_however_many_servers_send_it():
             damaged=problem,
         )  # fmt: skip
         assert world.state.changes_state(report) is (name == "j-ps-0-r1")
-        world.tell(report)
+        world.handle(report)
     assert world.state.phases.generation == 2 and len(world.state.recovery.records) == 1
 
 
@@ -160,7 +160,7 @@ def test_damaged_records_are_named_to_the_one_who_prunes():
     world.damaged.add(bad)
     lose_a_server(world)
     act(world, 3)
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     while not world.commits:
         for name in list(world.up):
             world.act(name)
@@ -179,7 +179,7 @@ def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
                 if world.up[name]["role"] is Role.WORKER:
                     world.act(name)
             away = SavedPart(order_id=save.order_id, manifest_json=b"", problem="no store is there", store_away=True)
-            world.tell(
+            world.handle(
                 events.PodReported(
                     time=world.time, pod="j-ps-0", incarnation=world.up["j-ps-0"]["incarnation"], generation=0,
                     reached_version=1, saved=away,
@@ -203,7 +203,7 @@ def test_only_a_store_that_is_away_is_waited_for_with_the_final_record(store_awa
             world.act(name)
         if world.commits:
             order = world.commits.pop(0).order_id
-            world.tell(
+            world.handle(
                 events.RecordFailed(time=world.time, order_id=order, reason="no such folder", store_away=store_away)
             )
         world.time += 1.0

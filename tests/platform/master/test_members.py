@@ -75,7 +75,7 @@ def test_a_server_serves_while_it_owns_buckets_and_another_at_its_place_stands_b
 
 def test_a_worker_that_is_not_wanted_any_more_retires():
     world = running()
-    world.tell(events.ShapeAsked(time=world.time, change=change(workers=1)))
+    world.handle(events.ShapeAsked(time=world.time, change=change(workers=1)))
     assert sorted(stages(world).values()) == ["retiring", "serving", "serving", "serving"]
 
 

@@ -107,7 +107,7 @@ def test_totals_show_repeats_and_where_the_time_went():
 
 
 class Slow:
-    """A tracking server that takes nothing until it is told to."""
+    """A tracking server that takes nothing until a test lets it."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []

@@ -91,8 +91,8 @@ def test_on_the_same_files_a_job_continues_at_the_positions_and_trains_every_row
     s.start()
     covered = s.service.state.samples_before
     assert 400 <= covered < ROWS
-    told = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
-    assert any(line.startswith(f"began from record {record.uri} at {covered:,} samples") for line in told), told
+    timeline = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
+    assert any(line.startswith(f"began from record {record.uri} at {covered:,} samples") for line in timeline), timeline
     assert s.metrics().started_from == f"{record.uri} at {covered:,} of {ROWS:,} samples"
     s.wait_for(Phase.SUCCEEDED)
     assert s.metrics().samples_trained == ROWS

@@ -83,8 +83,8 @@ def test_a_master_that_moved_with_its_journal_takes_the_next_term_and_its_pods_f
     assert s.service.state.phases.generation == 0
     assert not s.service.state.membership.losses
     assert s.rows_trained() == [1] * 4000
-    told = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
-    assert f"the master moved to {s.address} (term 2)" in told
+    timeline = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
+    assert f"the master moved to {s.address} (term 2)" in timeline
 
 
 def test_a_superseded_master_commits_nothing_ends_and_touches_no_pod(stage: Make):
@@ -231,8 +231,8 @@ def test_a_master_without_its_journal_continues_from_the_newest_record_and_says_
     positions = s.service.state.recovery.record
     assert positions is not None
     assert counted(positions.positions, successor) == [1] * 4000
-    told = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
-    assert any(line.startswith(f"resumed from {uri} at ") for line in told), told
+    timeline = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
+    assert any(line.startswith(f"resumed from {uri} at ") for line in timeline), timeline
     assert successor.metrics().samples_trained >= 4000
 
 
@@ -318,9 +318,9 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     assert again > 0 and sum(row["to"] - row["from"] for row in rows) == 4000 + again
     story = read_explanation(second.request.store, second.request.job_id)
     assert story is not None
-    told = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
-    stopped = told.index("stopped: enough")
-    resumed = told[stopped + 1]
+    timeline = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
+    stopped = timeline.index("stopped: enough")
+    resumed = timeline[stopped + 1]
     assert resumed.startswith(f"resumed from {uri} at ") and f"{again:,} rows are trained again" in resumed
 
 
@@ -358,13 +358,13 @@ def test_without_a_ledger_the_rows_of_a_master_come_from_the_record_that_held_th
         outcomes = {row["outcome"] for row in rows if row["generation"] == number * NUMBERS_PER_TERM}
         named = f"before record {bases[number].rpartition('/')[2]}"
         assert outcomes == {named} if end == "died" else outcomes and named not in outcomes
-    # The job's own master tells them while it runs, and after its end while it waits for its readers.
+    # The job's own master reports them while it runs, and after its end while it waits for its readers.
     left = [(row["generation"], row["shard"], row["from"], row["to"], row["outcome"], row["ended_at"]) for row in rows]
     assert live == [[line for line in left if line[0] < len(ends) * NUMBERS_PER_TERM]] * 2
 
 
 def earlier_lines(s: Stage) -> list[tuple[Any, ...]]:
-    """What the master of the job tells of those before it."""
+    """What the master of the job reports of those before it."""
     client, streams = RpcClient(s.address, "secret"), list[StreamNow]()
     with contextlib.closing(client):
         rows = ledger_table(_pages(client, streams), streams).to_pylist()

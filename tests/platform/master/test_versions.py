@@ -21,22 +21,22 @@ pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
 class Comparing(World):
-    """A world that compares what every pod is told before and after every event."""
+    """A world that compares what every pod is ordered before and after every event."""
 
     def said(self) -> dict[tuple[str, str], Any]:
         pods = [(name, pod["incarnation"]) for name, pod in self.up.items()]
-        told = {pod: self.state.directive(*pod) for pod in pods}
-        return {pod: msgspec.structs.replace(directive, version=0) for pod, directive in told.items()}
+        directives = {pod: self.state.directive(*pod) for pod in pods}
+        return {pod: msgspec.structs.replace(directive, version=0) for pod, directive in directives.items()}
 
-    def tell(self, event: events.Event) -> list[Effect]:
+    def handle(self, event: events.Event) -> list[Effect]:
         before, version = self.said(), self.state.phases.version
-        effects = super().tell(event)
+        effects = super().handle(event)
         return effects if self.state.phases.version > version else self._check(before, effects)
 
     def _check(self, before: dict[tuple[str, str], Any], effects: list[Effect]) -> list[Effect]:
         after = self.said()
         changed = [pod for pod in before.keys() & after.keys() if before[pod] != after[pod]]
-        assert not changed, f"{changed} are told something else under the same version"
+        assert not changed, f"{changed} get another directive under the same version"
         return effects
 
 
@@ -55,8 +55,8 @@ def test_what_changes_no_directive_leaves_its_version():
     for _ in range(20):
         for name in list(world.up):
             world.act(name)
-    world.tell(events.Measured(time=world.time, waiting_share=0.5))
-    world.tell(events.OwnerChanged(time=world.time, owner="a"))
+    world.handle(events.Measured(time=world.time, waiting_share=0.5))
+    world.handle(events.OwnerChanged(time=world.time, owner="a"))
     assert world.state.training.samples > 100 and world.state.phases.version == version
 
 
@@ -80,7 +80,7 @@ def test_a_state_that_was_read_from_a_snapshot_counts_on_alike():
     assert encode_state(copy) == encode_state(world.state)
 
 
-def test_only_in_bsp_and_ssp_does_a_starving_worker_change_what_servers_are_told():
+def test_only_in_bsp_and_ssp_does_a_starving_worker_change_what_servers_are_ordered():
     for is_synchronous in (True, False):
         world = running(plan(is_synchronous=is_synchronous, training_rows=20, save_interval_seconds=0.0), rounds=2)
         idle = next(n for n, p in world.up.items() if p["role"] is Role.WORKER and not p["shards"])

@@ -51,7 +51,7 @@ def plan(**changes: Any) -> JobPlan:
 
 
 class World:
-    """Everything around a master, without threads: pods that do what they are told, one act at a time.
+    """Everything around a master, without threads: pods that do what they are ordered, one act at a time.
 
     A worker pushes rows before it reports them, and may still act on the directive that it had before the last one. The
     parameters of a record are those of the time at which its servers write; what workers have pushed until then has to
@@ -81,15 +81,15 @@ class World:
         self.stuck: set[str] = set()
         self.effects: list[Effect] = []
         self.discarded: list[str] = []
-        self.tell(events.TermBegun(time=0.0, term=1, address="master:1"))
-        self.tell(events.Begun(time=0.0))
+        self.handle(events.TermBegun(time=0.0, term=1, address="master:1"))
+        self.handle(events.Begun(time=0.0))
 
     def _forget_observations(self) -> None:
         """Another master process knows nothing of the cluster."""
         self.plane.master_restarts()
         self.observed = Observed()
         self.operations = PodOperations(
-            self.plane, self._spec, lambda make: self.tell(make(self.time)), self.observed, contextlib.nullcontext()
+            self.plane, self._spec, lambda make: self.handle(make(self.time)), self.observed, contextlib.nullcontext()
         )
 
     @staticmethod
@@ -133,7 +133,7 @@ class World:
         left = [pod for pod in self.plane.pods.values() if pod.role in MEMBER_ROLES and pod.name not in kept]
         return self.state.is_swept() and not left
 
-    def tell(self, event: events.Event) -> list[Effect]:
+    def handle(self, event: events.Event) -> list[Effect]:
         if isinstance(event, events.Restarted):
             self._forget_observations()
         before = self.state.phases.generation
@@ -158,7 +158,7 @@ class World:
         self.events.append(event)
 
     def directive(self, name: str) -> Directive:
-        """What the pod's process is told."""
+        """What the pod's process is ordered."""
         return self.state.directive(name, self.up[name]["incarnation"])
 
     def start_pod(self) -> None:
@@ -173,7 +173,7 @@ class World:
 
     def register(self, name: str) -> None:
         pod = self.up[name]
-        self.tell(
+        self.handle(
             events.PodRegistered(
                 time=self.time,
                 pod=name,
@@ -234,7 +234,7 @@ class World:
         else:
             progress = [self.progress(shard, offset) for shard, offset in pod["shards"] if offset > shard.offset]
             pod["shards"] = [entry for entry in pod["shards"] if entry[1] < length_of(entry[0])]
-        self.tell(
+        self.handle(
             events.PodReported(
                 time=self.time,
                 pod=name,
@@ -271,7 +271,7 @@ class World:
         asked = msgspec.structs.replace(asked, time=self.time)
         # As the service does it: what changes nothing is answered and not journalled.
         unchanged = answer_unchanged(self.state, asked)
-        effects = [unchanged] if unchanged is not None else self.tell(asked)
+        effects = [unchanged] if unchanged is not None else self.handle(asked)
         (answer,) = [effect for effect in effects if isinstance(effect, AnswerLease)]
         if loses_answer:
             pod["unanswered"] = asked
@@ -348,15 +348,15 @@ class World:
     def tick(self) -> None:
         deadline = self.state.next_deadline()
         if deadline is not None and deadline <= self.time:
-            self.tell(events.Ticked(time=self.time))
+            self.handle(events.Ticked(time=self.time))
 
     def commit(self, succeed: bool = True) -> None:
         if self.commits:
             order = self.commits.pop(0).order_id
             if succeed:
-                self.tell(events.RecordCommitted(time=self.time, order_id=order))
+                self.handle(events.RecordCommitted(time=self.time, order_id=order))
             else:
-                self.tell(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
+                self.handle(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
 
     def kill(
         self, name: str, end: EndReason = EndReason.KILLED, exit_code: int | None = 137, message: str = ""

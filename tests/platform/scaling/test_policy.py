@@ -29,7 +29,7 @@ WORKERS = frozenset({Change.WORKERS})
 
 
 class Broken(Static):
-    """Does wrong what a test tells it to."""
+    """Does wrong what a test asks for."""
 
     name = "broken"
 

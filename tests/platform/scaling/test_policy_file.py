@@ -48,7 +48,7 @@ def test_two_files_of_one_name_are_two_policies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "symbol", "told"),
+    ("text", "symbol", "message"),
     [
         (GOOD, "Other", "my_policy.py has no Other; its classes are Mine; name one of them"),
         ("x = 1\n", "Mine", "it defines no class"),
@@ -60,8 +60,8 @@ def test_two_files_of_one_name_are_two_policies(tmp_path: Path) -> None:
         (GOOD + "    def __post_init__(self):\n        1 / 0\n", "Mine", r"failed: ZeroDivisionError: .*, line 9; fix"),
     ],
 )
-def test_a_problem_of_a_file_is_shown_with_its_line(tmp_path: Path, text: str, symbol: str, told: str) -> None:
-    with pytest.raises(ScalingError, match=told):
+def test_a_problem_of_a_file_is_shown_with_its_line(tmp_path: Path, text: str, symbol: str, message: str) -> None:
+    with pytest.raises(ScalingError, match=message):
         load_policy(f"{written(tmp_path, text)}:{symbol}")
 
 

@@ -64,8 +64,8 @@ def test_a_call_gets_its_typed_answer(client: RpcClient) -> None:
 
 
 def test_an_answer_that_was_encoded_once_serves_many_calls() -> None:
-    told = Encoded.of(Told(7))
-    server = RpcServer({Ask: lambda message: told}, token=TOKEN)
+    encoded = Encoded.of(Told(7))
+    server = RpcServer({Ask: lambda message: encoded}, token=TOKEN)
     server.serve_in_background()
     client = RpcClient(server.address, TOKEN)
     assert [client.call(Ask(number), Told) for number in range(2)] == [Told(7)] * 2

@@ -58,7 +58,7 @@ class LogServer:
 
 
 def _context() -> ssl.SSLContext:
-    """With a certificate of its own, which the API server does not check unless it is told to."""
+    """With a certificate of its own, which the API server does not check unless it is configured to."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""One pod on its node: files, process, restarts, resizes, end; and its status as the node tells it."""
+"""One pod on its node: files, process, restarts, resizes, end; and its status as the node reports it."""
 
 from __future__ import annotations
 
@@ -236,9 +236,9 @@ class NodePod:
             except ApiError as error:
                 if error.status in (404, 409):
                     return
-                log.warning("status_not_told", pod=metadata["name"], reason=str(error))
+                log.warning("status_not_reported", pod=metadata["name"], reason=str(error))
             except ClusterError as error:
-                log.warning("status_not_told", pod=metadata["name"], reason=str(error))
+                log.warning("status_not_reported", pod=metadata["name"], reason=str(error))
             time.sleep(_LOOK_SECONDS)
 
     def _forget(self) -> None:

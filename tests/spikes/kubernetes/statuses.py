@@ -135,7 +135,7 @@ def _end(pod: Object, status: Object, container: Object, conditions: Object) -> 
 
 
 def _ended_by_deletion(pod: Object, attempt: Object) -> bool:
-    """Whether a process ended because its pod was deleted. Times are told in whole seconds: within the second of the
+    """Whether a process ended because its pod was deleted. Times are given in whole seconds: within the second of the
     deletion, an end by a signal is taken for the deletion's.
     """
     metadata = pod["metadata"]

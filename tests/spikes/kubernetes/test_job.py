@@ -122,9 +122,9 @@ def test_a_job_survives_the_loss_of_pods_a_node_the_api_server_and_its_master(
     kubernetes.agents["n2"].fall_silent()
     r.wait("a replacement for the one on the lost node", lambda: r.runs("worker-2-r1"))
     r.wait("the lost one is forgotten", lambda: "worker-2" not in r.members())
-    told = r.story()
+    story = r.story()
     for pod, reason in (("worker-0", "Killed"), ("worker-1", "Evicted"), ("worker-2", "NodeLost")):
-        assert f"lost {JOB}-{pod}, replaced by {JOB}-{pod}-r1: ended" in told and f"({reason})" in told, told
+        assert f"lost {JOB}-{pod}, replaced by {JOB}-{pod}-r1: ended" in story and f"({reason})" in story, story
 
     # The API server is away: nothing is asked of it, and nothing waits for it.
     kubernetes.servers.kill("kube-apiserver")

@@ -20,7 +20,7 @@ class YarnConfig(ClusterConfig, frozen=True, kw_only=True, tag=NAME):
         configuration: folder with `core-site.xml` and `yarn-site.xml`, which every machine sees.
         jars: folder of Hadoop's clients, which every machine sees.
         staging: folder that every machine sees; each application has one in it.
-        step_mb: of the scheduler: memory is granted in multiples of it. The REST API does not tell it.
+        step_mb: of the scheduler: memory is granted in multiples of it. The REST API does not give it.
         python: interpreter of all containers.
         environment: variables of all containers.
         modules: module to run instead of another one, by that one's name.

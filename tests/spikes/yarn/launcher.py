@@ -20,7 +20,7 @@ from elastrec.platform.clusters.nodes import Node, NodeCondition
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
-from tests.spikes.yarn.application.book import Book
+from tests.spikes.yarn.application.pod_log import PodLog
 from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.node_logs import LOG_FILE, read_log
 from tests.spikes.yarn.nodes import nodes_of
@@ -170,7 +170,7 @@ class YarnLauncher:
         )  # fmt: skip
 
     def _members(self, first: PodStatus) -> list[PodStatus]:
-        return [line.pod for line in Book(self._staging(first.uid) / "book.jsonl").read().values()]
+        return [line.pod for line in PodLog(self._staging(first.uid) / "pods.jsonl").read().values()]
 
     def _spec(self, application: str) -> PodSpec | None:
         file = self._staging(application) / _SPEC_FILE

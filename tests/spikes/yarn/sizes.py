@@ -24,7 +24,7 @@ _ENDS = {
     -1000: EndReason.NOT_STARTED,  # its files could not be fetched
 }
 _ABORTED = -100
-"""One code for several causes, which the text alone tells apart."""
+"""One code for several causes, which the text alone distinguishes."""
 _ABORTED_BECAUSE = {
     "released on a *lost* node": EndReason.NODE_LOST,
     "expired since it was unused": EndReason.NOT_STARTED,

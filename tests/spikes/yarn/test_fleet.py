@@ -180,11 +180,11 @@ def running(stand: Stand, name: str, memory_mb: int = 100, cores: float = 0.5) -
 
 
 def token(stand: Stand) -> str:
-    """From which a watch tells what happens from now on."""
+    """From which a watch reports what happens from now on."""
     return list(stand.fleet.watch("", 0.0))[-1].resume
 
 
-def told(stand: Stand, resume: str, until: Callable[[PodEvent], bool]) -> list[PodEvent]:
+def events_until(stand: Stand, resume: str, until: Callable[[PodEvent], bool]) -> list[PodEvent]:
     """The events from a token up to one."""
     events: list[PodEvent] = []
 
@@ -251,7 +251,7 @@ def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: End
     pod, begin = running(stand, "ends"), token(stand)
     wait(stand, lambda: list(stand.fleet.logs("ends")) == ["first", "last"])
     stand.end(pod, end, exit_code)
-    events = told(stand, begin, lambda event: event.pod is not None and event.pod.phase.is_final)
+    events = events_until(stand, begin, lambda event: event.pod is not None and event.pod.phase.is_final)
     for _ in range(20):
         stand.pass_time()
     events += stand.fleet.watch(events[-1].resume, 0.0)
@@ -273,7 +273,7 @@ def test_a_deletion_is_accepted_at_once_and_reported_when_the_process_is_gone(st
     begin = token(stand)
     stand.fleet.delete("deleted", pod.uid)
     stand.fleet.delete("deleted", pod.uid)
-    events = told(stand, begin, lambda event: event.kind is PodEventKind.DELETED)
+    events = events_until(stand, begin, lambda event: event.kind is PodEventKind.DELETED)
     ending, gone = (event.pod for event in events)
     assert ending is not None and ending.is_ending and not ending.phase.is_final
     assert gone is not None and (gone.uid, gone.end) == (pod.uid, EndReason.DELETED)
@@ -287,7 +287,7 @@ def test_a_running_pod_gets_another_size_in_place(stand: Stand, cores: float, me
     pod, begin = running(stand, "resized", 120, 1.0), token(stand)
     asked = PodSize(cores, memory_mb * MEGABYTE)
     stand.fleet.resize("resized", pod.uid, asked)
-    events = told(stand, begin, lambda e: e.pod is not None and e.pod.resize is ResizeState.DONE)
+    events = events_until(stand, begin, lambda e: e.pod is not None and e.pod.resize is ResizeState.DONE)
     first, last = events[0].pod, events[-1].pod
     assert first is not None and last is not None
     if cores > 1.0 or memory_mb <= 64:

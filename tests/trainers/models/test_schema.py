@@ -1,4 +1,4 @@
-"""What a model is told of its inputs, and how its tables are pooled."""
+"""What a model knows of its inputs, and how its tables are pooled."""
 
 from __future__ import annotations
 

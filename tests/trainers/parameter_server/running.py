@@ -83,7 +83,7 @@ def running_servers(
 
 
 class ScriptedMaster:
-    """Stands in for the job master: says what the test tells it to, and keeps what servers report.
+    """Stands in for the job master: says what the test makes it say, and keeps what servers report.
 
     It decides nothing; the real master's decisions are tested in its own room.
     """

@@ -292,7 +292,9 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_pull_that_was_under_way_is_told_that_it_is_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pull_that_was_under_way_is_answered_that_it_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, server = server_of()
     pushed(server, 0)
     uri = saved(job, server, tmp_path / "record")

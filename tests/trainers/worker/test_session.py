@@ -75,8 +75,8 @@ def test_progress_waits_for_a_master_that_is_away(pair) -> None:
     session.window.add(samples=100, steps=1)
     master.restart_after_shutdown()
     master.wait_for(lambda: [done.offset for done in master.done] == [100], 20)
-    told = {beat.metrics.number: beat.metrics.samples for beat in master.heartbeats}
-    assert sum(told.values()) == 100
+    reported = {beat.metrics.number: beat.metrics.samples for beat in master.heartbeats}
+    assert sum(reported.values()) == 100
 
 
 def test_a_master_that_forgot_the_worker_meets_it_again(pair) -> None:
@@ -141,7 +141,7 @@ def test_a_worker_ordered_back_stays_idle_until_its_master_knows_the_returned_sh
     master.wait_for(lambda: master.let_go == {"worker-0": 1} and not session.is_idle, 20)
 
 
-def test_a_master_that_forgot_the_worker_is_told_nothing_of_orders_that_it_did_not_give(pair) -> None:
+def test_a_master_that_forgot_the_worker_gets_no_report_of_orders_that_it_did_not_give(pair) -> None:
     master, session = pair
     session.let_go(PodOrders(version=7, is_idle=True))
     master.wait_for(lambda: master.let_go == {"worker-0": 7}, 10)

@@ -171,8 +171,8 @@ def test_a_paused_worker_has_reported_every_sample_that_the_servers_applied(sett
     here.master.wait_for(lambda: here.master.reached.get("worker-0") == version)
     pushes = here.servers[0].stats(GetStats()).pushes
     here.sessions[0].flush(5)
-    told = sum(here.master.offsets.values())
-    assert told == pushes * BATCH
+    acknowledged = sum(here.master.offsets.values())
+    assert acknowledged == pushes * BATCH
     here.master.command(Mode.TRAIN)
     here.master.wait_for(lambda: len(here.master.done) == 3)
     assert here.servers[0].stats(GetStats()).pushes * BATCH == ROWS
@@ -330,5 +330,5 @@ def test_a_worker_that_is_stopped_has_reported_everything(setting) -> None:
     here.sessions[0].stop()
     here.threads[0].join(20)
     assert not here.threads[0].is_alive() and not here.errors
-    told = max(here.master.offsets.values(), default=0) or ROWS
-    assert told == here.servers[0].stats(GetStats()).pushes * BATCH
+    acknowledged = max(here.master.offsets.values(), default=0) or ROWS
+    assert acknowledged == here.servers[0].stats(GetStats()).pushes * BATCH

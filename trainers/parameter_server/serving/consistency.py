@@ -44,7 +44,7 @@ class Consistency:
 
     Attributes:
         round: with bsp, the number of the open round: the first that is not complete.
-        shared_out: members have been told their shares of the rounds up to this one; nobody else joins these.
+        shared_out: members have been given their shares of the rounds up to this one; nobody else joins these.
     """
 
     def __init__(self, mode: Mode, staleness: int = 0) -> None:
@@ -62,7 +62,7 @@ class Consistency:
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether members have been told their shares of the open round."""
+        """Whether members have been given their shares of the open round."""
         return self.round <= self.shared_out
 
     @property

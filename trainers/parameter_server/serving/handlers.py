@@ -3,7 +3,7 @@
 Rows are read and changed side by side (`model`). Whatever changes the model passes the gate, and a save closes it for
 the moment in which all buckets are frozen. `changed` guards what is said of workers and rounds (`pushes`), and is never
 held while rows are touched; gate, `changed` and stripes are taken in this order. Requests that must wait (bsp, ssp)
-sleep on `changed` outside of the gate, and are told `Blocked` after a few seconds so that a connection is never
+sleep on `changed` outside of the gate, and get the answer `Blocked` after a few seconds so that a connection is never
 mistaken for a dead one.
 """
 

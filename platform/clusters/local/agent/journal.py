@@ -105,7 +105,7 @@ class Journal:
         """Keeps a changed record with its event; `record` None forgets the pod of the event.
 
         Waits until a full disk has room again: the agent pauses meanwhile, for what it does not write is lost with it,
-        and a pod's end that was not kept would never be told. Pods run on.
+        and a pod's end that was not kept would never be reported. Pods run on.
         """
         stalled = False
         while True:

@@ -181,7 +181,7 @@ def back_off_seconds(failures: int) -> float:
 
 
 def end_reason(end: ProcessExit) -> EndReason:
-    """Why an attempt ended, as far as this node can tell."""
+    """Why an attempt ended, as far as this node knows."""
     if end.exit_code != 0 and end.oom_killed:
         return EndReason.OUT_OF_MEMORY
     if end.rebooted:

@@ -40,7 +40,7 @@ class JobRights:
         with self._lock:
             self._tokens = {pod.uid: self._tokens.get(pod.uid) or self._token(pod) for pod in masters}
             for pod in masters:
-                # All of them are compared: how long it takes tells nothing.
+                # All of them are compared: how long it takes gives nothing away.
                 if (own := self._tokens[pod.uid]) and hmac.compare_digest(own, token):
                     job = pod.job
         return job

@@ -39,7 +39,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Limits(Protocol):
-    """Limits of pods by uid. `kind` is for people; `enforced` tells whether the kernel keeps them."""
+    """Limits of pods by uid. `kind` is for people; `enforced` says whether the kernel keeps them."""
 
     kind: str
     enforced: bool

@@ -1,4 +1,4 @@
-"""The whole environment of a local pod: what it is told, what is set for speed, and what passes through.
+"""The whole environment of a local pod: what it is given, what is set for speed, and what passes through.
 
 Passed through from the agent's own environment, and nothing else: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
 `TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`,

@@ -1,4 +1,4 @@
-"""What the command line tells of a job that is gone."""
+"""What the command line shows of a job that is gone."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.platform.master.world import World, plan
 class Noting(World):
     """A world that keeps the lines of its ledger and its timeline."""
 
-    def tell(self, event: events.Event) -> list[Effect]:
-        effects = super().tell(event)
+    def handle(self, event: events.Event) -> list[Effect]:
+        effects = super().handle(event)
         self.lines = [*getattr(self, "lines", []), *(e for e in effects if isinstance(e, RecordAttempt | Decided))]
         return effects
 
@@ -52,37 +52,37 @@ def gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "clicks-1"
 
 
-def told(command: Any, *arguments: str) -> str:
+def output_of(command: Any, *arguments: str) -> str:
     shown = CliRunner().invoke(command, list(arguments), catch_exceptions=False)
     assert shown.exit_code == 0, shown.output
     return shown.output
 
 
 def test_the_ledger_shows_every_attempt_and_the_sums(gone: str) -> None:
-    shown = told(ledger, gone)
+    shown = output_of(ledger, gone)
     assert shown.startswith("KIND") and "j-worker-0" in shown and "…" not in shown
     assert "train: 13 attempts at 13 shards; 130 rows, 0 of them repeated; the model has seen 130" in shown
     assert "evaluate: 3 attempts at 3 shards; 25 rows" in shown
 
 
 def test_the_ledger_as_json_has_one_object_an_attempt(gone: str) -> None:
-    found = json.loads(told(ledger, gone, "--output", "json", "--kind", "train"))
+    found = json.loads(output_of(ledger, gone, "--output", "json", "--kind", "train"))
     assert found["totals"] == {"train": {"attempts": 13, "shards": 13, "rows": 130, "repeated": 0, "kept": 130}}
     assert {"shard", "pod", "from", "to", "repeated", "ended_at"} <= set(found["attempts"][0])
 
 
 def test_the_ledger_is_exported_as_parquet(gone: str, tmp_path: Path) -> None:
-    told(ledger, gone, "--parquet", str(tmp_path / "out.parquet"))
+    output_of(ledger, gone, "--parquet", str(tmp_path / "out.parquet"))
     table = pq.read_table(tmp_path / "out.parquet")
     assert table.num_rows == 16 and table.schema.names == SCHEMA.names
 
 
 def test_the_story_has_the_parts_and_the_timeline(gone: str) -> None:
-    text = told(explain, gone)
+    text = output_of(explain, gone)
     assert (
         text.startswith("clicks-1: Succeeded") and "waiting for data" in text and "succeeded after 130 samples" in text
     )
-    found = json.loads(told(explain, gone, "--output", "json"))
+    found = json.loads(output_of(explain, gone, "--output", "json"))
     assert sum(found["parts"].values()) == pytest.approx(found["wall_seconds"], rel=0.01)
     assert found["timeline"][0]["what"].startswith("began")
 
@@ -90,4 +90,4 @@ def test_the_story_has_the_parts_and_the_timeline(gone: str) -> None:
 def test_a_job_nobody_knows_is_named_with_what_to_do(gone: str) -> None:
     for command in (ledger, explain):
         with pytest.raises(SpecError, match=r"'clicks-9' is not .* a job of the cluster or of .*--store"):
-            told(command, "clicks-9")
+            output_of(command, "clicks-9")

@@ -1,4 +1,4 @@
-"""The disk under a node agent is full for a while: what ends meanwhile is told afterwards, as it was."""
+"""The disk under a node agent is full for a while: what ends meanwhile is reported afterwards, as it was."""
 
 from __future__ import annotations
 

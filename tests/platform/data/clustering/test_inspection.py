@@ -1,4 +1,4 @@
-"""What a sample of a log tells before anybody changes it."""
+"""What a sample of a log shows before anybody changes it."""
 
 from __future__ import annotations
 

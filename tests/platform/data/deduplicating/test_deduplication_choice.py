@@ -57,9 +57,9 @@ def test_long_lists_that_stay_form_a_group_and_the_others_say_why_not(tmp_path: 
     assert why["item"] == "factor 1.00 is not above 1.5" == why["shown"]
     assert "pooled without computing" in why["last"]
     assert "changes together with likes" in why["cart"]
-    told = str(found)
-    assert "2 features in 1 groups; measured on 1,600 rows" in told
-    assert all(name in told for name in ("item", "cart", "shown", "likes", "last", "group 0", "plain"))
+    text = str(found)
+    assert "2 features in 1 groups; measured on 1,600 rows" in text
+    assert all(name in text for name in ("item", "cart", "shown", "likes", "last", "group 0", "plain"))
 
 
 def test_short_lists_are_chosen_where_the_model_computes_on_them(tmp_path: Path) -> None:

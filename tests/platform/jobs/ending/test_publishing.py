@@ -106,9 +106,9 @@ def test_mlflow_that_goes_away_during_a_step_is_waited_for_and_the_step_is_done_
             raise HistoryError("connection refused")
         return "registered"
 
-    told: list[str] = []
-    assert publishing.with_tracking(platform, prepared, step, told.append) == "registered"
-    assert len(tries) == 2 and len(told) == 1
+    announced: list[str] = []
+    assert publishing.with_tracking(platform, prepared, step, announced.append) == "registered"
+    assert len(tries) == 2 and len(announced) == 1
 
 
 def test_what_mlflow_refuses_is_not_waited_for(platform: Platform, prepared: Prepared) -> None:

@@ -1,4 +1,4 @@
-"""Masters that are no more than a socket: what rounds of scaling ask and tell, and one that never answers."""
+"""Masters that are no more than a socket: what rounds of scaling ask and order, and one that never answers."""
 
 from __future__ import annotations
 

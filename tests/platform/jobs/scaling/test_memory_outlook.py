@@ -1,4 +1,4 @@
-"""What a master tells of its job's memory, and what the forecast makes of it."""
+"""What a master reports of its job's memory, and what the forecast makes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles from what a master tells, and why a job is left alone."""
+"""Profiles from what a master reports, and why a job is left alone."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ LIMITS = {
 
 
 def master() -> Profile:
-    """A master that tells all that it can."""
+    """A master that reports all that it can."""
     changed = ShapeChanged(before=TWO, after=ONE, seconds_ago=400.0, asked_by="three-stage")
     bounds = {f"{end}_{field}": value for field, ends in LIMITS.items() for end, value in ends.items()}
     found = grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4, servers_move=True)

@@ -30,12 +30,12 @@ def job(folder: Path, deduplication: Any) -> TrainingJob:
 
 def test_auto_becomes_groups_that_every_pod_gets(tmp_path: Path) -> None:
     asked = job(tmp_path, "auto")
-    decided, told = with_groups(asked, build_manifest(asked.spec.data))
+    decided, explained = with_groups(asked, build_manifest(asked.spec.data))
     assert decided.spec.deduplication.groups == (("cart", "likes"),)
-    assert "cart" in told and "group 0" in told
+    assert "cart" in explained and "group 0" in explained
     prepared = Prepared(
         job_id="click-1", job_json=job_to_json(decided), interval=Interval("", "", ""), training_manifest="t",
-        evaluation_manifest="e", training_rows=1_600, evaluation_rows=0, deduplication=told,
+        evaluation_manifest="e", training_rows=1_600, evaluation_rows=0, deduplication=explained,
     )  # fmt: skip
     launched = launch_request(prepared, ALLOCATION).training_job
     assert launched.spec.deduplication.groups == (("cart", "likes"),)

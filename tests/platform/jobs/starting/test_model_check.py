@@ -1,4 +1,4 @@
-"""The check of the model runs beside that of the data: what is told first, and what is left behind."""
+"""The check of the model runs beside that of the data: what is reported first, and what is left behind."""
 
 from __future__ import annotations
 

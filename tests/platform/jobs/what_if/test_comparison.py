@@ -21,15 +21,15 @@ def asked(**content: Any) -> SimulationFile:
     return validate(SimulationFile, {"workload": {"made_up": {"jobs": 12, "models": 4}}, **content})
 
 
-def test_every_policy_gets_the_same_jobs_and_is_told_about() -> None:
-    told: list[tuple[str, int, int]] = []
+def test_every_policy_gets_the_same_jobs_and_reports_progress() -> None:
+    calls: list[tuple[str, int, int]] = []
     given = asked(policies=["by-hand", "static", "optimus"])
-    reports = compare(given, gather(given, HERE), lambda *progress: told.append(progress))
+    reports = compare(given, gather(given, HERE), lambda *progress: calls.append(progress))
     assert [each.policy for each in reports] == ["by-hand", "static", "optimus"]
     assert {job.job_id for job in reports[0].jobs} == {job.job_id for job in reports[2].jobs}
-    assert told[:3] == [("by-hand", 0, 12), ("static", 0, 12), ("optimus", 0, 12)]
-    assert told[3 + 11] == ("by-hand", 12, 12)
-    assert len(told) == 3 + 36
+    assert calls[:3] == [("by-hand", 0, 12), ("static", 0, 12), ("optimus", 0, 12)]
+    assert calls[3 + 11] == ("by-hand", 12, 12)
+    assert len(calls) == 3 + 36
 
 
 def test_plans_change_workers_alone_unless_everything_may_change() -> None:
@@ -79,10 +79,10 @@ def test_a_history_without_a_finished_job_is_refused_with_the_reasons() -> None:
 
 def test_a_policy_that_does_not_exist_is_refused_before_anything_runs() -> None:
     given = asked(policies=["by-hand", "no-such"])
-    told: list[str] = []
+    calls: list[str] = []
     with pytest.raises(ScalingError, match="no-such"):
-        compare(given, gather(given, HERE), lambda name, *_: told.append(name))
-    assert not told
+        compare(given, gather(given, HERE), lambda name, *_: calls.append(name))
+    assert not calls
 
 
 def test_csv_files_are_found_beside_the_yaml_file(tmp_path: Path) -> None:

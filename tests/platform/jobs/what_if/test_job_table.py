@@ -66,10 +66,10 @@ def test_every_wrong_field_is_named_with_its_line(tmp_path: Path, line: str, exp
 
 
 def test_all_problems_are_shown_at_once_up_to_a_limit(tmp_path: Path) -> None:
-    told = problems(written(tmp_path, HEADER + "a,0,60,,,,,\n" * 2 + "b,x,y,z,,,,\n" * 30))
-    assert "line 3, job_id: 'a' is not allowed; allowed: a name that no line before has" in told
-    assert "more problems" in told
-    assert told.count("line ") <= 22
+    message = problems(written(tmp_path, HEADER + "a,0,60,,,,,\n" * 2 + "b,x,y,z,,,,\n" * 30))
+    assert "line 3, job_id: 'a' is not allowed; allowed: a name that no line before has" in message
+    assert "more problems" in message
+    assert message.count("line ") <= 22
 
 
 def test_wrong_lines_can_be_left_out_and_are_named(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_every_wrong_change_of_nodes_is_named_with_its_line(tmp_path: Path) -> N
     file.write_text("seconds,nodes\n10,0\n-1,5\n20,1.5\n30,many\n")
     with pytest.raises(SpecError) as caught:
         read_node_changes(file)
-    told = str(caught.value)
+    message = str(caught.value)
     for line, field in ((2, "nodes"), (3, "seconds"), (4, "nodes"), (5, "nodes")):
-        assert f"line {line}, {field}" in told
-    assert "whole number but 0" in told
+        assert f"line {line}, {field}" in message
+    assert "whole number but 0" in message

@@ -53,7 +53,7 @@ def test_runs_of_several_configurations_teach_each_other() -> None:
 
 def test_one_configuration_says_that_shares_are_assumed() -> None:
     past = jobs_of([record()])
-    assert "parts of a step can be told apart" in past.notes[0]
+    assert "parts of a step can be distinguished" in past.notes[0]
 
 
 def test_what_its_workers_measured_decides_how_much_of_a_step_computes() -> None:

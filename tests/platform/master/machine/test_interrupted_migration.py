@@ -36,8 +36,8 @@ class Interruptible(World):
     def note(self, event: events.Event, effects: list[Effect]) -> None:
         """Nothing is kept: worlds of this kind live long."""
 
-    def tell(self, event: events.Event) -> list[Effect]:
-        effects = super().tell(event)
+    def handle(self, event: events.Event) -> list[Effect]:
+        effects = super().handle(event)
         if self.state.ownership.owners:
             check(self)
         # A lease whose answer the worker does not get is another story.
@@ -60,7 +60,7 @@ def change_everything(world: World) -> None:
     """A mixture: one server more, another size, and a server and a worker moved."""
     moves = [PodMove(pod="j-ps-0"), PodMove(pod="j-worker-0", leaves_node=False)]
     asked = change(parameter_servers=3, parameter_server_memory_bytes=3000, worker_cores=2.0)
-    world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id="plan-1"))
+    world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id="plan-1"))
 
 
 def lose_owner(world: World) -> None:
@@ -83,12 +83,12 @@ def lose(world: World, pod: str) -> None:
 def restart_master(world: World) -> None:
     world.commits = []
     world.state = decode_state(encode_state(world.state))
-    world.tell(events.Restarted(time=world.time, away_seconds=1.0))
+    world.handle(events.Restarted(time=world.time, away_seconds=1.0))
 
 
 def take_back(world: World) -> None:
     assert world.state.requested_shape is not None
-    world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
 
 
 def ask_again(world: World) -> None:
@@ -100,10 +100,10 @@ def ask_again(world: World) -> None:
 def test_wherever_a_change_of_everything_is_interrupted_it_ends_on_one_owner_per_bucket(
     upset: Callable[[World], None],
 ):
-    events_told = 0
+    events_handled = 0
     while True:
         world = small_world()
-        world.left = events_told
+        world.left = events_handled
         try:
             change_everything(world)
             world.live_on(14)
@@ -113,14 +113,14 @@ def test_wherever_a_change_of_everything_is_interrupted_it_ends_on_one_owner_per
         upset(world)
         world.live_on(24)
         state = world.state
-        assert state.migration is None and state.has_wanted_servers, f"after {events_told} events"
-        assert not any(request.is_open for request in state.shape_requests), f"after {events_told} events"
+        assert state.migration is None and state.has_wanted_servers, f"after {events_handled} events"
+        assert not any(request.is_open for request in state.shape_requests), f"after {events_handled} events"
         wanted = {role: places.count for role, places in state.wanted_shape.places.items()}
         members = [member for member in state.membership.members.values() if member.stays]
         assert Counter(member.role for member in members) == wanted and len(members) == len(state.membership.members)
         assert state.phase is Phase.TRAINING and state.recovery.rollbacks <= (upset is lose_owner)
-        events_told += 3
-    assert events_told > 20, "too little was interrupted"
+        events_handled += 3
+    assert events_handled > 20, "too little was interrupted"
 
 
 @pytest.mark.timeout(1800)
@@ -130,7 +130,7 @@ def test_a_job_that_changes_all_the_time_keeps_its_size():
         moves = [PodMove(pod=chance.choice(world.state.ownership.servers))] if number % 2 else []
         other = change(parameter_servers=chance.choice([1, 2, 3]), worker_cores=chance.choice([1.0, 2.0]))
         asked = {} if number % 2 else other
-        world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves))
+        world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
         world.effects.clear()
         if chance.random() < 0.1:
             take_back(world)

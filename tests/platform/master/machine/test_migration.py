@@ -25,7 +25,7 @@ def long_job(**changes: object) -> World:
 
 
 def ask(world: World, servers: int) -> None:
-    world.tell(events.ShapeAsked(time=world.time, change=change(parameter_servers=servers)))
+    world.handle(events.ShapeAsked(time=world.time, change=change(parameter_servers=servers)))
 
 
 def go_on(world: World, *, until: str | None = None, rounds: int = 60) -> None:
@@ -92,7 +92,7 @@ def test_owners_stay_as_they_were_until_all_that_will_own_more_have_copied():
     assert world.state.ownership.epoch == 2
 
 
-def test_nobody_is_told_to_drop_anything_before_all_have_taken_their_buckets():
+def test_no_server_is_ordered_to_drop_anything_before_all_have_taken_their_buckets():
     world = long_job()
     ask(world, 4)
     go_on(world, until=HANDING_OVER)
@@ -170,7 +170,7 @@ def test_it_can_be_taken_back_until_the_hand_over(stage: str):
     ask(world, 4)
     go_on(world, until=stage)
     assert world.state.requested_shape is not None
-    world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
     assert world.state.migration is None and owners(world) == before
     assert len(world.state.membership.servers()) == 2 and world.state.ownership.epoch == 1
     world.run_fairly()
@@ -192,7 +192,7 @@ def test_no_record_is_begun_while_buckets_are_handed_over():
     world = long_job()
     ask(world, 3)
     go_on(world, until=HANDING_OVER)
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     assert not world.state.saves.under_way
     go_on(world)
     assert world.state.saves.under_way or world.state.saves.completed
@@ -202,7 +202,7 @@ def test_buckets_are_not_handed_over_under_a_record_that_is_being_written():
     world = long_job()
     ask(world, 3)
     go_on(world, until=COPYING)
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     assert world.state.migration is not None
     for name in list(world.state.migration.sources):
         world.act(name)
@@ -215,7 +215,7 @@ def test_a_server_that_the_cluster_refuses_ends_the_request_and_not_the_job():
     world = long_job()
     ask(world, 3)
     refused = next(server.name for server in world.state.membership.servers() if not server.is_registered)
-    world.tell(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
+    world.handle(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
     assert world.state.migration is None and len(world.state.membership.servers()) == 2
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
@@ -230,7 +230,7 @@ def ask_for_anything(world: World, chance: random.Random) -> None:
     )
     pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
     moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 1, 2])))]
-    world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id=str(chance.randint(1, 9))))
+    world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id=str(chance.randint(1, 9))))
 
 
 def crowd(world: World) -> None:
@@ -254,11 +254,11 @@ def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_
         if what < 0.04:
             ask_for_anything(world, chance)
         elif what < 0.06 and world.state.requested_shape is not None:
-            world.tell(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+            world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
         elif what < 0.08 and world.up:
             world.kill(chance.choice(sorted(world.up)))
         elif what < 0.1:
-            world.tell(events.Restarted(time=world.time, away_seconds=1.0))
+            world.handle(events.Restarted(time=world.time, away_seconds=1.0))
         elif what < 0.2:
             world.start_pod()
         elif what < 0.3:
@@ -278,7 +278,7 @@ def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_
 def hot(world: World, moves: dict[int, str], epoch: int | None = None) -> None:
     epoch = world.state.ownership.epoch if epoch is None else epoch
     server = world.state.ownership.servers[0]
-    world.tell(
+    world.handle(
         events.ServerHot(time=world.time, server=server, ratio=2.0, ratio_after=1.1, moves=moves, ownership_epoch=epoch)
     )
 
@@ -333,8 +333,8 @@ def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
 
 def orders(world: World) -> list[tuple[str, str]]:
     """What became of migrations: decision and order, in their order."""
-    told = [effect for effect in world.effects if isinstance(effect, Decided)]
-    return [(each.decision, each.inputs["order"]) for each in told if each.decision.startswith("migration_")]
+    decided = [effect for effect in world.effects if isinstance(effect, Decided)]
+    return [(each.decision, each.inputs["order"]) for each in decided if each.decision.startswith("migration_")]
 
 
 def test_more_servers_that_are_asked_for_wait_until_a_hot_server_is_relieved():
@@ -371,7 +371,7 @@ def test_more_servers_that_are_asked_for_wait_until_servers_have_the_memory_that
     world = long_job()
     moves = [PodMove(pod=name) for name in world.state.ownership.servers]
     asked = change(parameter_server_memory_bytes=3000)
-    world.tell(events.ShapeAsked(time=world.time, change=asked, moves=moves))
+    world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
     go_on(world, until=stage)
     assert world.state.migration is not None
     memory, order = world.state.requested_shape, world.state.migration.order_id
@@ -382,13 +382,13 @@ def test_more_servers_that_are_asked_for_wait_until_servers_have_the_memory_that
     check(world)
     assert len(set(owners(world))) == 3 and world.state.recovery.rollbacks == 0
     assert {server.asked.memory_bytes for server in world.state.owners()} == {3000}
-    told = [(each.decision, each.inputs) for each in world.effects if isinstance(each, Decided)]
+    decided = [(each.decision, each.inputs) for each in world.effects if isinstance(each, Decided)]
     assert memory is not None and memory.outcome is ShapeOutcome.DONE
     done = next(
-        at for at, (name, of) in enumerate(told) if of.get("request") == memory.request_id and name == "shape_ended"
+        at for at, (name, of) in enumerate(decided) if of.get("request") == memory.request_id and name == "shape_ended"
     )
-    ended = told.index(next(each for each in told if each == ("migration_ended", {**each[1], "order": order})))
+    ended = decided.index(next(each for each in decided if each == ("migration_ended", {**each[1], "order": order})))
     next_copies = next(
-        at for at, (name, of) in enumerate(told) if name == "migration_copies" and len(of["servers"]) == 3
+        at for at, (name, of) in enumerate(decided) if name == "migration_copies" and len(of["servers"]) == 3
     )
     assert max(done, ended) < next_copies, "the third server waits for the memory, and the memory for no third server"

@@ -96,7 +96,7 @@ def test_a_server_added_without_an_order_changes_no_routing():
     assert world.state.membership.members[name].is_registered and world.state.routing() == before
     directive = world.directive(name)
     assert directive.restore is None and directive.save is None
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for _ in range(3):
         for pod in ("j-worker-0", "j-worker-1", "j-ps-0", "j-ps-1"):
             world.act(pod)
@@ -118,7 +118,7 @@ def test_a_new_address_of_the_same_server_is_no_other_owner():
     world = running()
     before = world.state.routing()
     pod = world.up["j-ps-0"]
-    world.tell(
+    world.handle(
         events.PodRegistered(
             time=world.time, pod="j-ps-0", role=Role.PARAMETER_SERVER, incarnation=pod["incarnation"],
             address="elsewhere:1", restored_order_id=pod["restored"],

@@ -119,7 +119,7 @@ def test_a_late_report_of_an_earlier_order_changes_nothing():
         restored_order_id=old,
     )  # fmt: skip
     assert not world.state.changes_state(report)
-    world.tell(report)
+    world.handle(report)
     assert "j-ps-1" in world.state.recovery.awaited()
 
 
@@ -129,7 +129,7 @@ def test_a_late_report_does_not_take_back_what_was_restored():
     world.kill("j-ps-0")
     world.act("j-ps-1")
     incarnation = world.up["j-ps-1"]["incarnation"]
-    world.tell(
+    world.handle(
         events.PodReported(
             time=world.time, pod="j-ps-1", incarnation=incarnation, generation=0, reached_version=0,
             restored_order_id=old,

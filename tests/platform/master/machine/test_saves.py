@@ -112,8 +112,8 @@ def test_workers_train_beside_a_save_that_does_not_pause_them():
 
 
 def ordered(world: World) -> Save:
-    """A save that was asked for, whose servers have been told to write."""
-    world.tell(events.SaveAsked(time=world.time))
+    """A save that was asked for, whose servers have the order to write."""
+    world.handle(events.SaveAsked(time=world.time))
     for _ in range(200):
         for save in world.state.saves.under_way.values():
             if save.stage == WRITING:
@@ -175,7 +175,7 @@ def test_the_ages_of_the_newest_copy_in_memory_and_of_the_newest_record_are_thos
 
     def copied(pod: str) -> None:
         incarnation = world.up[pod]["incarnation"]
-        world.tell(
+        world.handle(
             events.PodReported(
                 time=world.time, pod=pod, incarnation=incarnation, generation=0, reached_version=0,
                 in_memory_order_id=save.order_id,
@@ -223,7 +223,7 @@ def test_two_overlapping_saves_become_two_records():
     assert world.state.phase is Phase.SUCCEEDED
 
 
-def test_a_server_that_has_written_one_part_is_told_the_next_one_under_a_new_version():
+def test_a_server_that_has_written_one_part_gets_the_next_one_under_a_new_version():
     world = running(plan(save_interval_seconds=0.0))
     begin_beside(world)
     begin_later(world)

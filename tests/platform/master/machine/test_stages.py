@@ -22,7 +22,7 @@ def saving(world: World, *, hung: str = "", stage: str = COMMITTING) -> Save:
     """A save that was asked for, in that stage."""
     if hung:
         world.hung.add(hung)
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     return until_stage(world, stage)
 
 
@@ -57,7 +57,7 @@ def decisions(world: World, name: str) -> list[dict[str, object]]:
 
 
 def committed(world: World, save: Save) -> None:
-    world.tell(events.RecordCommitted(time=world.time, order_id=save.order_id))
+    world.handle(events.RecordCommitted(time=world.time, order_id=save.order_id))
 
 
 def reason(world: World) -> str:
@@ -103,7 +103,7 @@ def test_a_server_that_has_not_heard_that_a_save_was_given_up_may_still_begin_to
         time=world.time, pod="j-ps-1", incarnation=incarnation, generation=0,
         reached_version=world.state.phases.version - 1,
     )  # fmt: skip
-    world.tell(beat)
+    world.handle(beat)
     assert save.uri not in world.discarded
     world.act("j-ps-1")
     assert world.discarded == [save.uri]
@@ -131,7 +131,7 @@ def test_a_silent_servers_unfinished_record_is_deleted_only_after_its_pod_has_en
     assert world.up["j-ps-0"]["uri"] == save.uri
     world.plane.delays = True
     uid, incarnation = world.up["j-ps-0"]["uid"], world.up["j-ps-0"]["incarnation"]
-    world.tell(events.PodSilent(time=world.time, pod="j-ps-0", incarnation=incarnation, silent_seconds=15.0))
+    world.handle(events.PodSilent(time=world.time, pod="j-ps-0", incarnation=incarnation, silent_seconds=15.0))
     for _ in range(20):
         world.start_pod()
         world.reconcile()
@@ -152,7 +152,7 @@ def test_a_late_part_belongs_to_no_later_record():
     assert second.uri != first.uri
     part = SavedPart(order_id=first.order_id, manifest_json=b"late")
     incarnation = world.up["j-ps-1"]["incarnation"]
-    world.tell(
+    world.handle(
         events.PodReported(
             time=world.time, pod="j-ps-1", incarnation=incarnation, generation=0, reached_version=0, saved=part
         )
@@ -260,7 +260,7 @@ def test_an_unknown_record_that_fails_is_discarded():
     world = running()
     save = saving(world)
     late(world)
-    world.tell(events.RecordFailed(time=world.time, order_id=save.order_id, reason="disk full"))
+    world.handle(events.RecordFailed(time=world.time, order_id=save.order_id, reason="disk full"))
     assert world.discarded == [save.uri] and world.state.saves.failed == 1
     committed(world, save)
     assert world.state.recovery.record is None
@@ -291,10 +291,10 @@ def test_a_new_master_deletes_the_record_that_its_predecessor_was_committing():
     world = running()
     save = saving(world)
     world.kill("j-ps-0")
-    world.tell(events.Restarted(time=world.time))
+    world.handle(events.Restarted(time=world.time))
     # The same process, which stood still, may still write the manifest.
     assert not world.discarded
-    world.tell(events.Restarted(time=world.time, away_seconds=2.0))
+    world.handle(events.Restarted(time=world.time, away_seconds=2.0))
     assert world.discarded == [save.uri]
 
 
@@ -375,7 +375,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
     world = running()
     save = saving(world, hung="j-ps-1", stage=WRITING)
     world.time += TIMEOUT - 1.0
-    world.tell(events.Restarted(time=world.time, away_seconds=1.0))
+    world.handle(events.Restarted(time=world.time, away_seconds=1.0))
     assert world.state.next_deadline() == world.time + TIMEOUT and world.state.saves.quiescing is save
 
 
@@ -384,7 +384,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
 
 def test_status_says_what_a_stage_waits_for_and_for_how_long():
     world = running()
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     save = world.state.saves.quiescing
     assert save is not None and reason(world) == ""
     world.time += 3.0

@@ -112,7 +112,7 @@ def test_a_lost_server_voids_the_progress_of_the_old_generation():
     world.kill("j-ps-0")
     assert world.state.phase is Phase.RECOVERING and world.state.phases.generation == 1
     assert world.state.routing().epoch > epoch and world.state.routing().addresses[0] == ""
-    world.tell(
+    world.handle(
         events.PodReported(
             time=world.time,
             pod=name,
@@ -142,7 +142,7 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
             break
     lease, trained = world.state.training.doing[number], world.state.training.samples
     assert (lease.pod, lease.attempt) == (name, shard.attempt) and lease.offset < length_of(shard)
-    world.tell(
+    world.handle(
         events.PodReported(
             time=world.time,
             pod=name,
@@ -157,7 +157,7 @@ def test_progress_of_the_old_generation_is_void_even_if_its_attempt_is_leased_ag
 
 def test_a_worker_dying_during_a_pause_does_not_block_the_save():
     world = running()
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     assert world.directive("j-worker-0").mode is Mode.PAUSE
     world.act("j-worker-0")
     assert world.directive("j-ps-0").save is None
@@ -168,7 +168,7 @@ def test_a_worker_dying_during_a_pause_does_not_block_the_save():
 
 def test_a_worker_that_does_not_stand_still_is_replaced():
     world = running()
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     world.act("j-worker-0")
     world.time += 61.0
     world.tick()
@@ -180,7 +180,7 @@ def test_a_save_neither_waits_for_nor_replaces_a_worker_without_work():
     world.kill("j-worker-1")
     world.start_pod()
     assert world.state.membership.members["j-worker-1-r1"].is_registered
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     # It still loads its model and has reached no directive at all.
     world.act("j-worker-0")
     assert world.directive("j-ps-0").save is not None
@@ -191,7 +191,7 @@ def test_a_save_neither_waits_for_nor_replaces_a_worker_without_work():
 
 def save_until_written(world: World) -> str:
     """Asks for a record; workers pause, servers write. Returns the order's name."""
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for name in sorted(world.up, reverse=True) * 2:
         if any(len(save.parts) == 2 for save in world.state.saves.under_way.values()):
             break
@@ -227,13 +227,13 @@ def test_a_final_record_builds_on_none():
 def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():
     world = running()
     older = save_until_written(world)
-    world.tell(events.RecordFailed(time=world.time, order_id=older, reason="the store did not answer"))
+    world.handle(events.RecordFailed(time=world.time, order_id=older, reason="the store did not answer"))
     newer = save_until_written(world)
-    world.tell(events.RecordCommitted(time=world.time, order_id=older))
+    world.handle(events.RecordCommitted(time=world.time, order_id=older))
     assert world.state.recovery.record is None
-    world.tell(events.RecordFailed(time=world.time, order_id=older, reason="again"))
+    world.handle(events.RecordFailed(time=world.time, order_id=older, reason="again"))
     assert list(world.state.saves.under_way) == [newer]
-    world.tell(events.RecordCommitted(time=world.time, order_id=newer))
+    world.handle(events.RecordCommitted(time=world.time, order_id=newer))
     assert world.state.recovery.record is not None
 
 
@@ -241,7 +241,7 @@ def test_nothing_is_leased_before_every_server_has_its_cut():
     world = running()
     name = next(n for n, p in world.up.items() if p["shards"])
     world.stuck.add("j-ps-1")
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for _ in range(2):
         for pod in list(world.up):
             world.act(pod)
@@ -250,7 +250,7 @@ def test_nothing_is_leased_before_every_server_has_its_cut():
         count=1, kind="train",
     )  # fmt: skip
     before = dict(world.state.training.doing)
-    (answer,) = [effect for effect in world.tell(asked) if isinstance(effect, AnswerLease)]
+    (answer,) = [effect for effect in world.handle(asked) if isinstance(effect, AnswerLease)]
     assert not answer.shards and world.state.training.doing == before
 
 
@@ -263,7 +263,7 @@ def test_a_request_whose_answer_was_lost_gets_its_shards_while_workers_pause():
             world.act(name, loses_answer=name == "j-worker-0")
     granted = {number for number, lease in world.state.training.doing.items() if lease.pod == "j-worker-0"}
     assert granted and not world.up["j-worker-0"]["shards"]
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     world.act("j-worker-0")
     assert {shard.split.number for shard, _ in world.up["j-worker-0"]["shards"]} == granted
     world.run_fairly()
@@ -276,7 +276,7 @@ def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
     before = dict(world.state.training.deadlines)
     asked = world.time
     world.stuck.update(("j-ps-0", "j-ps-1"))
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for name in sorted(world.up, reverse=True):
         world.act(name)
     (save,) = world.state.saves.under_way.values()
@@ -288,7 +288,7 @@ def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
         world.act("j-ps-0")
         world.act("j-ps-1")
     else:
-        world.tell(events.RecordFailed(time=world.time, order_id=save.order_id, reason="no space"))
+        world.handle(events.RecordFailed(time=world.time, order_id=save.order_id, reason="no space"))
     paused = world.time - asked
     assert before and world.state.training.deadlines == {pod: end + paused for pod, end in before.items()}
     world.tick()
@@ -310,7 +310,7 @@ def test_leases_on_which_nobody_works_end_although_saves_come_more_often():
 
 def test_a_failed_record_does_not_stop_the_training():
     world = running()
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for _ in range(3):
         for name in list(world.up):
             world.act(name)
@@ -323,14 +323,14 @@ def test_a_failed_record_does_not_stop_the_training():
 
 def test_a_server_may_report_that_it_could_not_save():
     world = running()
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     world.act("j-worker-0")
     world.act("j-worker-1")
     save = world.state.saves.quiescing
     assert save is not None
     part = SavedPart(order_id=save.order_id, manifest_json=b"", problem="No space left on device")
     incarnation = world.up["j-ps-0"]["incarnation"]
-    effects = world.tell(
+    effects = world.handle(
         events.PodReported(time=1.0, pod="j-ps-0", incarnation=incarnation, generation=0, reached_version=1, saved=part)
     )
     assert world.state.saves.quiescing is None and world.state.saves.failed == 1
@@ -448,7 +448,7 @@ def test_a_restart_blames_nobody_and_postpones_no_record():
     due = world.state.saves.next_save
     world.time += 19.0
     pods = dict(world.plane.pods)
-    world.tell(events.Restarted(time=world.time))
+    world.handle(events.Restarted(time=world.time))
     assert world.state.saves.next_save == due
     assert world.plane.pods == pods
     world.time += 59.0

@@ -8,7 +8,7 @@ from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.platform.master.world import World, running
 
 
-def told(world: World, seen: Observations, number: int, steps: int = 2) -> None:
+def report(world: World, seen: Observations, number: int, steps: int = 2) -> None:
     """A worker's heartbeat with a window of some steps."""
     metrics = WindowMetrics(number=number, samples=64 * steps, steps=steps, compute_seconds=0.6, wait_seconds=0.2)
     beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
@@ -18,14 +18,14 @@ def told(world: World, seen: Observations, number: int, steps: int = 2) -> None:
 def test_every_reader_finds_the_heartbeats_that_came_before() -> None:
     world = running()
     seen = Observations(world.time)
-    told(world, seen, 1)
+    report(world, seen, 1)
     assert seen.monitor.pods["j-worker-0"].samples == 128
-    told(world, seen, 2)
+    report(world, seen, 2)
     assert seen.monitor.take_waiting_share() == 0.25
     seen.starts._asked["j-worker-0"] = (Role.WORKER, world.time - 3.0, True)
-    told(world, seen, 3)
+    report(world, seen, 3)
     assert list(seen.starts.medians().values()) == [3.0]
-    told(world, seen, 4)
+    report(world, seen, 4)
     assert seen.close_window(world.state, world.time + 60.0)
     assert seen.window is not None and seen.window.samples == 4 * 128
 
@@ -33,7 +33,7 @@ def test_every_reader_finds_the_heartbeats_that_came_before() -> None:
 def test_a_heartbeat_waits_for_its_readers_half_a_second_at_most() -> None:
     world = running()
     seen = Observations(world.time)
-    told(world, seen, 1)
+    report(world, seen, 1)
     seen.settle_late(world.time + 0.4)
     assert not seen._monitor.pods
     seen.settle_late(world.time + 0.5)
@@ -44,7 +44,7 @@ def test_however_many_heartbeats_come_few_of_them_are_kept() -> None:
     world = running()
     seen = Observations(world.time)
     for number in range(5000):
-        told(world, seen, 1 + number)
+        report(world, seen, 1 + number)
         assert len(seen._unread) < 1024
     assert seen.monitor.pods["j-worker-0"].samples == 5000 * 128
 
@@ -52,11 +52,11 @@ def test_however_many_heartbeats_come_few_of_them_are_kept() -> None:
 def test_seconds_of_a_window_wait_for_rows_only_where_the_job_trained_when_it_came() -> None:
     world = running()
     seen = Observations(world.time)
-    told(world, seen, 1)
+    report(world, seen, 1)
     world.run_fairly()
     assert world.state.phase.is_final
-    told(world, seen, 2)
+    report(world, seen, 2)
     assert seen.monitor.take_waiting_share() == 0.25
     assert seen.monitor._worked == 0.0
-    told(world, seen, 3)
+    report(world, seen, 3)
     assert seen.monitor.take_waiting_share() is None, "after the end nobody trains"

@@ -133,8 +133,8 @@ def test_a_restarted_master_goes_on_with_what_was_measured_per_configuration(sta
     s.stop()
     s.start()
     assert s.service.is_continued
-    told = s.call(GetProfile(), Profile)
-    assert [each for each in told.measured if each.configuration == TWO] == known
+    profile = s.call(GetProfile(), Profile)
+    assert [each for each in profile.measured if each.configuration == TWO] == known
 
 
 class Listing:

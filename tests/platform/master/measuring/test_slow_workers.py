@@ -63,7 +63,7 @@ def test_a_worker_stays_where_no_other_node_has_the_room(node: Node, has_room: b
     assert not has_room_elsewhere([], "here", SMALL)
 
 
-def told(world: World, seen: Observations, worker: str, compute_seconds: float, number: int) -> None:
+def report(world: World, seen: Observations, worker: str, compute_seconds: float, number: int) -> None:
     metrics = WindowMetrics(number=number, samples=64, steps=2, compute_seconds=compute_seconds, pull_seconds=9.0)
     beat = Heartbeat(pod=worker, incarnation="i", generation=0, reached_version=1, metrics=metrics)
     seen.heartbeat(beat, world.state, world.time)
@@ -74,8 +74,8 @@ def test_figures_of_heartbeats_find_a_slow_worker_where_the_job_file_lets_it_mov
     world = long_job(slow_worker_moves=allowed)
     seen, found = Observations(world.time), []
     for number in range(1, 20):
-        told(world, seen, "j-worker-0", 0.1, number)
-        told(world, seen, "j-worker-1", 0.5, number)
+        report(world, seen, "j-worker-0", 0.1, number)
+        report(world, seen, "j-worker-1", 0.5, number)
         world.time += 5.0
         assert seen.close_window(world.state, world.time)
         if (slow := seen.slow_worker(world.state, world.time)) is not None:

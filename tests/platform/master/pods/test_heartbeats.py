@@ -64,7 +64,7 @@ def test_a_registered_worker_that_is_silent_is_reported_after_the_time_limit() -
     assert signs.silent(members, up, TIMEOUT_SECONDS + 0.3) == []
 
 
-def test_a_pod_is_judged_by_the_pace_it_was_told_until_it_is_told_another() -> None:
+def test_a_pod_is_judged_by_the_pace_it_was_given_until_it_gets_another() -> None:
     signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     assert signs.pace("w", 1500) == 10.0
     signs.record("w", 0.0)

@@ -67,7 +67,7 @@ def worker_names(world: World) -> list[str]:
 
 def lease(world: World, pod: str, kind: str = "train") -> Shard:
     world.serial += 1
-    effects = world.tell(
+    effects = world.handle(
         events.ShardsAsked(
             time=world.time,
             pod=pod,
@@ -83,7 +83,7 @@ def lease(world: World, pod: str, kind: str = "train") -> Shard:
 
 
 def report(world: World, pod: str, shard: Shard, offset: int) -> None:
-    world.tell(
+    world.handle(
         events.PodReported(
             time=world.time,
             pod=pod,
@@ -106,7 +106,7 @@ def train_and_lose(world: World, rows: int, **how: Any) -> None:
 
 
 def save_a_record(world: World) -> None:
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     for _ in range(3):
         for name in list(world.up):
             if world.up[name]["role"] is Role.PARAMETER_SERVER or world.state.saves.quiescing is not None:
@@ -193,7 +193,7 @@ def test_a_worker_that_names_no_shard_blames_none():
         pod = worker_names(world)[0]
         lease(world, pod)
         incarnation = world.up.pop(pod)["incarnation"]
-        world.tell(
+        world.handle(
             events.PodFailed(time=world.time, pod=pod, incarnation=incarnation, retryable=True, reason="no route")
         )
         start_pods(world)
@@ -331,8 +331,8 @@ def test_a_late_word_about_an_earlier_pod_of_a_name_changes_nothing():
     (pod,) = worker_names(world)
     before = encode_state(world.state)
     for uid in ("an-earlier-pod", ""):
-        effects = world.tell(events.PodGone(time=world.time, pod=pod, uid=uid, end=EndReason.KILLED))
+        effects = world.handle(events.PodGone(time=world.time, pod=pod, uid=uid, end=EndReason.KILLED))
         assert effects == [] and encode_state(world.state) == before
-    world.tell(events.PodSeen(time=world.time, pod=pod, uid="a-later-pod"))
+    world.handle(events.PodSeen(time=world.time, pod=pod, uid="a-later-pod"))
     world.kill(pod)
     assert pod not in world.state.membership.members

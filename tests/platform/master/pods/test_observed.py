@@ -52,7 +52,7 @@ def test_a_pod_whose_creation_was_answered_during_a_snapshot_is_judged_by_the_ne
     assert observed.pods.keys() == {"a", "b"} and observed.resume == "t"
     observed.begin_watch()
     assert observed.resume == "t"
-    # A whole watch has not told of it: whether it is there is asked for.
+    # A whole watch has not reported it: whether it is there is asked for.
     observed.begin_watch()
     assert observed.resume == ""
     snapshot(observed, "a")

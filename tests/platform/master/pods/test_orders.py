@@ -8,7 +8,7 @@ import pytest
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import AnswerLease, Decided, RecordAttempt
 from elastrec.platform.master.machine.leasing import answer_unchanged
-from elastrec.platform.master.measuring.profile_book import is_settled
+from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.master.pods.orders import refusal
 from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.master.service.answers import Answers
@@ -24,7 +24,7 @@ from tests.platform.master.world import World, plan, running
 
 
 def order(world: World, pod: str = "j-worker-0", **wanted: object) -> PodOrders | None:
-    world.tell(events.PodOrdered(time=world.time, pod=pod, **wanted))  # type: ignore[arg-type]
+    world.handle(events.PodOrdered(time=world.time, pod=pod, **wanted))  # type: ignore[arg-type]
     return world.state.orders_of(pod, world.up[pod]["incarnation"])
 
 
@@ -60,7 +60,7 @@ def test_orders_of_one_pod_are_nothing_to_the_others_and_change_no_directive():
 def test_only_workers_have_orders_of_their_own():
     world = running()
     assert order(world, pod="j-ps-0", batch_size=1) is None
-    world.tell(events.PodOrdered(time=world.time, pod="nobody", batch_size=1))
+    world.handle(events.PodOrdered(time=world.time, pod="nobody", batch_size=1))
 
 
 def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
@@ -72,7 +72,7 @@ def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
         orders_version=1,
     )  # fmt: skip
     assert world.state.changes_state(report)
-    world.tell(report)
+    world.handle(report)
     member = world.state.membership.members["j-worker-0"]
     assert member.orders_version == 1 and not world.state.changes_state(report)
     pod |= {"incarnation": "another", "shards": []}
@@ -165,7 +165,7 @@ def test_an_idle_worker_gets_no_shard_and_what_it_had_goes_on_with_others_where_
         request_id="late", count=1, kind="train",
     )  # fmt: skip
     assert answer_unchanged(world.state, asked) == AnswerLease(state=LeaseState.WAIT)
-    world.tell(asked)
+    world.handle(asked)
     assert world.effects[-1] == AnswerLease(state=LeaseState.WAIT) and "j-worker-0" not in world.state.training.held
     order(world)
     world.act("j-worker-0")
@@ -181,11 +181,11 @@ def test_a_late_word_of_letting_go_takes_no_shard_that_was_leased_since():
     world.act("j-worker-0")
     held = world.state.training.held["j-worker-0"]
     assert not world.state.changes_state(word)
-    world.tell(word)
+    world.handle(word)
     # Nor one of orders that this master never gave.
     strange = msgspec.structs.replace(word, let_go_version=9)
     assert not world.state.changes_state(strange)
-    world.tell(strange)
+    world.handle(strange)
     assert world.state.training.held["j-worker-0"] == held
 
 
@@ -198,7 +198,7 @@ def test_a_worker_that_was_ordered_back_before_it_was_heard_still_gives_its_shar
         reached_version=0, orders_version=1, let_go_version=1,
     )  # fmt: skip
     assert world.state.changes_state(word)
-    world.tell(word)
+    world.handle(word)
     assert "j-worker-0" not in world.state.training.held
 
 
@@ -242,8 +242,8 @@ def test_status_shows_an_idle_worker_and_the_reason():
     order(world, is_idle=True)
 
     def pod() -> PodMetrics:
-        told = training_metrics(world.state, "j", world.time, None, {}, {})
-        return next(pod for pod in told.pods if pod.name == "j-worker-0")
+        metrics = training_metrics(world.state, "j", world.time, None, {}, {})
+        return next(pod for pod in metrics.pods if pod.name == "j-worker-0")
 
     assert pod().state == "Running" and pod().reason == "was ordered to be idle"
     world.act("j-worker-0")

@@ -90,7 +90,7 @@ def test_a_late_word_about_an_earlier_pod_of_a_name_replaces_nobody(stage: Stage
     healthy = s.cluster.pods[WORKER]
     earlier = msgspec.structs.replace(healthy, uid="an-earlier-pod", phase=PodPhase.FAILED, end=EndReason.KILLED)
     with s.cluster.changed:
-        s.cluster.plane.tell_late(earlier)
+        s.cluster.plane.report_late(earlier)
         s.cluster.changed.notify_all()
     # Later events were heard, so this one was, too.
     s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)

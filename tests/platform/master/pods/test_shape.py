@@ -33,12 +33,12 @@ pytestmark = pytest.mark.usefixtures("fleet")
 
 
 def ask(world: World, **shape_asked: float) -> None:
-    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked)))
+    world.handle(events.ShapeAsked(time=world.time, change=change(**shape_asked)))
 
 
 def last(world: World) -> ShapeRequest:
     assert world.state.requested_shape is not None
-    return world.state.requested_shape.told()
+    return world.state.requested_shape.reported()
 
 
 def long_job(**changes: object) -> World:
@@ -113,19 +113,19 @@ def test_requests_for_different_things_are_reached_together_and_each_ends_by_its
 def test_the_same_plan_asked_twice_is_one_request():
     world = long_job()
     asked = events.ShapeAsked(time=world.time, change=change(workers=3), plan_id="plan-7")
-    world.tell(asked)
-    world.tell(asked)
+    world.handle(asked)
+    world.handle(asked)
     assert [request.plan_id for request in world.state.shape_requests] == ["plan-7"]
     world.live_on(3)
     assert last(world).outcome is ShapeOutcome.DONE
-    world.tell(asked)
+    world.handle(asked)
     assert len(world.state.shape_requests) == 1
 
 
 def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
     world = long_job()
     ask(world, workers=4, parameter_servers=3)
-    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.TAKEN_BACK
     world.live_on(10)
     assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
@@ -140,13 +140,13 @@ def test_a_plan_for_an_older_shape_is_refused_and_the_refusal_is_journalled():
     late = events.ShapeAsked(
         time=world.time, change=change(workers=9), expected_version=version, asked_by="three-stage"
     )
-    world.tell(late)
+    world.handle(late)
     assert world.state.wanted_shape == wanted and last(world).wanted == "workers 3"
     (refused,) = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_refused"]
     assert refused == {
         "wanted": "workers 9", "expected_version": version, "version": version + 1, "asked_by": "three-stage",
     }  # fmt: skip
-    world.tell(msgspec.structs.replace(late, expected_version=version + 1))
+    world.handle(msgspec.structs.replace(late, expected_version=version + 1))
     assert last(world).wanted == "workers 9"
 
 
@@ -156,7 +156,7 @@ def test_the_version_of_the_shape_rises_when_another_one_is_wanted_and_only_then
     assert world.state.shape_version == 0 and world.state.shape_changes == []
     ask(world, workers=4)
     assert world.state.shape_version == 1
-    world.tell(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id))
     assert world.state.shape_version == 2
     there, back = world.state.shape_changes
     assert (there.before, there.after) == (back.after, back.before)
@@ -188,10 +188,10 @@ def test_only_the_open_request_can_be_taken_back():
     world = long_job()
     ask(world, workers=3)
     world.live_on(1)
-    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 3
     ask(world, workers=4)
-    world.tell(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.OPEN
 
 
@@ -202,7 +202,7 @@ def test_workers_that_find_no_room_are_given_up_in_time_and_those_that_work_stay
     waiting = sorted(world.state.membership.members.keys() - world.up.keys())
     assert world.state.next_deadline() == world.time + REQUEST_TIMEOUT_SECONDS
     world.time += REQUEST_TIMEOUT_SECONDS
-    world.tell(events.Ticked(time=world.time, waiting={waiting[0]: "insufficient cpu"}))
+    world.handle(events.Ticked(time=world.time, waiting={waiting[0]: "insufficient cpu"}))
     assert last(world).outcome is ShapeOutcome.TIMED_OUT
     assert last(world).reason == (
         f"it was not reached in 3600 s; not started: {waiting[0]}: insufficient cpu, {waiting[1]}"
@@ -214,7 +214,7 @@ def test_a_worker_that_the_cluster_refuses_ends_the_request_and_not_the_job():
     world = long_job()
     ask(world, workers=4)
     refused = next(worker.name for worker in world.state.membership.workers() if not worker.is_registered)
-    world.tell(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
+    world.handle(events.PodRefused(time=world.time, pod=refused, reason="no node is that large"))
     assert last(world).outcome is ShapeOutcome.REFUSED and last(world).reason == f"{refused}: no node is that large"
     assert len(world.state.membership.workers()) == 2
     world.run_fairly()
@@ -227,14 +227,14 @@ def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
     (lost,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
     world.kill(lost.name)
     (again,) = [worker for worker in world.state.membership.workers() if worker.index == 0]
-    world.tell(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
+    world.handle(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
     assert world.state.phase is Phase.FAILED
 
 
 def test_the_end_of_the_job_ends_a_request():
     world = long_job()
     ask(world, workers=4)
-    world.tell(events.StopAsked(time=world.time, reason="enough"))
+    world.handle(events.StopAsked(time=world.time, reason="enough"))
     assert last(world).outcome is ShapeOutcome.SUPERSEDED and last(world).reason == "the job is Stopped"
 
 

@@ -23,7 +23,7 @@ LARGE = PodSize(1.0, 5000)
 def ask(world: World, *moved: str, leaves_node: bool = False, **shape_asked: float) -> str:
     """The request's id."""
     moves = [PodMove(pod=pod, leaves_node=leaves_node) for pod in moved]
-    world.tell(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves))
+    world.handle(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves))
     assert world.state.requested_shape is not None
     return world.state.requested_shape.request_id
 
@@ -186,7 +186,7 @@ def test_a_move_can_be_taken_back_until_buckets_change_hands(stage: str):
     before = owners(world)
     request_id = ask(world, SERVER)
     go_on(world, until=stage)
-    world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
     if stage == HANDING_OVER:
         assert outcome(world) is ShapeOutcome.OPEN
         go_on(world)
@@ -206,7 +206,7 @@ def test_a_size_of_workers_that_is_taken_back_leaves_those_that_work(registered:
         world.start_pod()
         # The first one has its successor, and leaves.
         old = {w.name for w in world.state.membership.workers() if not w.retiring and w.is_registered}
-    world.tell(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
     world.live_on(6)
     workers = world.state.membership.workers()
     assert len(workers) == 2 and {w.name for w in workers} >= old & set(world.up)
@@ -222,7 +222,7 @@ def test_successors_that_find_no_room_are_given_up_in_time_and_those_that_work_s
     waiting = sorted(world.state.membership.members.keys() - up)
     assert len(waiting) == 2
     world.time += 3600.0
-    world.tell(events.Ticked(time=world.time, waiting=dict.fromkeys(waiting, "insufficient memory")))
+    world.handle(events.Ticked(time=world.time, waiting=dict.fromkeys(waiting, "insufficient memory")))
     assert outcome(world) is ShapeOutcome.TIMED_OUT
     assert world.state.requested_shape is not None
     assert f"{waiting[0]}: insufficient memory" in world.state.requested_shape.reason
@@ -298,7 +298,7 @@ def test_with_bsp_a_server_is_moved_while_the_job_trains_and_its_successor_stand
 
 def slow(world: World, pod: str) -> None:
     incarnation = world.state.membership.members[pod].incarnation
-    world.tell(
+    world.handle(
         events.WorkerSlow(
             time=world.time, pod=pod, incarnation=incarnation, ratio=3.0, seconds_per_row=0.3,
             others_seconds_per_row=0.1,
@@ -327,7 +327,7 @@ def test_a_slow_worker_works_until_its_successor_on_another_node_does_and_the_de
 def test_a_worker_that_is_slow_while_something_else_changes_or_is_another_process_by_now_stays():
     world = long_job(slow_worker_moves=5)
     world.state.membership.members[WORKER].node = "slow-node"
-    world.tell(
+    world.handle(
         events.WorkerSlow(
             time=world.time, pod=WORKER, incarnation="before", ratio=3.0, seconds_per_row=0.3,
             others_seconds_per_row=0.1,
@@ -345,10 +345,10 @@ def test_a_worker_that_is_slow_while_something_else_changes_or_is_another_proces
 def test_a_request_is_over_when_its_job_is():
     world = long_job()
     ask(world, SERVER, worker_cores=2.0)
-    world.tell(events.StopAsked(time=world.time, reason="enough"))
+    world.handle(events.StopAsked(time=world.time, reason="enough"))
     assert outcome(world) is ShapeOutcome.SUPERSEDED
     ask_again = events.ShapeAsked(time=world.time, change={}, moves=[PodMove(pod=WORKER)])
-    world.tell(ask_again)
+    world.handle(ask_again)
     assert len(world.state.shape_requests) == 1
     world.run_fairly()
     assert not world.plane.pods

@@ -36,11 +36,11 @@ def of(pod: PodStatus = RUNNING, **changes: Any) -> PodStatus:
     return msgspec.structs.replace(pod, **changes)
 
 
-def job(*told: events.Event, uid: str = "a") -> JobState:
+def job(*given: events.Event, uid: str = "a") -> JobState:
     """One worker, whose uid is known, and one server, which is of no interest here."""
     state = JobState.new(plan(shape=shape(1, 1)))
     known = [events.PodSeen(time=0.0, pod="j-ps-0", uid="s"), events.PodSeen(time=0.0, pod="j-worker-0", uid=uid)]
-    for event in (events.Begun(time=0.0), *known[: 2 if uid else 1], *told):
+    for event in (events.Begun(time=0.0), *known[: 2 if uid else 1], *given):
         state.handle(event)
     return state
 
@@ -101,17 +101,17 @@ def test_a_cluster_that_rounds_up_has_done_what_it_was_asked_for() -> None:
     assert actions(state, of(size=rounded, asked=LARGE, resize=ResizeState.IN_PROGRESS)) == [
         Granted("j-worker-0", "a", rounded)
     ]
-    told = events.PodResized(time=2.0, pod="j-worker-0", uid="a", cores=3.0, memory_bytes=1024)
-    state.handle(told)
+    given = events.PodResized(time=2.0, pod="j-worker-0", uid="a", cores=3.0, memory_bytes=1024)
+    state.handle(given)
     member = state.membership.members["j-worker-0"]
     assert (member.cores, member.awaits_size) == (3.0, True)
     assert actions(state, of(size=rounded, asked=LARGE)) == [Granted("j-worker-0", "a", rounded, LARGE)]
-    state.handle(msgspec.structs.replace(told, outcome_of=LARGE))
+    state.handle(msgspec.structs.replace(given, outcome_of=LARGE))
     assert not member.awaits_size and member.asked == LARGE
     assert actions(state, of(size=rounded, asked=LARGE)) == []
     # The word about a size that was asked for before is none about the next one.
     state.handle(events.ShapeAsked(time=3.0, change=change(worker_cores=4.0)))
-    state.handle(msgspec.structs.replace(told, outcome_of=LARGE))
+    state.handle(msgspec.structs.replace(given, outcome_of=LARGE))
     assert member.awaits_size
     assert actions(state, of(size=rounded, asked=LARGE)) == [Resize("j-worker-0", "a", PodSize(4.0, 1000))]
 

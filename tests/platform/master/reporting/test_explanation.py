@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastrec.checkpoints import latest_record
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.measuring.time_book import (
+from elastrec.platform.master.measuring.time_profile import (
     CHECKPOINTING,
     EVALUATING,
     IDLE,
@@ -24,7 +24,7 @@ from elastrec.platform.master.measuring.time_book import (
     TRAINING,
     WAITING,
     WITHOUT_MASTER,
-    TimeBook,
+    TimeProfile,
 )
 from elastrec.platform.master.reporting.explanation import as_text, read_explanation, timeline_entry
 from elastrec.platform.master.service.journal import Journal
@@ -60,7 +60,7 @@ def test_whatever_happens_every_second_belongs_to_one_part(seed: int, acts: int)
         disturb(world, chance)
         world.time += chance.random()
         if chance.random() < 0.05:
-            world.tell(events.Measured(time=world.time, waiting_share=chance.random()))
+            world.handle(events.Measured(time=world.time, waiting_share=chance.random()))
     world.run_fairly()
     times = world.state.times
     # The job's own clock stands still while there is no master.
@@ -96,7 +96,7 @@ def test_a_record_saves_what_came_before_it():
     world = World(plan(save_interval_seconds=0.0))
     in_training(world)
     world.time += 10.0
-    world.tell(events.SaveAsked(time=world.time))
+    world.handle(events.SaveAsked(time=world.time))
     kept = seconds(world, TRAINING)
     world.time += 2.0
     while world.state.recovery.record is None:
@@ -112,10 +112,10 @@ def test_waiting_for_rows_is_taken_out_of_training():
     world = World(plan())
     in_training(world)
     world.time += 10.0
-    world.tell(events.Measured(time=world.time, waiting_share=0.25))
+    world.handle(events.Measured(time=world.time, waiting_share=0.25))
     trained, waited = seconds(world, TRAINING), seconds(world, WAITING)
     assert waited == pytest.approx((trained + waited) / 4)
-    world.tell(events.Measured(time=world.time, waiting_share=0.25))
+    world.handle(events.Measured(time=world.time, waiting_share=0.25))
     assert seconds(world, WAITING) == waited
 
 
@@ -126,22 +126,22 @@ def test_workers_without_shards_are_idle():
     world.kill("j-worker-0")
     world.kill("j-worker-1")
     world.time += 7.0
-    world.tell(events.OwnerChanged(time=world.time, owner="me"))
+    world.handle(events.OwnerChanged(time=world.time, owner="me"))
     assert seconds(world, IDLE) - idle == pytest.approx(7.0)
 
 
 def test_time_without_a_master_is_counted_apart():
     world = World(plan())
     world.time += 4.0
-    world.tell(events.Restarted(time=world.time, away_seconds=30.0))
+    world.handle(events.Restarted(time=world.time, away_seconds=30.0))
     assert seconds(world, PENDING) == 4.0 and seconds(world, WITHOUT_MASTER) == 30.0
 
 
-def test_looking_at_the_book_does_not_change_it():
+def test_looking_at_the_profile_does_not_change_it():
     world = World(plan())
     times = world.state.times
     later = times.at(world.state, world.state.time + 5.0)
-    assert later.seconds == {PENDING: 5.0} and times == TimeBook()
+    assert later.seconds == {PENDING: 5.0} and times == TimeProfile()
 
 
 @pytest.mark.parametrize(
@@ -168,26 +168,26 @@ def test_every_decision_of_a_disturbed_job_can_be_explained(tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())
     journal.start()
-    tell = world.tell
+    handle = world.handle
 
     def noted(event: events.Event) -> list[object]:
-        effects = tell(event)
+        effects = handle(event)
         lines = [effect for effect in effects if type(effect).__name__ == "Decided"]
         journal.append(event, lines, lambda: b"")  # type: ignore[arg-type]
         return effects  # type: ignore[return-value]
 
-    world.tell = noted  # type: ignore[method-assign,assignment]
+    world.handle = noted  # type: ignore[method-assign,assignment]
     for _ in range(400):
         disturb(world, chance)
     world.run_fairly()
     journal.wait(journal.last)
     lines, omitted = journal.timeline(10_000)
     assert omitted == 0 and len(lines) > 20
-    told = Explanation(
+    explanation = Explanation(
         job="j", phase="Succeeded", wall_seconds=world.state.times.total, parts=world.state.times.seconds,
         goodput=world.state.times.goodput, timeline=[timeline_entry(*line) for line in lines],
     )  # fmt: skip
-    text = as_text(told)
+    text = as_text(explanation)
     assert "rolled back to" in text and "because:" in text and "training" in text
     assert journal.timeline(3) == (lines[-3:], len(lines) - 3)
     journal.close()

@@ -51,24 +51,24 @@ def test_a_master_killed_between_manifest_and_journal_takes_its_own_record_and_n
 ) -> None:
     request = launch(str(tmp_path / "store"), job())
     order = commit_order(request)
-    told: list[events.Event] = []
+    submitted: list[events.Event] = []
 
     def lane(job_id: str) -> RecordLane:
         of = LaunchRequest.of(
             request.training_job, job_id=job_id, training_manifest=request.training_manifest, training_rows=1000,
             evaluation_manifest=request.evaluation_manifest, evaluation_rows=100, store=request.store,
         )  # fmt: skip
-        return RecordLane(of, lambda make: told.append(make(1.0)), list, first_term(of))
+        return RecordLane(of, lambda make: submitted.append(make(1.0)), list, first_term(of))
 
     def commit(lane: RecordLane) -> None:
         lane.submit(order)
         lane.wait(30.0)
 
     commit(lane("clicks-1"))
-    assert told == [events.RecordCommitted(time=1.0, order_id=order.order_id)]
+    assert submitted == [events.RecordCommitted(time=1.0, order_id=order.order_id)]
     # The event never reached the journal: the next master gives the same order.
     commit(lane("clicks-1" if is_own else "other-1"))
-    assert type(told[1]) is kind and len(told) == 2
+    assert type(submitted[1]) is kind and len(submitted) == 2
     assert open_record(order.uri).manifest.job_id == "clicks-1"
 
 
@@ -77,14 +77,16 @@ def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(
     for keep in (None, 3):
         store = str(tmp_path / str(keep))
         request = launch(store, job(checkpoint={"interval": 0, "keep_final": keep}))
-        told: list[events.Event] = []
-        lane = RecordLane(request, lambda make, told=told: told.append(make(1.0)), list, first_term(request))
+        submitted: list[events.Event] = []
+        lane = RecordLane(
+            request, lambda make, submitted=submitted: submitted.append(make(1.0)), list, first_term(request)
+        )
         orders = []
         for _ in range(5):
             orders.append(msgspec.structs.replace(commit_order(request), is_final=True))
             lane.submit(orders[-1])
             lane.wait(30.0)
-        assert all(isinstance(event, events.RecordCommitted) for event in told) and len(told) == 5
+        assert all(isinstance(event, events.RecordCommitted) for event in submitted) and len(submitted) == 5
         kept[keep] = [open_store(order.uri).exists("manifest.json") for order in orders]
     assert kept == {None: [True] * 5, 3: [False, False, True, True, True]}
 
@@ -96,21 +98,21 @@ def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
     order = commit_order(request)
     other = order.uri + "0"
     open_store(other).put("parts/torn", b"")
-    gate, told = threading.Event(), []
+    gate, submitted = threading.Event(), []
     monkeypatch.setattr(record_lane, "commit_record", lambda *_, **__: gate.wait(60))
     monkeypatch.setattr(record_lane, "CLOSE_SECONDS", 0.1)
-    lane = RecordLane(request, lambda make: told.append(make(1.0)), list, first_term(request))
+    lane = RecordLane(request, lambda make: submitted.append(make(1.0)), list, first_term(request))
     try:
         lane.submit(order)
         lane.submit(DiscardRecord(uri=other))
         lane.threads[-1].join(30.0)
         assert not open_store(other).keys() and lane.threads[0].is_alive()
         lane.close()
-        assert lane.threads[0].is_alive() and not told
+        assert lane.threads[0].is_alive() and not submitted
     finally:
         gate.set()
         lane.wait(30.0)
-    assert not told
+    assert not submitted
 
 
 def test_a_complete_record_is_deleted_only_where_that_is_said(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., St
     assert {"clicks-1-worker-0-r1", "clicks-1-ps-1-r1"} <= s.pods.keys()
     assert {"clicks-1-worker-0", "clicks-1-ps-1"} <= set(s.cluster.deleted)
     assert s.rows_trained() == [1] * 1000
-    told = " ".join(entry.cause for entry in s.call(GetExplanation(), Explanation).timeline)
-    assert "was not ready to work after" in told and "spec.faults.start_timeout" in told
+    causes = " ".join(entry.cause for entry in s.call(GetExplanation(), Explanation).timeline)
+    assert "was not ready to work after" in causes and "spec.faults.start_timeout" in causes
 
 
 @about_pods

@@ -89,7 +89,7 @@ def test_one_configuration_is_not_identified_and_says_why() -> None:
     model = fit(SHAPE, measure(TRUE, [allocation()]))
     assert not model.identified
     assert model.rank == 1
-    assert any("1 of 5 parts of a step can be told apart" in note for note in model.notes)
+    assert any("1 of 5 parts of a step can be distinguished" in note for note in model.notes)
     assert any("assumed" in note for note in model.notes)
 
 

@@ -124,7 +124,7 @@ def test_steps_down_do_not_add_up() -> None:
 
 def test_the_notes_say_in_plain_words_what_is_missing() -> None:
     with_workers_alone = propose(young(allocation(1, 1), movable=WORKERS), PLENTY).notes[0]
-    assert with_workers_alone.startswith("one size measured, two are needed to tell what others would do")
+    assert with_workers_alone.startswith("one size measured, two are needed to predict what others would do")
     with_everything = propose(young(allocation(1, 1), allocation(2, 1)), PLENTY).notes[0]
     assert with_everything.startswith("two sizes measured, five are needed")
     settled = " ".join(propose(situation(), PLENTY).notes)

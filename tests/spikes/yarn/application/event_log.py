@@ -26,7 +26,7 @@ class EventLog:
         self._events: list[PodEvent] = []
         self._forgotten = 0
 
-    def tell(self, kind: PodEventKind, pod: PodStatus) -> None:
+    def add(self, kind: PodEventKind, pod: PodStatus) -> None:
         """Something happened to a pod; to be called under `changed`."""
         if kind is PodEventKind.DELETED:
             self.pods.pop(pod.uid, None)

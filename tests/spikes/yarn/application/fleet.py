@@ -29,10 +29,10 @@ from elastrec.platform.clusters.pods import (
 )
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.shape import PodSize
-from tests.spikes.yarn.application.book import Book, Line
 from tests.spikes.yarn.application.event_log import EventLog
 from tests.spikes.yarn.application.hadoop import Hadoop
 from tests.spikes.yarn.application.launching import Site, launch_context, write_files
+from tests.spikes.yarn.application.pod_log import Line, PodLog
 from tests.spikes.yarn.node_logs import read_log
 from tests.spikes.yarn.nodes import nodes_of
 from tests.spikes.yarn.rest import Rest
@@ -78,7 +78,7 @@ class YarnFleet:
         self._hadoop, self._rest, self._site = hadoop, rest, site
         self._log = EventLog(f"attempt-{site.attempt}")
         self._containers: dict[str, _Container] = {}
-        self._book = Book(site.staging / "book.jsonl")
+        self._pod_log = PodLog(site.staging / "pods.jsonl")
         self._numbers = itertools.count(site.attempt * 10**6)
         self._stopping, self._is_recovered = threading.Event(), threading.Event()
         self._nodes_calls = ThreadPoolExecutor(max_workers=4, thread_name_prefix="nodes")
@@ -107,11 +107,11 @@ class YarnFleet:
                 created_unix_seconds=time.time(), labels=pod.labels,
             )  # fmt: skip
             write_files(self._site, status.uid, pod)
-            self._book.write(Line(status))
+            self._pod_log.write(Line(status))
             request = self._hadoop.request(number, memory_mb, cores, max(0, pod.priority))
             self._containers[status.uid] = _Container(pod, request)
             self._hadoop.manager.addContainerRequest(request)
-            self._log.tell(PodEventKind.ADDED, status)
+            self._log.add(PodEventKind.ADDED, status)
             return status
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
@@ -128,7 +128,7 @@ class YarnFleet:
                 self._forget(msgspec.structs.replace(pod, end=EndReason.DELETED))
             else:
                 self._change(uid, is_ending=True)
-                # Releasing it instead would tell of its end before its process has ended.
+                # Releasing it instead would report its end before its process has ended.
                 self._nodes_calls.submit(self._stop, container.granted)
 
     def _stop(self, granted: Any) -> None:
@@ -191,7 +191,7 @@ class YarnFleet:
             except Exception:
                 log.exception("resource_manager_failed")
             if rounds == 2:
-                # What ended while no attempt was there is told with the first answers.
+                # What ended while no attempt was there comes with the first answers.
                 self._end_recovery()
             self._stopping.wait(_POLL_SECONDS)
 
@@ -251,7 +251,7 @@ class YarnFleet:
     def _completed(self, container_id: str, exit_code: int, diagnostics: str) -> None:
         uid = next((uid for uid, each in self._containers.items() if each.id == container_id), None)
         if uid is None or self._log.pods[uid].phase.is_final:
-            return  # told twice, or released before its pod ever had it
+            return  # reported twice, or released before its pod ever had it
         self._ended(uid, end_of(exit_code, diagnostics), exit_code, diagnostics)
 
     def _ended(self, uid: str, end: EndReason, exit_code: int | None, diagnostics: str) -> None:
@@ -299,7 +299,7 @@ class YarnFleet:
         container = self._containers[uid]
         container.granted, container.update_since = granted, None
         if self._hadoop.is_increase(updated):
-            # Unless its node is told in time, the larger size is taken back.
+            # Unless its node learns of it in time, the larger size is taken back.
             self._nodes_calls.submit(self._tell_node, granted)
         self._change(uid, size=_size_of(granted))
         # It may have come although it was taken back.
@@ -310,7 +310,7 @@ class YarnFleet:
         try:
             self._hadoop.nodes.updateContainerResource(granted)
         except Exception:
-            log.exception("node_not_told", container=str(granted.getId()))
+            log.exception("node_not_informed", container=str(granted.getId()))
 
     def _not_updated(self, refused: Any) -> None:
         request = refused.getUpdateContainerRequest()
@@ -344,7 +344,7 @@ class YarnFleet:
     def _recover(self, running: list[Any]) -> None:
         by_id = {str(container.getId()): container for container in running}
         with self._log.changed:
-            for uid, line in self._book.read().items():
+            for uid, line in self._pod_log.read().items():
                 granted = by_id.pop(line.container, None)
                 self._containers[uid] = _Container(granted=granted, id=line.container)
                 self._log.pods[uid] = line.pod
@@ -354,7 +354,7 @@ class YarnFleet:
         log.info("attempt_begins", attempt=self._site.attempt, running=len(running), pods=len(self._log.pods))
 
     def _found(self, granted: Any) -> None:
-        """One that a node has told of after the ResourceManager had restarted, or that nobody knows any more."""
+        """One that a node has reported after the ResourceManager had restarted, or that nobody knows any more."""
         uid = self._uid_of(granted)
         if uid is None:
             self._hadoop.manager.releaseAssignedContainer(granted.getId())
@@ -378,13 +378,13 @@ class YarnFleet:
 
     def _change(self, uid: str, **fields: Any) -> None:
         pod = msgspec.structs.replace(self._log.pods[uid], **fields)
-        self._book.write(Line(pod, self._containers[uid].id))
-        self._log.tell(PodEventKind.MODIFIED, pod)
+        self._pod_log.write(Line(pod, self._containers[uid].id))
+        self._log.add(PodEventKind.MODIFIED, pod)
 
     def _forget(self, pod: PodStatus) -> None:
-        self._book.write(Line(pod, is_deleted=True))
+        self._pod_log.write(Line(pod, is_deleted=True))
         del self._containers[pod.uid]
-        self._log.tell(PodEventKind.DELETED, pod)
+        self._log.add(PodEventKind.DELETED, pod)
 
     def _uid_of(self, granted: Any) -> str | None:
         return next((uid for uid, each in self._containers.items() if each.id == str(granted.getId())), None)

@@ -287,7 +287,7 @@ def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monke
         assert moved.servers["ps-0"].transfers - asked > 2 * BUCKETS  # requests for half of the buckets
         assert rows() == held > 500
         taker.take_over(after)
-        # The one that gave them away has them still, until it is told that they are owned.
+        # The one that gave them away has them still, until it learns that they are owned.
         assert rows() == held and moved.servers["ps-1"].stores[0].rows > 0
         moved.servers["ps-1"].forget()
         assert rows() == held

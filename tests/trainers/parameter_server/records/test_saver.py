@@ -37,7 +37,7 @@ class Gate:
 
 
 class Reports:
-    """What a saver told."""
+    """What a saver reported."""
 
     def __init__(self) -> None:
         self.frozen: list[str] = []

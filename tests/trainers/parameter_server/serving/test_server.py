@@ -83,7 +83,7 @@ def test_a_refused_push_takes_the_pull_that_travels_with_it_along() -> None:
     assert (server.stats(GetStats()).pushes, server.stats(GetStats()).pulls) == (0, 0)
 
 
-def test_other_epochs_and_generations_are_told_what_is_current() -> None:
+def test_other_epochs_and_generations_are_answered_with_what_is_current() -> None:
     server = server_of()
     for names in ({"epoch": 2}, {"generation": 0}):
         answer, _ = push(server, "a", 0, [5], 1.0, **names)

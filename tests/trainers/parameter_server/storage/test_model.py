@@ -76,8 +76,8 @@ class Buckets(RuleBasedStateMachine):
         self.now = 1000
         self.oracle: Oracle = ({}, {})
         self.dropped: set[int] = set()
-        # Until which version of `here` `there` was told, which part of it is left, and what it holds once none is.
-        self.told: dict[int, tuple[int, tuple[int, int], Oracle | None]] = {}
+        # Until which version of `here` `there` was brought, which part of it is left, and what it holds once none is.
+        self.given: dict[int, tuple[int, tuple[int, int], Oracle | None]] = {}
         # A copy of many buckets that is under way: of which, as they were, and what has come of it.
         self.copying: tuple[set[int], Oracle, Iterator[Copied], list[Copied]] | None = None
 
@@ -196,11 +196,11 @@ class Buckets(RuleBasedStateMachine):
         assert self.here.bucket(bucket).mark() == before < self.here.bucket(bucket).version
 
     @rule(bucket=bucket_numbers, forget=st.booleans(), part_bytes=st.sampled_from([1, 200, 10_000]))
-    def tell(self, bucket: int, forget: bool, part_bytes: int) -> None:
-        """`there` takes what has changed since it was told last, or a part of what is there."""
+    def give(self, bucket: int, forget: bool, part_bytes: int) -> None:
+        """`there` takes what has changed since it was brought up to date, or a part of what is there."""
         if bucket in self.dropped:
             return
-        version, left, _ = self.told.get(bucket, (-1, (0, 0), None))
+        version, left, _ = self.given.get(bucket, (-1, (0, 0), None))
         was_logging = self.here.marks[bucket, LOGGING]
         try:
             changes = self.here.bucket(bucket).changes(version, left, part_bytes)
@@ -213,7 +213,7 @@ class Buckets(RuleBasedStateMachine):
         # What was copied in several parts is of no one moment; what has changed since makes it so.
         is_settled = changes.left == (0, 0) and (changes.is_whole or left == (0, 0))
         assert version >= 0 or changes.is_whole
-        self.told[bucket] = changes.version, changes.left, of_bucket(self.oracle, bucket) if is_settled else None
+        self.given[bucket] = changes.version, changes.left, of_bucket(self.oracle, bucket) if is_settled else None
         if forget and is_settled and not self.is_copied(bucket):
             self.here.bucket(bucket).forget_changes(changes.version)
 
@@ -224,7 +224,7 @@ class Buckets(RuleBasedStateMachine):
             return
         self.here.bucket(bucket).drop()
         self.dropped.add(bucket)
-        self.told.pop(bucket, None)
+        self.given.pop(bucket, None)
         for part in self.oracle:
             for key in [key for key in part if bucket_of(key) == bucket]:
                 del part[key]
@@ -250,7 +250,7 @@ class Buckets(RuleBasedStateMachine):
         new = self.store(self.here.plan, self.here.owned, len(self.here.moves))
         take(new, copied(self.here, chunk_bytes=200))
         self.here = new
-        self.told.clear()
+        self.given.clear()
 
     def contents(self, rows: np.ndarray, candidates: np.ndarray) -> Oracle:
         held: Oracle = ({}, {})
@@ -280,8 +280,8 @@ class Buckets(RuleBasedStateMachine):
         assert sum(self.here.bucket(bucket).rows for bucket in range(BUCKETS)) == self.here.rows
 
     @invariant()
-    def there_has_what_it_was_told(self) -> None:
-        for bucket, (_, _, expected) in getattr(self, "told", {}).items():
+    def there_has_what_it_was_given(self) -> None:
+        for bucket, (_, _, expected) in getattr(self, "given", {}).items():
             if expected is not None:
                 changes: Changes = self.there.bucket(bucket).changes(-1)
                 self.check(changes.rows, changes.candidates, expected)

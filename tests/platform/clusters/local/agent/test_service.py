@@ -54,7 +54,7 @@ def test_a_killed_agent_finds_its_pods_running_and_supervises_them_again(
     ended = until(again, pods[2].name)
     assert (ended.phase, ended.exit_code) == (PodPhase.FAILED, 143)
     later = list(cluster.fleet("job").watch(synced.resume, 0.0))
-    assert later and {event.kind for event in later} == {"MODIFIED"}, "no event is missing, and none is told twice"
+    assert later and {event.kind for event in later} == {"MODIFIED"}, "no event is missing, and none is reported twice"
     length = sum(1 for _ in again.logs(pods[0].name))
     lines = again.logs(pods[0].name, follow=True)
     assert sum(1 for _, _ in zip(range(length + 5), lines, strict=False)) == length + 5
@@ -106,9 +106,9 @@ from pathlib import Path
 from elastrec.platform.clusters.local.agent import journal
 from elastrec.platform.clusters.local.agent import pod_life
 from elastrec.platform.clusters.pods import PodEventKind
-book = journal.Journal(Path({str(state / "journal.sqlite")!r}))
-record = pod_life.starting(book.records()[1])
-book.write(record, journal.KeptEvent(PodEventKind.MODIFIED, pod_life.status_of(record), book.version + 1))
+kept = journal.Journal(Path({str(state / "journal.sqlite")!r}))
+record = pod_life.starting(kept.records()[1])
+kept.write(record, journal.KeptEvent(PodEventKind.MODIFIED, pod_life.status_of(record), kept.version + 1))
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=state)
     again = start_agent(state, **_SIZE)

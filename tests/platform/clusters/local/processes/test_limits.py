@@ -97,7 +97,7 @@ def test_a_pod_has_its_cores_at_start_until_it_says_that_it_is_ready(cluster, ma
     program = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['ELASTREC_CORES'])\n" + _READY_WHEN_TOLD
     pod, usual = make_pod(program, name="starting-pod", cores=3.5, startup_cores=8.0), make_pod(name="starting-not")
     cluster.create(pod)
-    # More than the cluster has, but nothing of it is reserved; what the pod is told is what it was granted.
+    # More than the cluster has, but nothing of it is reserved; what the pod learns is what it was granted.
     assert cluster.nodes()[0].free.cores == 0.5
     cluster.create(usual)
     lines = cluster.logs(pod.name, follow=True)

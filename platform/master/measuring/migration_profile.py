@@ -1,4 +1,4 @@
-"""Migrations of a job as the decisions of its master tell them: their stages, and what one costs here. Pure."""
+"""Migrations of a job as the decisions of its master record them: their stages, and what one costs here. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST = 64
 _LAST_DECISIONS = {"job_failed", "job_stopped", "job_succeeded"}
 
 
-class MigrationBook:
+class MigrationProfile:
     """One job's migrations, the oldest first. Not safe for several threads: its owner locks."""
 
     def __init__(self, seen: Iterable[MigrationSeen] = ()) -> None:
@@ -85,7 +85,7 @@ class MigrationBook:
 
 def migrations_of(lines: Iterable[tuple[float, float, str, dict[str, Any]]]) -> list[MigrationSeen]:
     """Those of a journal's decisions: time on the job's clock, on the wall clock, decision, inputs."""
-    book = MigrationBook()
+    profile = MigrationProfile()
     for line in lines:
-        book.decided(*line)
-    return book.seen
+        profile.decided(*line)
+    return profile.seen

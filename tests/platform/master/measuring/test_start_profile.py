@@ -7,7 +7,7 @@ import pytest
 from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.measuring.start_book import StartBook
+from elastrec.platform.master.measuring.start_profile import StartProfile
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.world import World, running
 from tests.shapes import change
@@ -15,50 +15,50 @@ from tests.shapes import change
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
 
-def added_worker(world: World, book: StartBook, time: float) -> str:
+def added_worker(world: World, profile: StartProfile, time: float) -> str:
     """Asks for one worker more at this time; returns its pod's name."""
     before = set(world.state.membership.members)
     wanted = len(world.state.membership.workers()) + 1
     world.state.handle(events.ShapeAsked(time=time, change=change(workers=wanted)))
-    book.asked(world.state, time)
+    profile.asked(world.state, time)
     (new,) = set(world.state.membership.members) - before
     return new
 
 
 def test_a_worker_that_is_added_counts_from_the_wish_to_its_first_step():
-    world, book = running(), StartBook()
-    pod = added_worker(world, book, 100.0)
-    assert book.medians() == {}
-    book.works(pod, 107.0)
-    book.works(pod, 999.0)
-    assert book.medians() == {names.WORKER_START_SECONDS: 7.0}
+    world, profile = running(), StartProfile()
+    pod = added_worker(world, profile, 100.0)
+    assert profile.medians() == {}
+    profile.works(pod, 107.0)
+    profile.works(pod, 999.0)
+    assert profile.medians() == {names.WORKER_START_SECONDS: 7.0}
 
 
 def test_a_start_while_the_job_trains_replaces_those_at_its_beginning():
-    world, book = running(), StartBook()
+    world, profile = running(), StartProfile()
     for worker in world.state.membership.workers():
-        book._asked[worker.name] = (Role.WORKER, 0.0, False)
-        book.works(worker.name, 60.0)
-    assert book.medians() == {names.WORKER_START_SECONDS: 60.0}
-    book.works(added_worker(world, book, 100.0), 105.0)
-    assert book.medians() == {names.WORKER_START_SECONDS: 5.0}
+        profile._asked[worker.name] = (Role.WORKER, 0.0, False)
+        profile.works(worker.name, 60.0)
+    assert profile.medians() == {names.WORKER_START_SECONDS: 60.0}
+    profile.works(added_worker(world, profile, 100.0), 105.0)
+    assert profile.medians() == {names.WORKER_START_SECONDS: 5.0}
 
 
 def test_pods_that_a_restarted_master_makes_sure_of_are_no_starts():
-    world, book = running(), StartBook()
+    world, profile = running(), StartProfile()
     later = world.state.time + 50.0
     world.state.handle(events.Restarted(time=later))
-    book.asked(world.state, later)
+    profile.asked(world.state, later)
     for name in world.state.membership.members:
-        book.works(name, later + 1.0)
-    assert book.medians() == {}
+        profile.works(name, later + 1.0)
+    assert profile.medians() == {}
 
 
 def test_a_pod_that_never_worked_is_forgotten_with_its_place():
-    world, book = running(), StartBook()
-    pod = added_worker(world, book, 100.0)
+    world, profile = running(), StartProfile()
+    pod = added_worker(world, profile, 100.0)
     world.state.handle(events.PodSeen(time=101.0, pod=pod, uid="u"))
     world.state.handle(events.PodGone(time=101.0, pod=pod, uid="u", end=EndReason.ERROR))
-    assert pod in book._asked
-    book.asked(world.state, 102.0)
-    assert book._asked.keys() <= world.state.membership.members.keys() - {pod}
+    assert pod in profile._asked
+    profile.asked(world.state, 102.0)
+    assert profile._asked.keys() <= world.state.membership.members.keys() - {pod}

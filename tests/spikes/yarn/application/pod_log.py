@@ -1,7 +1,7 @@
 """What one attempt of an ApplicationMaster leaves to the next: YARN knows containers, not pods.
 
 A file of lines in the staging folder, each a pod as it was known then. A pod's line is on disk before YARN hears of its
-request, and the line of its end before YARN is told that its end was heard.
+request, and the line of its end before YARN learns that its end was heard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Line(msgspec.Struct, frozen=True):
     is_deleted: bool = False
 
 
-class Book:
+class PodLog:
     """Of one application; not safe for several threads."""
 
     def __init__(self, path: Path) -> None:

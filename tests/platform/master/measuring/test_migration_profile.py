@@ -1,4 +1,4 @@
-"""Migrations as their master's decisions tell them: stages, servers, what each cost, and why one was given up."""
+"""Migrations as their master's decisions record them: stages, servers, what each cost, and why one was given up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER
-from elastrec.platform.master.measuring.migration_book import MigrationBook, migrations_of
+from elastrec.platform.master.measuring.migration_profile import MigrationProfile, migrations_of
 from elastrec.platform.specs.shape import DONE, UNDER_WAY
 from tests.platform.master.machine.test_migration import ask, go_on
 from tests.platform.master.world import World, plan
@@ -48,8 +48,8 @@ def test_a_migration_has_its_stages_its_servers_and_what_it_cost() -> None:
     assert None not in stages and stages == sorted(stages, key=lambda at: at or 0.0)
     assert grown.pause_seconds is not None and grown.copied_seconds is not None
     assert sum(server.leaves for server in shrunk.servers) == 2 and not any(s.is_new for s in shrunk.servers)
-    book = MigrationBook([grown])
-    assert book.medians() == {
+    profile = MigrationProfile([grown])
+    assert profile.medians() == {
         names.MIGRATION_PAUSE_SECONDS: grown.pause_seconds,
         names.MIGRATION_COPY_SECONDS: grown.copied_seconds,
     }
@@ -61,7 +61,7 @@ def test_one_that_is_under_way_shows_how_far_it_is_and_costs_nothing_yet() -> No
     go_on(world, until=COPYING)
     (seen,) = migrations_of(world.lines)
     assert seen.outcome == UNDER_WAY and seen.copying_seconds is not None and seen.handing_over_seconds is None
-    assert MigrationBook([seen]).medians() == {}
+    assert MigrationProfile([seen]).medians() == {}
 
 
 def test_one_that_was_given_up_says_why_and_is_no_measurement() -> None:
@@ -71,18 +71,18 @@ def test_one_that_was_given_up_says_why_and_is_no_measurement() -> None:
     world.kill(next(iter(world.state.migration.sources)))  # type: ignore[union-attr]
     (seen,) = migrations_of(world.lines)
     assert seen.ended_seconds is not None and seen.outcome not in (DONE, UNDER_WAY)
-    assert seen.pause_seconds is None and MigrationBook([seen]).medians() == {}
+    assert seen.pause_seconds is None and MigrationProfile([seen]).medians() == {}
 
 
 def test_a_restarted_master_goes_on_with_the_one_that_was_under_way() -> None:
     world = Written()
     ask(world, 3)
     go_on(world, until=COPYING)
-    book = MigrationBook(migrations_of(world.lines))
-    told = len(world.lines)
+    profile = MigrationProfile(migrations_of(world.lines))
+    before = len(world.lines)
     go_on(world)
-    for line in world.lines[told:]:
-        book.decided(*line)
-    assert [each.outcome for each in book.seen] == [DONE]
+    for line in world.lines[before:]:
+        profile.decided(*line)
+    assert [each.outcome for each in profile.seen] == [DONE]
     (whole,) = migrations_of(world.lines)
-    assert msgspec.structs.replace(whole, servers=[]) == msgspec.structs.replace(book.seen[0], servers=[])
+    assert msgspec.structs.replace(whole, servers=[]) == msgspec.structs.replace(profile.seen[0], servers=[])

@@ -30,7 +30,7 @@ class Start(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class StartBook:
+class StartProfile:
     """One job's starts. Not safe for several threads: its owner locks.
 
     Attributes:
@@ -67,13 +67,13 @@ class StartBook:
         """Every start that counts, for `recall`; what is on its way is not among them."""
         return [
             Start(role, added, start)
-            for added, book in ((False, self._first), (True, self._added))
-            for role, starts in book.items()
+            for added, profile in ((False, self._first), (True, self._added))
+            for role, starts in profile.items()
             for start in starts
         ]
 
     def recall(self, starts: Iterable[Start]) -> None:
-        """Goes on where the book of a master before this one ended."""
+        """Goes on where the profile of a master before this one ended."""
         for start in starts:
             (self._added if start.added else self._first).setdefault(start.role, []).append(start.seconds)
 

@@ -24,7 +24,7 @@ class GrowthPoint(msgspec.Struct, frozen=True):
     tables: dict[str, TableUsage]
 
 
-class GrowthBook:
+class GrowthProfile:
     """One job's tables. Not safe for several threads: its owner locks."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class GrowthBook:
         return self._generation, list(self._points)
 
     def recall(self, generation: int, points: Sequence[GrowthPoint]) -> None:
-        """Goes on where the book of a master before this one ended."""
+        """Goes on where the profile of a master before this one ended."""
         self._generation, self._points = generation, list(points)
 
     def add(self, samples: int, generation: int, tables: Sequence[TableUsage]) -> None:

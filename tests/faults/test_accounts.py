@@ -11,7 +11,7 @@ from elastrec.checkpoints import Term
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.splits import Begun, StreamPositions
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
-from tests.faults.campaign.books import Books, Size, check_books, check_restores, journals
+from tests.faults.campaign.accounts import Accounts, Size, check_ledger, check_restores, journals
 from tests.faults.campaign.watching import Hit, Sample, recovery_seconds
 
 SIZE = Size(rows=250, shard_rows=100, epochs=1, seed=1, shuffle=False)
@@ -20,7 +20,7 @@ RECORD = "file:///records/one"
 POSITIONS = StreamPositions(2, [Begun(1, 40, 1)])
 
 
-def told(*what: str) -> Explanation:
+def explanation_of(*what: str) -> Explanation:
     timeline = [TimelineEntry(seconds=0.0, unix_seconds=0.0, what=each) for each in what]
     return Explanation(job="j", phase="Succeeded", wall_seconds=1.0, parts={}, goodput=1.0, timeline=timeline)
 
@@ -32,8 +32,10 @@ def attempt(generation: int, shard: int, begin: int, end: int, number: int = 1) 
     }  # fmt: skip
 
 
-def books(attempts: list[dict[str, Any]], *what: str) -> Books:
-    return check_books(attempts, told(*what), SIZE, {"": StreamPositions(0, []), RECORD: POSITIONS}.__getitem__)
+def accounts(attempts: list[dict[str, Any]], *what: str) -> Accounts:
+    return check_ledger(
+        attempts, explanation_of(*what), SIZE, {"": StreamPositions(0, []), RECORD: POSITIONS}.__getitem__
+    )
 
 
 WHOLE = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 100), attempt(0, 2, 0, 50)]
@@ -42,45 +44,45 @@ AFTER = [attempt(0, 0, 0, 100), attempt(0, 1, 0, 90), attempt(0, 2, 0, 10)]
 
 
 def test_the_ledger_of_an_undisturbed_job_has_no_contradiction() -> None:
-    assert books(WHOLE) == Books()
+    assert accounts(WHOLE) == Accounts()
 
 
 def test_a_shard_that_another_worker_goes_on_with_is_neither_lost_nor_repeated() -> None:
-    assert books([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 30, 100, 2)]) == Books()
+    assert accounts([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 30, 100, 2)]) == Accounts()
 
 
 def test_rows_that_nobody_trained_are_lost() -> None:
-    found = books(WHOLE[:2])
+    found = accounts(WHOLE[:2])
     assert found.lost == 50 and not found.problems
 
 
 def test_a_gap_inside_a_shard_is_a_contradiction() -> None:
-    found = books([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 40, 100, 2)])
+    found = accounts([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 40, 100, 2)])
     assert found.lost == 10
     assert len(found.problems) == 1 and "began at 40, but the shard stood at 30" in found.problems[0]
 
 
 def test_a_repeat_without_a_rollback_is_a_contradiction() -> None:
-    assert books([*WHOLE, attempt(0, 1, 0, 100, 2)]).problems
+    assert accounts([*WHOLE, attempt(0, 1, 0, 100, 2)]).problems
 
 
 def test_what_a_rollback_threw_away_is_repeated_from_the_record_on() -> None:
-    found = books([*AFTER, attempt(1, 1, 40, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
-    assert found == Books(lost=0, repeated=50 + 10)
+    found = accounts([*AFTER, attempt(1, 1, 40, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
+    assert found == Accounts(lost=0, repeated=50 + 10)
 
 
 def test_a_shard_that_kept_its_place_over_a_rollback_is_a_mixture_of_two_states() -> None:
-    found = books([*AFTER, attempt(1, 1, 90, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
+    found = accounts([*AFTER, attempt(1, 1, 90, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
     assert len(found.problems) == 1 and "generation 1" in found.problems[0]
 
 
 def test_a_rollback_at_the_end_that_nobody_made_good_is_a_loss() -> None:
-    assert books(WHOLE, ROLLED_BACK).lost == 60 + 50
+    assert accounts(WHOLE, ROLLED_BACK).lost == 60 + 50
 
 
 def test_a_generation_that_the_timeline_lacks_is_a_contradiction() -> None:
     for later in (1, 2):
-        found = books([*WHOLE, attempt(later, 1, 40, 100)], f"rolled back to {RECORD}, generation 2")
+        found = accounts([*WHOLE, attempt(later, 1, 40, 100)], f"rolled back to {RECORD}, generation 2")
         assert found.problems == ["generation 1 began without a rollback"]
 
 
@@ -90,9 +92,9 @@ LOST = [attempt(0, 0, 0, 100, 0), attempt(0, 1, 0, 40, 0)]
 GONE_ON = [attempt(NEXT, 1, 40, 100), attempt(NEXT, 2, 0, 50)]
 
 
-def books_of(attempts: list[dict[str, Any]], begun: dict[int, str], *what: str) -> Books:
+def accounts_of(attempts: list[dict[str, Any]], begun: dict[int, str], *what: str) -> Accounts:
     read = {"": StreamPositions(0, []), RECORD: POSITIONS}.__getitem__
-    return check_books(attempts, told(*what), SIZE, read, begun)
+    return check_ledger(attempts, explanation_of(*what), SIZE, read, begun)
 
 
 def test_a_journal_begins_with_each_holder_of_a_term_and_not_with_each_term() -> None:
@@ -104,36 +106,36 @@ def test_a_journal_begins_with_each_holder_of_a_term_and_not_with_each_term() ->
 
 
 def test_a_job_goes_on_behind_a_lost_journal_where_its_record_stood() -> None:
-    assert books_of([*LOST, *GONE_ON], BEGUN) == Books()
+    assert accounts_of([*LOST, *GONE_ON], BEGUN) == Accounts()
     # Also when the next rollback goes back to that record.
     again = [attempt(NEXT, 1, 40, 70), attempt(NEXT + 1, 1, 40, 100), attempt(NEXT + 1, 2, 0, 50)]
-    found = books_of([*LOST, *again], BEGUN, f"rolled back to {RECORD}, generation {NEXT + 1}")
-    assert found == Books(repeated=30)
+    found = accounts_of([*LOST, *again], BEGUN, f"rolled back to {RECORD}, generation {NEXT + 1}")
+    assert found == Accounts(repeated=30)
 
 
 def test_a_journal_that_is_lost_before_the_first_record_costs_all_rows_and_no_sample() -> None:
     whole = [{**line, "generation": NEXT} for line in WHOLE]
-    assert books_of(whole, {0: "", NEXT: ""}) == Books()
+    assert accounts_of(whole, {0: "", NEXT: ""}) == Accounts()
 
 
 def test_rows_that_are_lost_or_repeated_where_a_journal_was_lost_are_found() -> None:
-    assert books_of([*LOST, GONE_ON[0]], BEGUN).lost == 50
-    repeated = books_of([*LOST, attempt(NEXT, 1, 30, 100), GONE_ON[1]], BEGUN)
+    assert accounts_of([*LOST, GONE_ON[0]], BEGUN).lost == 50
+    repeated = accounts_of([*LOST, attempt(NEXT, 1, 30, 100), GONE_ON[1]], BEGUN)
     assert "began at 30, but the shard stood at 40" in repeated.problems[0]
-    untold = books_of([LOST[0], *GONE_ON], BEGUN)
-    assert untold.problems == [f"generation {NEXT} began with 40 rows of shard 1, of which the ledger tells 0"]
+    unaccounted = accounts_of([LOST[0], *GONE_ON], BEGUN)
+    assert unaccounted.problems == [f"generation {NEXT} began with 40 rows of shard 1, of which the ledger has 0"]
 
 
 def test_servers_are_compared_with_the_record_from_which_a_journal_began() -> None:
     other = f"event=restored uri=file:///other rows=1 seconds=0 generation={NEXT}"
-    problems = check_restores([[other], [other]], told(), BEGUN)
+    problems = check_restores([[other], [other]], explanation_of(), BEGUN)
     assert any(f"generation {NEXT} restored ['file:///other'], wanted '{RECORD}'" in each for each in problems)
 
 
 def test_servers_that_restored_two_records_are_found() -> None:
     first = f"level=info event=restored uri={RECORD} rows=3 tables_new=[] epoch=2 generation=1"
     other = first.replace("one", "two")
-    story = told(ROLLED_BACK)
+    story = explanation_of(ROLLED_BACK)
     (problem,) = check_restores([[first], [other]], story)
     assert "generation 1 restored" in problem
     (problem,) = check_restores([[first], [""]], story)
@@ -144,12 +146,12 @@ def test_servers_that_restored_other_rows_than_the_record_has_are_found(monkeypa
     line = f"level=info event=restored uri={RECORD} rows=3 tables_new=[] epoch=2 generation=1"
     held = {"C1": 4, "C2": 2}
     monkeypatch.setattr(
-        "tests.faults.campaign.books.open_record", lambda uri: SimpleNamespace(manifest=SimpleNamespace(rows=held))
+        "tests.faults.campaign.accounts.open_record", lambda uri: SimpleNamespace(manifest=SimpleNamespace(rows=held))
     )
     # The first server died while it restored; what counts is what its successor did.
-    assert check_restores([[line.replace("rows=3", "rows=2"), line], [line]], told(ROLLED_BACK)) == []
+    assert check_restores([[line.replace("rows=3", "rows=2"), line], [line]], explanation_of(ROLLED_BACK)) == []
     held["C2"] = 3
-    (problem,) = check_restores([[line], [line]], told(ROLLED_BACK))
+    (problem,) = check_restores([[line], [line]], explanation_of(ROLLED_BACK))
     assert "the servers restored 6 rows of 7" in problem
 
 

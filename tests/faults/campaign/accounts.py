@@ -1,4 +1,4 @@
-"""Is every sample accounted for? The ledger, the records and what the servers restored have to tell one story.
+"""Is every sample accounted for? The ledger, the records and what the servers restored have to agree.
 
 Everything is worked out anew from the raw attempts; the columns in which the ledger itself says so are not believed.
 """
@@ -43,7 +43,7 @@ class Size:
 
 
 @dataclass
-class Books:
+class Accounts:
     """What was found.
 
     Attributes:
@@ -89,46 +89,46 @@ def journals(terms: Iterable[Term]) -> dict[int, str]:
     return found
 
 
-def check_books(
+def check_ledger(
     attempts: Iterable[Mapping[str, Any]],
     story: Explanation,
     size: Size,
     read_positions: Callable[[str], StreamPositions] = positions_of,
     begun: Mapping[int, str] = FIRST_JOURNAL,
-) -> Books:
+) -> Accounts:
     """Goes through the training attempts of a job that succeeded, oldest first.
 
     An attempt has to begin exactly where its shard stood: where the attempt before it ended, or after a rollback at
     the offset in that one record. So a state mixed of two records, a gap or a silent repeat shows.
 
-    Of a journal that was lost, lines tell what the record held from which the next one began, and no repeats. A record
-    must not hold a row of which no line tells.
+    Of a journal that was lost, lines say what the record held from which the next one began, and no repeats. A record
+    must not hold a row that no line has.
 
     Args:
-        begun: as `journals` tells it.
+        begun: as `journals` gives it.
     """
-    books = Books()
+    accounts = Accounts()
     bases = {**begun, **rollbacks(story)}
     positions = {generation: read_positions(uri) for generation, uri in bases.items()}
     stands = _standing(positions[min(begun)], size)
     generation, trained, missing = min(begun), 0, 0
     for line in sorted((a for a in attempts if a["kind"] == "train"), key=lambda line: line["generation"]):
         if line["generation"] not in positions:
-            books.problems.append(f"generation {line['generation']} began without a rollback")
-            return books
+            accounts.problems.append(f"generation {line['generation']} began without a rollback")
+            return accounts
         while generation < line["generation"]:
             before, generation = generation, min(later for later in positions if later > generation)
             if generation not in begun and generation != before + 1:
-                books.problems.append(f"generation {before + 1} began without a rollback")
-                return books
+                accounts.problems.append(f"generation {before + 1} began without a rollback")
+                return accounts
             held, missing = _standing(positions[generation], size), 0
             if generation in begun:
-                books.problems += _untold(generation, held, stands)
+                accounts.problems += _unaccounted(generation, held, stands)
             stands = held
         number = line["epoch"] * size.per_epoch + line["shard"]
         stood = stands.get(number, 0)
         if line["from"] != stood:
-            books.problems.append(
+            accounts.problems.append(
                 f"generation {generation}: attempt {line['attempt']} at shard {number} began at {line['from']}, but "
                 f"the shard stood at {stood}"
             )
@@ -138,28 +138,28 @@ def check_books(
     for later in sorted(later for later in positions if later > generation):
         held, missing = _standing(positions[later], size), 0
         if later in begun:
-            books.problems += _untold(later, held, stands)
+            accounts.problems += _unaccounted(later, held, stands)
         stands = held
     numbers = size.per_epoch * size.epochs
     seen = sum(stands.get(number, 0) for number in range(numbers)) - missing
-    books.lost = size.rows * size.epochs - seen
-    books.repeated = trained - seen
-    if len(positions) == 1 and books.repeated:
-        books.problems.append(f"{books.repeated} rows were repeated although nothing was rolled back")
-    return books
+    accounts.lost = size.rows * size.epochs - seen
+    accounts.repeated = trained - seen
+    if len(positions) == 1 and accounts.repeated:
+        accounts.problems.append(f"{accounts.repeated} rows were repeated although nothing was rolled back")
+    return accounts
 
 
-def _untold(generation: int, held: Mapping[int, int], told: Mapping[int, int]) -> list[str]:
+def _unaccounted(generation: int, held: Mapping[int, int], known: Mapping[int, int]) -> list[str]:
     return [
-        f"generation {generation} began with {offset} rows of shard {number}, of which the ledger tells "
-        f"{told.get(number, 0)}"
+        f"generation {generation} began with {offset} rows of shard {number}, of which the ledger has "
+        f"{known.get(number, 0)}"
         for number, offset in sorted(held.items())
-        if offset > told.get(number, 0)
+        if offset > known.get(number, 0)
     ]
 
 
-def rows_told(attempts: Iterable[Mapping[str, Any]]) -> int:
-    """Trained rows that the master was told of."""
+def rows_reported(attempts: Iterable[Mapping[str, Any]]) -> int:
+    """Trained rows that were reported to the master."""
     return sum(line["to"] - line["from"] for line in attempts if line["kind"] == "train")
 
 
@@ -186,7 +186,7 @@ def check_restores(
     Args:
         is_fixed: there were so many servers all the time. Else those of the last generation show by its rows.
         logs: by the servers' index, of every pod that held the place, oldest first.
-        begun: as `journals` tells it. Of rollbacks that only a lost journal knew, no record is known that was wanted.
+        begun: as `journals` gives it. Of rollbacks that only a lost journal knew, no record is known that was wanted.
     """
     problems = []
     wanted = {**begun, **rollbacks(story)}

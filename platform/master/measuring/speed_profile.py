@@ -60,7 +60,7 @@ def is_settled(state: JobState) -> bool:
 
 
 def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
-    """Memory of every server that has told it."""
+    """Memory of every server that has reported it."""
     uses = []
     for server in state.membership.servers():
         sample = monitor.pods.get(server.name)
@@ -77,12 +77,12 @@ def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
 
 
 def worker_use(state: JobState, monitor: Monitor) -> int:
-    """Memory of the fullest worker that has told it, bytes; 0: none has."""
+    """Memory of the fullest worker that has reported it, bytes; 0: none has."""
     samples = (monitor.pods.get(worker.name) for worker in state.membership.workers())
     return max((sample.memory_bytes for sample in samples if sample is not None), default=0)
 
 
-class ProfileBook:
+class SpeedProfile:
     """One job's sums. Not safe for several threads: its owner locks."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class ProfileBook:
             del self._sums[next(iter(self._sums))]
 
     def recall(self, measured: Iterable[Measured]) -> None:
-        """Goes on where the book of a master before this one ended."""
+        """Goes on where the profile of a master before this one ended."""
         self._sums = {entry.configuration: entry for entry in measured}
 
     def measured(self) -> list[Measured]:

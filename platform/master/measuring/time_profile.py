@@ -40,7 +40,7 @@ _BY_PHASE = {
 }
 
 
-class TimeBook(msgspec.Struct, kw_only=True):
+class TimeProfile(msgspec.Struct, kw_only=True):
     """Seconds by part.
 
     Attributes:
@@ -116,8 +116,8 @@ class TimeBook(msgspec.Struct, kw_only=True):
         self.unmeasured = max(0.0, self.unmeasured - self.unsaved_training)
         self.saved()
 
-    def at(self, state: JobState, time: float) -> TimeBook:
-        """The book as it will be when nothing happens until `time`."""
+    def at(self, state: JobState, time: float) -> TimeProfile:
+        """The profile as it will be when nothing happens until `time`."""
         copy = msgspec.structs.replace(self, seconds=dict(self.seconds))
         copy.pass_time(state, time - state.time)
         return copy

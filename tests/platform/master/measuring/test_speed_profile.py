@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.measuring.profile_book import SETTLING_SECONDS, ProfileBook, configuration_of, is_settled
+from elastrec.platform.master.measuring.speed_profile import (
+    SETTLING_SECONDS,
+    SpeedProfile,
+    configuration_of,
+    is_settled,
+)
 from elastrec.platform.specs.metrics import FADING_SECONDS
 from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import WindowMetrics
@@ -22,14 +27,14 @@ LATER = SETTLING_SECONDS + 1.0
 
 
 def ask(world: World, **wanted: int) -> None:
-    world.tell(events.ShapeAsked(time=world.time, change=change(**wanted)))
+    world.handle(events.ShapeAsked(time=world.time, change=change(**wanted)))
 
 
 def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
-    world, book = running(plan(shape=TWO)), ProfileBook()
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, LATER, LATER + 1, LATER + 2.5):
-        book.add("j-worker-0", STEPS, world.state, time)
-    (measured,) = book.measured()
+        profile.add("j-worker-0", STEPS, world.state, time)
+    (measured,) = profile.measured()
     assert measured.configuration == TWO
     assert measured.steps_ever == 8
     sums = (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds)
@@ -37,14 +42,14 @@ def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
 
 
 def test_what_was_measured_while_others_disturbed_the_job_is_corrected_by_what_is_measured_after():
-    world, book, time, step = running(plan(shape=TWO)), ProfileBook(), 0.0, 10.0
+    world, profile, time, step = running(plan(shape=TWO)), SpeedProfile(), 0.0, 10.0
     for window in range(20):
         if window == 10:
-            step, disturbed = 2.5, book.measured()[0]
+            step, disturbed = 2.5, profile.measured()[0]
         for _ in range(int(FADING_SECONDS / step)):
             time += step
-            book.add("j-worker-0", WindowMetrics(samples=50, steps=1), world.state, time)
-    (measured,) = book.measured()
+            profile.add("j-worker-0", WindowMetrics(samples=50, steps=1), world.state, time)
+    (measured,) = profile.measured()
     assert disturbed.worker_seconds / disturbed.steps == pytest.approx(10.0, rel=0.01)
     # Of what was disturbed 0.8^10 = 11 % are left, a fourth of which are steps; a plain mean would be at 4.0.
     assert measured.worker_seconds / measured.steps == pytest.approx(2.5, rel=0.15)
@@ -52,31 +57,31 @@ def test_what_was_measured_while_others_disturbed_the_job_is_corrected_by_what_i
 
 
 def test_what_was_measured_in_another_configuration_does_not_fade_meanwhile():
-    world, book = running(plan(shape=TWO)), ProfileBook()
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, LATER, LATER + 1):
-        book.add("j-worker-0", STEPS, world.state, time)
-    before = book.measured()
+        profile.add("j-worker-0", STEPS, world.state, time)
+    before = profile.measured()
     ask(world, parameter_servers=3)
     for time in (LATER + 1000, LATER + 1001, LATER + 1010):
-        book.add("j-worker-0", STEPS, world.state, time)
-    assert book.measured() == before
+        profile.add("j-worker-0", STEPS, world.state, time)
+    assert profile.measured() == before
 
 
 def test_what_is_made_right_after_a_change_counts_for_nothing():
-    world, book = running(plan(shape=TWO)), ProfileBook()
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, 0.1, SETTLING_SECONDS - 0.1):
-        book.add("j-worker-0", STEPS, world.state, time)
-    assert book.measured() == []
+        profile.add("j-worker-0", STEPS, world.state, time)
+    assert profile.measured() == []
 
 
 def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_one():
-    world, book = running(plan(shape=TWO)), ProfileBook()
-    book.add("j-worker-0", STEPS, world.state, 0.0)
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
+    profile.add("j-worker-0", STEPS, world.state, 0.0)
     ask(world, workers=3)
     assert not is_settled(world.state)
     assert configuration_of(world.state) == shape(3, 2, 1.0, 1.0, BYTES, BYTES)
-    book.add("j-worker-0", STEPS, world.state, LATER)
-    assert book.measured() == []
+    profile.add("j-worker-0", STEPS, world.state, LATER)
+    assert profile.measured() == []
 
 
 def test_a_worker_that_leaves_belongs_to_no_configuration_any_more():
@@ -104,8 +109,8 @@ def test_a_job_whose_pods_wait_for_another_size_is_not_settled():
 
 
 def test_time_without_a_step_belongs_to_the_next_step():
-    world, book = running(plan(shape=TWO)), ProfileBook()
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, LATER, LATER + 3):
-        book.add("j-worker-0", STEPS, world.state, time)
-    (measured,) = book.measured()
+        profile.add("j-worker-0", STEPS, world.state, time)
+    (measured,) = profile.measured()
     assert (measured.steps, measured.worker_seconds) == (4, 3.0)
