@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from elastrec.trainers.parameter_server.migration.messages import (
 from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.place import Place, marks_within
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
-from elastrec.trainers.parameter_server.storage import Changes
+from elastrec.trainers.parameter_server.storage import Changes, RowStore
 from elastrec.trainers.parameter_server.storage.bucket import PART_BYTES
 
 Array = np.ndarray[Any, Any]
@@ -45,10 +46,12 @@ class Giver:
         """See messages.
 
         Raises:
-            IncompatibleError: a bucket is not held here.
+            IncompatibleError: a bucket is not held here, or the request names what there is not.
         """
         server = self._server
         found: list[tuple[int, Changes]] = []
+        if server.model is not None:
+            _check(request, server.model.stores)
         left_bytes = PART_BYTES  # an answer ends with the bucket that reaches it
         for bucket, since, left in zip(request.buckets, request.since, request.left, strict=True):
             # Inside the gate: a save freezes buckets, and a hand-over gives them away, while it is closed.
@@ -102,6 +105,20 @@ class Giver:
                 dense=[DenseCells(each.number, len(each.values), each.steps) for each in dense],
             )
         return answer, _dense_arrays(dense)
+
+
+def _check(request: CopyBuckets, stores: Sequence[RowStore]) -> None:
+    """Raises IncompatibleError when a request names what there is on no server of the job."""
+    if not 0 <= request.group < len(stores):
+        raise IncompatibleError(f"group: {request.group} is not allowed; allowed: 0 to {len(stores) - 1}")
+    sizes = len(request.buckets), len(request.since), len(request.left)
+    if len(set(sizes)) > 1:
+        raise IncompatibleError(f"buckets, since, left: {sizes} of them are not allowed; allowed: as many of each")
+    buckets = len(stores[request.group].owned)
+    if wrong := [bucket for bucket in request.buckets if not 0 <= bucket < buckets]:
+        raise IncompatibleError(f"buckets: {wrong} are not allowed; allowed: 0 to {buckets - 1}")
+    if wrong_left := [left for left in request.left if min(left) < 0]:
+        raise IncompatibleError(f"left: {wrong_left} are not allowed; allowed: pairs of numbers that are not negative")
 
 
 def _joined(found: list[Changes]) -> list[Array]:

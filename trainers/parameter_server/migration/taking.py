@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError, TransportError
+from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.transport.messages.job import Message, RoutingTable, TakeFrom, TakeOrder
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
@@ -146,6 +146,7 @@ class Taker:
                 left=[parts_left[bucket] for bucket in asked],
             )
             answer, arrays = self._ask(source, request, Copied)
+            _check_copied(source.place.server, asked, answer, arrays)
             at = [0, 0, 0]
             for part in answer.parts:
                 end = [
@@ -200,7 +201,7 @@ class Taker:
             attendances.append(answer.attendance)
             marks += answer.marks
             layout = answer.layout or layout
-            dense += _dense_of(answer, arrays)
+            dense += _dense_of(source.place.server, answer, arrays)
         rest_bytes = self.copy_round()
         self._check(marks, dense, bool(layout))
         self._server.take_over(routing, self._generation, attendances, marks, layout, dense)
@@ -240,7 +241,39 @@ class Taker:
             source.close()
 
 
-def _dense_of(answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:
+def _check_copied(server: str, asked: Sequence[int], answer: Copied, arrays: Sequence[Array]) -> None:
+    """That an answer is of the buckets that were asked for, and has the cells that it names.
+
+    Raises:
+        IncompatibleError: it is not, or has others.
+    """
+    buckets = [part.bucket for part in answer.parts]
+    if buckets != list(asked[: len(buckets)]):
+        raise IncompatibleError(
+            f"server {server} answers with buckets {buckets}; allowed: {list(asked)} in this order, or the first ones "
+            f"of them; {IncompatibleError.remedy}"
+        )
+    counts = [(part.rows, part.candidates, part.deleted, *part.left) for part in answer.parts]
+    named = [sum(each) for each in zip(*counts, strict=True)][:3] or [0, 0, 0]
+    if any(count < 0 for each in counts for count in each) or named != [len(array) for array in arrays]:
+        raise IncompatibleError(
+            f"server {server} answers with rows, candidates and deleted ids {[list(array.shape) for array in arrays]}; "
+            f"allowed: {named}, as its parts {counts} say; {IncompatibleError.remedy}"
+        )
+
+
+def _dense_of(server: str, answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:
+    """Raises IncompatibleError when the arrays are not what the answer says."""
+    elements = sum(bucket.elements for bucket in answer.dense)
+    came = [f"{array.dtype} {list(array.shape)}" for array in arrays]
+    shapes = [array.shape for array in arrays]
+    is_named = len(arrays) == 2 and shapes[0] == (elements,) and shapes[1][1:] == (elements,)
+    is_float = all(array.dtype == np.float32 for array in arrays)
+    if not (is_named and is_float) or any(min(bucket.elements, bucket.steps) < 0 for bucket in answer.dense):
+        raise IncompatibleError(
+            f"server {server} hands over {answer.dense} with the arrays {came}; allowed: values float32 [{elements}] "
+            f"and state float32 [n, {elements}], elements and steps that are not negative; {IncompatibleError.remedy}"
+        )
     values, state = arrays
     found, at = [], 0
     for bucket in answer.dense:

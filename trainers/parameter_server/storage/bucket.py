@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastrec.platform.specs.errors import CheckpointError, ElastrecError
+from elastrec.platform.specs.errors import CheckpointError, ElastrecError, IncompatibleError
+from elastrec.trainers.parameter_server.storage.columns import DELETED_WORDS
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COUNT,
     FROZEN,
+    LAST,
     LOG_FROM,
     LOGGING,
     VERSION,
+    Pool,
     Shelf,
 )
-from elastrec.trainers.parameter_server.storage.kernels.changes import changed_places, copy_before, copy_cells, gather
-from elastrec.trainers.parameter_server.storage.loading import look_up_cells
+from elastrec.trainers.parameter_server.storage.kernels.changes import copy_back, copy_before, copy_logged
+from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, ids_of, tables_of
+from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, look_up_cells
 
 if TYPE_CHECKING:
-    from elastrec.trainers.parameter_server.storage.store import RowStore
+    from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +36,7 @@ _STEP_BYTES = 2**20
 """Copied under one lock where cells are wide."""
 PART_BYTES = 2**24
 """Of one part of a bucket; both servers hold it in memory."""
+_LOG_VERSION = 1  # which word of a log's entry
 _LISTED_PARTS = 8
 """A listing is in one answer, however long: a quarter of a frame at most."""
 
@@ -63,6 +69,37 @@ class Changes:
     @property
     def size_bytes(self) -> int:
         return self.rows.nbytes + self.candidates.nbytes + self.deleted.nbytes
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A bucket's log, or its tombstones, at one moment.
+
+    Attributes:
+        version_word: of an entry.
+        entries: how many there are; the last ones are `in_slab` of a slab, -1: there are none.
+        cells: that the bucket has.
+    """
+
+    pool: Pool
+    version_word: int
+    entries: int
+    slab: int
+    in_slab: int
+    cells: int
+
+    @classmethod
+    def of(cls, pool: Pool, version_word: int, bucket: int, cells: int) -> _Log:
+        entries = int(pool.buckets[bucket, COUNT])
+        if not entries:
+            return cls(pool, version_word, 0, -1, 0, cells)
+        in_slab = (entries - 1) % pool.shape.per_slab + 1
+        return cls(pool, version_word, entries, int(pool.buckets[bucket, LAST]), in_slab, cells)
+
+
+def _step_cells(pool: Pool) -> int:
+    """Copied under one lock."""
+    return max(1, min(COPY_STEP_CELLS, _STEP_BYTES // (4 * pool.shape.width)))
 
 
 class Bucket:
@@ -120,16 +157,19 @@ class Bucket:
             ElastrecError: the bucket is frozen, and its changes are not logged: only once it is thawed is there a
                 version from which they are.
         """
+        version, marked = since, None
         with self._store.locked(self.number):
-            marks, version = self._store.marks[self.number], since
-            is_logged = since >= 0 and bool(marks[LOGGING]) and since >= marks[LOG_FROM]
+            is_logged = self._is_logged_since(since)
             is_next = is_logged and left != (0, 0)
             if is_logged and not is_next:
-                listing = self._listing(since, _LISTED_PARTS * part_bytes)
-                if listing is not None:
-                    return listing
-            if not is_next:
-                if self.is_frozen and not marks[LOGGING]:
+                marked = self._mark(), self._logs()
+        if marked is not None:
+            listing = self._listing(since, *marked, _LISTED_PARTS * part_bytes)
+            if listing is not None:
+                return listing
+        if not is_next:
+            with self._store.locked(self.number):
+                if self.is_frozen and not self._store.marks[self.number, LOGGING]:
                     raise ElastrecError(
                         f"bucket {self.number} is frozen, and its changes are not logged; thaw it first"
                     )
@@ -144,20 +184,70 @@ class Bucket:
         rows, candidates = (int(shelf.pool.buckets[self.number, COUNT]) for shelf in self._shelves)
         return rows, candidates
 
-    def _listing(self, since: int, most_bytes: int) -> Changes | None:
-        """What has changed after a version that the logs reach back to, and a mark; None: more than so many bytes."""
-        places = [self._changed_places(shelf, since) for shelf in self._shelves]
-        deleted = self._deleted(since)
-        pools = [shelf.pool for shelf in self._shelves]
-        if deleted.nbytes + sum(4 * pool.shape.width * len(each) for pool, each in zip(pools, places, strict=True)) > (
-            most_bytes
-        ):
+    def _is_logged_since(self, version: int) -> bool:
+        """Whether the logs reach back to a version. The lock is held."""
+        marks = self._store.marks[self.number]
+        return version >= 0 and bool(marks[LOGGING]) and version >= marks[LOG_FROM]
+
+    def _logs(self) -> list[_Log]:
+        """Of rows, candidates and tombstones as they are now. The lock is held."""
+        shelves, tombs = self._shelves, self._store.tombs_memory.pool
+        pools = [(shelf.log, _LOG_VERSION) for shelf in shelves] + [(tombs, CELL_VERSION)]
+        return [
+            _Log.of(pool, word, self.number, cells) for (pool, word), cells in zip(pools, (*self._held, 0), strict=True)
+        ]
+
+    def _listing(self, since: int, version: int, logs: Sequence[_Log], most_bytes: int) -> Changes | None:
+        """What has changed after `since` and no later than `version`, copied in small steps.
+
+        None: it is more than so many bytes, or the logs have ended meanwhile. Cells that change or move meanwhile have
+        a later version: they belong to the next listing.
+        """
+        rows_log, candidates_log, tombs = logs
+        deleted = self._copy_back(tombs, since)
+        if deleted is None:
             return None
-        cells = [np.empty((len(each), pool.shape.width), np.uint32) for pool, each in zip(pools, places, strict=True)]
-        for pool, each, out in zip(pools, places, cells, strict=True):
-            gather(pool, each, out)
-        rows, candidates = cells
-        return Changes(False, self._mark(), rows, candidates, deleted)
+        left_bytes, found = most_bytes - deleted.nbytes, []
+        for shelf, log in zip(self._shelves, (rows_log, candidates_log), strict=True):
+            entries = self._copy_back(log, since)
+            cells = None if entries is None else self._copy_logged(shelf.pool, log, entries, since, left_bytes)
+            if cells is None:
+                return None
+            left_bytes -= cells.nbytes
+            found.append(cells)
+        rows, candidates = found
+        return Changes(False, version, rows, candidates, deleted)
+
+    def _copy_back(self, log: _Log, since: int) -> Array | None:
+        """Entries of a log, or tombstones, after a version; None: it has ended."""
+        cursor, is_over = np.array([log.slab, log.in_slab, 0], np.int64), False
+        out = np.empty((log.entries, log.pool.shape.width), np.uint32)
+        while not is_over:
+            with self._store.locked(self.number) as stripe:
+                if not self._is_logged_since(since):
+                    return None
+                is_over = copy_back(
+                    log.pool, log.version_word, since, self._store.locks.words, stripe, COPY_STEP_CELLS, cursor, out
+                )
+        return out[: cursor[2]]
+
+    def _copy_logged(self, pool: Pool, log: _Log, entries: Array, since: int, most_bytes: int) -> Array | None:
+        """Cells that entries of a log name; None: the log has ended, or they are more than so many bytes."""
+        cell_bytes = 4 * pool.shape.width
+        out = np.empty((min(len(entries), max(0, most_bytes) // cell_bytes), pool.shape.width), np.uint32)
+        seen, progress = np.zeros(log.cells // 64 + 1, np.uint64), np.zeros(2, np.int64)
+        step, is_over = _step_cells(pool), False
+        while not is_over:
+            before = int(progress[0])
+            with self._store.locked(self.number) as stripe:
+                if not self._is_logged_since(since):
+                    return None
+                is_over = copy_logged(
+                    pool, self.number, entries, self._store.locks.words, stripe, step, seen, progress, out
+                )
+            if progress[0] == before and not is_over:
+                return None  # there is no room for the next one
+        return out[: progress[1]]
 
     def _part(self, kind: int, end: int, most_bytes: int) -> tuple[Array, int]:
         """Cells of one shelf with numbers below `end`, the last ones first, and how many numbers are left.
@@ -167,7 +257,7 @@ class Bucket:
         """
         pool = self._shelves[kind].pool
         cell_bytes = 4 * pool.shape.width
-        step, parts = max(1, min(COPY_STEP_CELLS, _STEP_BYTES // cell_bytes)), []
+        step, parts = _step_cells(pool), []
         room = 0 if most_bytes <= 0 and kind else max(1, most_bytes // cell_bytes)
         while end and room:
             part = np.empty((min(end, step, room), pool.shape.width), np.uint32)
@@ -185,29 +275,20 @@ class Bucket:
         with self._store.locked(self.number):
             self._store.cuts.trim_listed(self.number, version)
 
-    def _changed_places(self, shelf: Shelf, since: int) -> Array:
-        entries, held = (int(pool.buckets[self.number, COUNT]) for pool in (shelf.log, shelf.pool))
-        places = np.empty(entries, np.int64)
-        if not entries:
-            return places
-        return places[: changed_places(shelf, self.number, since, np.zeros(held // 64 + 1, np.uint64), places)]
-
-    def _deleted(self, since: int) -> Array:
-        tombs = self._store.tombs_memory.pool
-        cells = np.empty((int(tombs.buckets[self.number, COUNT]), tombs.shape.width), np.uint32)
-        found, _ = copy_cells(tombs, self.number, since, 0, cells)
-        return cells[:found]
-
     def take_in(self, changes: Changes) -> None:
         """Takes what `changes` of the same bucket of another store lists, versions included; parts in their order.
 
         Raises:
             ElastrecError: the bucket is frozen, or not this store's.
+            IncompatibleError: a cell is not of this bucket or of no table of it; nothing was changed.
             ServerMemoryError: no room for more rows.
         """
         store = self._store
         if self.is_frozen or not store.owned[self.number]:
             raise ElastrecError(f"bucket {self.number} cannot take rows in: it is frozen, or not this server's")
+        rows = self._look_up("rows", changes.rows, store.layout.width)
+        candidates = self._look_up("candidates", changes.candidates, CANDIDATE_WORDS)
+        deleted = self._look_up("deleted", changes.deleted, DELETED_WORDS)
         if changes.is_whole and any(self._held):
             store.forget_bucket(self.number)
             self.own()
@@ -219,11 +300,30 @@ class Bucket:
             if changes.is_whole:
                 # At once: a run that grows is laid out anew every time.
                 store.rows_memory.grow_for(self.number, len(changes.rows) + changes.left[0], store.salts)
-        if len(changes.deleted):
-            store.remove(look_up_cells(store, changes.deleted, None))
-        for kind, cells in enumerate((changes.rows, changes.candidates)):
-            if len(cells):
-                store.enter(look_up_cells(store, cells, None), cells, kind=kind)
+        if deleted is not None:
+            store.remove(deleted)
+        for kind, (lookup, cells) in enumerate(((rows, changes.rows), (candidates, changes.candidates))):
+            if lookup is not None:
+                store.enter(lookup, cells, kind=kind)
+
+    def _look_up(self, what: str, cells: Array, width: int) -> Lookup | None:
+        """Cells of another server; None: there are none."""
+        if not len(cells):
+            return None
+        if cells.dtype != np.uint32 or cells.shape != (len(cells), width):
+            raise IncompatibleError(
+                f"bucket {self.number}: {what} came as {cells.dtype} {list(cells.shape)}; allowed: uint32 "
+                f"[{len(cells)}, {width}]; {IncompatibleError.remedy}"
+            )
+        try:
+            return look_up_cells(self._store, cells, np.full(len(cells), self.number, np.int32))
+        except ForeignCellError as error:
+            tables = len(self._store.salts)
+            raise IncompatibleError(
+                f"bucket {self.number}: {what}, cell {error.number}: id {int(ids_of(cells)[error.number])} of table "
+                f"{int(tables_of(cells)[error.number])} is not allowed; allowed: ids of this bucket in the tables 0 to "
+                f"{tables - 1}; {IncompatibleError.remedy}"
+            ) from error
 
     def own(self) -> None:
         """The bucket is this store's from now on; it may be empty."""

@@ -48,7 +48,8 @@ _RUN, _IN_RUN, _NEXT = 0, 1, 2  # of `progress`
 def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # type: ignore[no-untyped-def]
     """Fills a request for the ids of cells [n, W], leaving out those in buckets that are not `owned` [V].
 
-    Returns the number of the first cell whose bucket is not the `expected` [n] one; -1: there is none.
+    Returns the number of the first cell whose table there is not, or whose bucket is not the `expected` [n] one; -1:
+    there is none.
 
     Args:
         expected: [n] int32, negative: any.
@@ -59,6 +60,8 @@ def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # typ
     for j in range(cells.shape[0]):
         key = np.uint64(cells[j, ID]) | (np.uint64(cells[j, ID + 1]) << _S32)
         table = cells[j, TABLE] & _TABLE_BITS
+        if table >= salts.shape[0]:
+            return j
         row_hash = splitmix64(key ^ salts[table])
         bucket = np.int64(row_hash % virtual_buckets)
         if expected[j] >= 0 and expected[j] != bucket:
@@ -82,14 +85,14 @@ def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # typ
 
 
 class ForeignCellError(Exception):
-    """A cell does not belong to the bucket that it was said to be of.
+    """A cell does not belong to the bucket that it was said to be of, or is of a table that there is not.
 
     Attributes:
         number: of the cell.
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"cell {number} belongs to another bucket")
+        super().__init__(f"cell {number} belongs to another bucket or table")
         self.number = number
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,9 @@ from elastrec.platform.specs.optimizers import OptimizerSpec
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
+from elastrec.trainers.parameter_server.storage import bucket as bucket_module
 from elastrec.trainers.parameter_server.storage.copying import copy_frozen
-from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, TABLE
 from elastrec.trainers.parameter_server.storage.layout import ids_of
 from tests.trainers.parameter_server.storage.copies import columns_of
 
@@ -166,11 +170,127 @@ def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go() -> None
     rest = source.changes(changes.version)
     assert not rest.is_whole and 0 < len(rest.rows) < source.rows / 4
     target.take_in(rest)
+    assert target.rows == source.rows
+    assert_equal_rows(here, there)
+
+
+def gate_before_locks(store: RowStore, monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> list[int]:
+    """Does some work before each lock of a bucket, but for those of the work itself; which buckets were locked."""
+    locked, locks = store.locked, list[int]()
+
+    @contextmanager
+    def gated(bucket: int) -> Iterator[int]:
+        locks.append(bucket)
+        monkeypatch.setattr(store, "locked", locked)
+        work()
+        monkeypatch.setattr(store, "locked", gated)
+        with locked(bucket) as stripe:
+            yield stripe
+
+    monkeypatch.setattr(store, "locked", gated)
+    return locks
+
+
+def moving_stores() -> tuple[RowStore, RowStore, int]:
+    """Two stores of which the second has bucket 0 of the first as of a version."""
+    here, there = (store_of(table=TableSpec(evict_after=1000.0)) for _ in range(2))
+    push(here, np.arange(40_000), now=5000.0)
+    whole = here.bucket(0).changes(-1)
+    there.bucket(0).take_in(whole)
+    return here, there, whole.version
+
+
+def assert_equal_rows(here: RowStore, there: RowStore) -> None:
     mine, theirs = (store.bucket(0).changes(-1).rows for store in (here, there))
-    assert len(mine) == source.rows
     for each in mine, theirs:
         each[:] = each[np.argsort(ids_of(each))]
     np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_listing_leaves_its_lock_between_steps_in_which_rows_change_move_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bucket_module, "COPY_STEP_CELLS", 64)
+    here, there, version = moving_stores()
+    random, turn = np.random.default_rng(0), [0]
+    push(here, np.arange(0, 5000), now=5000.0)
+    push(here, 100_000 + np.arange(1000), now=3000.0)
+    here.evict(4500.0)  # tombstones of rows that `there` does not have
+    push(here, 200_000 + np.arange(400), now=3000.0)
+
+    def change() -> None:
+        turn[0] += 1
+        push(here, random.integers(0, 6000, 5), now=5000.0)
+        push(here, 300_000 + 5 * turn[0] + np.arange(5), now=5000.0)
+        if turn[0] % 8 == 0:
+            here.evict(4500.0)
+
+    locks = gate_before_locks(here, monkeypatch, change)
+    changes = here.bucket(0).changes(version)
+    monkeypatch.undo()
+    assert not changes.is_whole and len(changes.rows) > 500 and len(changes.deleted) > 100
+    # Both its entries in the log and its cells are copied step by step.
+    assert len(locks) >= 2 * len(changes.rows) // 64
+    there.bucket(0).take_in(changes)
+    rest = here.bucket(0).changes(changes.version)
+    assert not rest.is_whole and len(rest.rows) and len(rest.deleted)
+    there.bucket(0).take_in(rest)
+    assert_equal_rows(here, there)
+
+
+@pytest.mark.parametrize("ends_at", [2, 4, 9], ids=["tombstones", "log", "cells"])
+def test_a_listing_whose_log_ends_meanwhile_becomes_whole(ends_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "COPY_STEP_CELLS", 64)
+    here, there, version = moving_stores()
+    push(here, np.arange(1000), now=5000.0)
+    turn = [0]
+
+    def change() -> None:
+        turn[0] += 1
+        if turn[0] == ends_at:
+            push(here, np.arange(40_000), now=5000.0)
+
+    gate_before_locks(here, monkeypatch, change)
+    changes = here.bucket(0).changes(version)
+    monkeypatch.undo()
+    assert changes.is_whole
+    there.bucket(0).take_in(changes)
+    assert_equal_rows(here, there)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda rows: with_table(rows, 9), "rows, cell 3: id .* of table 9 is not allowed; .* in the tables 0 to 0"),
+        (lambda rows: with_foreign_id(rows), "rows, cell 3: id .* is not allowed; allowed: ids of this bucket"),
+        (lambda rows: rows[:, :-1].copy(), "rows came as uint32 .*; allowed: uint32"),
+        (lambda rows: rows.astype(np.int32), "rows came as int32"),
+        (lambda rows: rows.reshape(-1), "rows came as uint32"),
+    ],
+    ids=["table", "bucket", "width", "dtype", "shape"],
+)
+def test_cells_that_cannot_be_of_the_bucket_are_refused_and_nothing_is_changed(
+    damage: Callable[[np.ndarray], np.ndarray], message: str
+) -> None:
+    here, there, _ = moving_stores()
+    held, whole = there.rows, here.bucket(0).changes(-1)
+    with pytest.raises(IncompatibleError, match=message):
+        there.bucket(0).take_in(replace(whole, rows=damage(whole.rows.copy())))
+    with pytest.raises(IncompatibleError, match="deleted"):
+        there.bucket(0).take_in(replace(whole, deleted=with_table(whole.rows[:, :4].copy(), 65_535)))
+    assert there.rows == held and there.entries.sum() == held
+    assert_equal_rows(here, there)
+
+
+def with_table(cells: np.ndarray, table: int) -> np.ndarray:
+    cells[3, TABLE] = table
+    return cells
+
+
+def with_foreign_id(cells: np.ndarray) -> np.ndarray:
+    foreign = next(key for key in range(100) if buckets_of(np.array([key]), "t", BUCKETS)[0] != 0)
+    cells[3, :2] = np.array([foreign], np.int64).view(np.uint32)
+    return cells
 
 
 def test_usage_counts_the_rows_of_the_chosen_buckets_alone() -> None:

@@ -10,8 +10,13 @@ from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
 from elastrec.trainers.parameter_server.storage.columns import Columns, row_columns
 from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied
-from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, LINES
-from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows, load_columns
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, LINES, TABLE
+from elastrec.trainers.parameter_server.storage.loading import (
+    ForeignCellError,
+    expect_rows,
+    load_columns,
+    look_up_cells,
+)
 from tests.trainers.parameter_server.storage.copies import copied
 
 BUCKETS, DIMENSION = 48, 3
@@ -109,6 +114,16 @@ def test_a_row_of_another_bucket_is_named_and_so_is_a_bucket_that_there_is_not()
         assert expect_rows(store, *runs)
         with pytest.raises(ForeignCellError):
             load_columns(store, *runs, TABLES, one(columns, np.arange(3)))
+
+
+def test_a_cell_of_a_table_that_there_is_not_is_named() -> None:
+    pushed = store_of()
+    push(pushed)
+    cells = rows_of(pushed)[0].cells
+    cells[50, TABLE] = len(TABLES)
+    with pytest.raises(ForeignCellError) as refused:
+        look_up_cells(pushed, cells, None)
+    assert refused.value.number == 50
 
 
 def test_an_id_that_comes_twice_is_entered_once() -> None:

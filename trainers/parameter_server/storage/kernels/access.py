@@ -27,9 +27,9 @@ from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import append, has_room, offset_of, slab_at
 from elastrec.trainers.parameter_server.storage.rules import write_first_state
 
-DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL = 0, 1, 2, 3, 4
+DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 _FOUND_AT_ONCE = 512  # whose cells still lie in the cache when they are copied
-_EVICTED_BEFORE_LOOKING = 256
+_BEFORE_LOOKING = 256
 MOST_SIGHTINGS = (1 << 16) - 1
 _TABLE_BITS = np.uint32(0xFFFF)
 _S16 = np.uint32(16)
@@ -289,26 +289,37 @@ def evict(  # type: ignore[no-untyped-def]
             usage[bucket, table, kind] -= 1
             report[3] += 1
         number -= 1
-        if number % _EVICTED_BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
+        if number % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
             break
         if number % pool.shape.per_slab == 0:
             slab = np.int64(pool.slabs[slab, PREVIOUS])
     report[2] = number
 
 
+@inlined
+def _is_due(passed, most, locks, stripe):  # type: ignore[no-untyped-def]
+    """Whether work in steps is to pause after so many cells, `most` at most."""
+    return passed == most or (passed > 0 and passed % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe))
+
+
 @kernel
 def take_in(  # type: ignore[no-untyped-def]
-    shelf, other, tombs, settings, marks, request, stripe, cells, kind, usage, report
+    shelf, other, tombs, settings, marks, request, stripe, cells, kind, usage, locks, most, report
 ):
     """Enters cells [U, W] uint32 of a request's ids, replacing those that are there.
+
+    PAUSED after `most` of them, and after some hundred when somebody waits for the stripe's lock.
 
     Args:
         kind: 0: rows, and `other` are the candidates, of which each id is removed; 1: candidates, and `other` are the
             rows, whose ids are left out.
         usage: [V, T, 2].
     """
-    pool = shelf.pool
-    for k in range(request.starts[stripe] + report[2], request.starts[stripe + 1]):
+    pool, first = shelf.pool, request.starts[stripe] + report[2]
+    for k in range(first, request.starts[stripe + 1]):
+        if _is_due(k - first, most, locks, stripe):
+            report[0], report[2] = PAUSED, k - request.starts[stripe]
+            return
         j = request.order[k]
         bucket, table = np.int64(request.buckets[j]), np.int64(request.tables[j])
         key, row_hash = request.ids[j], request.hashes[j]
@@ -347,10 +358,14 @@ def take_in(  # type: ignore[no-untyped-def]
 
 @kernel
 def take_out(  # type: ignore[no-untyped-def]
-    shelf, other, tombs, settings, marks, request, stripe, cells, kind, usage, report
+    shelf, other, tombs, settings, marks, request, stripe, cells, kind, usage, locks, most, report
 ):
-    """Removes a request's ids from `shelf`; arguments as `take_in`, without use for cells."""
-    for k in range(request.starts[stripe] + report[2], request.starts[stripe + 1]):
+    """Removes a request's ids from `shelf`; arguments and pauses as `take_in`, without use for cells."""
+    first = request.starts[stripe] + report[2]
+    for k in range(first, request.starts[stripe + 1]):
+        if _is_due(k - first, most, locks, stripe):
+            report[0], report[2] = PAUSED, k - request.starts[stripe]
+            return
         j = request.order[k]
         bucket, table = np.int64(request.buckets[j]), np.int64(request.tables[j])
         place = search(shelf.pool, shelf.slots, bucket, request.hashes[j], request.ids[j], np.uint32(table))

@@ -13,7 +13,6 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     FOLLOWING,
     FROZEN,
     ID,
-    LAST,
     LOG_FROM,
     LOGGING,
     PREVIOUS,
@@ -37,7 +36,6 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
 
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
-_PLACE_BITS = 0xFFFFFFFF
 _BEFORE_LOOKING = 256
 LEAST_LOGGED = 64
 """Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
@@ -157,49 +155,68 @@ def copy_cells(pool, bucket, since, first, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def changed_places(shelf, bucket, since, seen, out):  # type: ignore[no-untyped-def]
-    """Places of the bucket's log whose cells have changed since a version, each once; returns how many.
+def copy_back(pool, version_word, since, locks, stripe, most, cursor, out):  # type: ignore[no-untyped-def]
+    """Copies cells of a log or of tombstones into `out` [n, W], from a cursor back to a version, which is left out.
 
-    The log is walked from its end, and no further than the version.
+    Returns whether that was all: it stops after `most` cells, and sooner when somebody waits for the lock.
 
     Args:
-        seen: [cells // 64 + 1] uint64, zeros.
-        out: [n] int64, as many as the log has entries.
+        cursor: [3] int64: a slab (-1: there is none), how many of its cells are left, filled rows of `out`.
+        out: with room for all cells before the cursor.
     """
-    log, pool = shelf.log, shelf.pool
-    slab, left, entries = log.buckets[bucket, LAST], log.buckets[bucket, COUNT], 0
-    while left:
-        at = offset_of(log.shape, (slab << log.shape.shift) | ((left - 1) % log.shape.per_slab))
-        if np.int64(log.words[at + 1]) <= since:
+    slab, left, filled = cursor[0], cursor[1], cursor[2]
+    passed, is_over = 0, False
+    while passed < most and not (passed and passed % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe)):
+        # Not before it is needed: a slab whose cells are all older may be cut off the chain between two calls.
+        if left == 0 and slab >= 0:
+            slab, left = np.int64(pool.slabs[slab, PREVIOUS]), pool.shape.per_slab
+        at = offset_of(pool.shape, (slab << pool.shape.shift) | (left - 1))
+        if slab < 0 or filled >= out.shape[0] or np.int64(pool.words[at + version_word]) <= since:
+            is_over = True
             break
-        out[entries] = np.int64(log.words[at]) | (np.int64(log.words[at + 1]) << 32)
-        entries += 1
+        for word in range(pool.shape.width):
+            out[filled, word] = pool.words[at + word]
+        filled += 1
         left -= 1
-        if left % log.shape.per_slab == 0 and left:
-            slab = np.int64(log.slabs[slab, PREVIOUS])
-    found = 0
-    for k in range(entries):
-        if k + AHEAD < entries:
-            prefetch_cell(pool.words, pool.shape, out[k + AHEAD] & _PLACE_BITS)
-        place, version = out[k] & _PLACE_BITS, np.uint32(out[k] >> 32)
-        number = number_of(pool, place)
-        # A place that was given up may be another bucket's by now, and one may be in the log twice.
-        if owner_of(pool, place) != bucket or number >= pool.buckets[bucket, COUNT]:
-            continue
-        word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
-        if not seen[word] & bit and pool.words[offset_of(pool.shape, place) + CELL_VERSION] == version:
-            seen[word] |= bit
-            out[found] = place
-            found += 1
-    return found
+        passed += 1
+    cursor[0], cursor[1], cursor[2] = slab, left, filled
+    return is_over
 
 
 @kernel
-def gather(pool, places, out):  # type: ignore[no-untyped-def]
-    """Copies the cells of places [n] into `out` [n, W] uint32."""
-    for k in range(places.shape[0]):
-        if k + AHEAD < places.shape[0]:
-            prefetch_cell(pool.words, pool.shape, places[k + AHEAD])
-        at = offset_of(pool.shape, places[k])
-        for word in range(pool.shape.width):
-            out[k, word] = pool.words[at + word]
+def copy_logged(pool, bucket, entries, locks, stripe, most, seen, progress, out):  # type: ignore[no-untyped-def]
+    """Copies a bucket's cells that entries [n, 2] of its log name, as old as these say, into `out` [m, W], each once.
+
+    Returns whether that was all: it stops after `most` entries, when `out` is full, and sooner when somebody waits for
+    the lock.
+
+    Args:
+        seen: [cells // 64 + 1] uint64, zeros at first; cells that were appended since then are in no entry.
+        progress: [2] int64: entries that were passed, filled rows of `out`.
+    """
+    first, filled = progress[0], progress[1]
+    end = min(entries.shape[0], first + most)
+    k = first
+    while k < end and not (k > first and (k - first) % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe)):
+        if k + AHEAD < entries.shape[0]:
+            prefetch_cell(pool.words, pool.shape, np.int64(entries[k + AHEAD, 0]))
+        place, version = np.int64(entries[k, 0]), entries[k, 1]
+        number = number_of(pool, place)
+        # A place that was given up may be another bucket's by now, and one may be in the log twice.
+        if (
+            owner_of(pool, place) == bucket
+            and number < pool.buckets[bucket, COUNT]
+            and number >> 6 < seen.shape[0]
+            and not seen[number >> 6] & (np.uint64(1) << np.uint64(number & 63))
+        ):
+            at = offset_of(pool.shape, place)
+            if pool.words[at + CELL_VERSION] == version:
+                if filled == out.shape[0]:
+                    break
+                seen[number >> 6] |= np.uint64(1) << np.uint64(number & 63)
+                for word in range(pool.shape.width):
+                    out[filled, word] = pool.words[at + word]
+                filled += 1
+        k += 1
+    progress[0], progress[1] = k, filled
+    return k == entries.shape[0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_w
 BUCKETS, DIMENSION, STRIPES = 64, 4, 4
 IDS = np.arange(4000)
 NONE = np.empty(0, np.int32)
+NO_CELLS = np.empty((0, 1), np.uint32)
 
 
 def store_of(*, table: TableSpec | None = None, capacity_rows: int = 1_000_000) -> RowStore:
@@ -175,6 +178,33 @@ def test_a_part_of_a_bucket_stops_early_when_a_request_waits_for_its_stripe() ->
     assert copy_before(pool, 0, held, store.locks.words, stripe, out) == (held - 1000, 1000)
     store.locks.words[8 * stripe + 1] = 1
     assert copy_before(pool, 0, held, store.locks.words, stripe, out) == (held - 256, 256)
+
+
+@pytest.mark.parametrize(("waiting", "most"), [(0, 2048), (1, 256)])
+def test_a_request_passes_between_two_steps_of_taking_cells_in_and_out(
+    waiting: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, store, rows = store_of(), store_of(), []
+    push(source, np.arange(400_000))
+    cells, stripe, held = source.bucket(0).changes(-1), int(store.stripe_of[0]), store.locks.held
+    assert len(cells.rows) > 2 * most
+
+    @contextmanager
+    def gated(number: int) -> Iterator[None]:
+        """A request has the lock before each step."""
+        assert try_lock(store.locks.words, number)
+        rows.append(store.rows)
+        unlock(store.locks.words, number)
+        with held(number):
+            yield
+
+    monkeypatch.setattr(store.locks, "held", gated)
+    store.locks.words[8 * stripe + 1] = waiting  # as if a request waited all the time
+    store.bucket(0).take_in(cells)
+    store.bucket(0).take_in(replace(cells, is_whole=False, rows=NO_CELLS, deleted=cells.rows[:, :4].copy()))
+    rows.append(store.rows)
+    assert max(rows) == len(cells.rows) and rows[-1] == 0
+    assert np.abs(np.diff(rows)).max() == most
 
 
 def test_an_eviction_stops_early_when_a_request_waits_for_its_stripe() -> None:
