@@ -6,15 +6,18 @@ For the demo and for tests, not for production: SQLite, no log-in, everybody on 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +47,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _START_SECONDS = 120.0
+_LOCK_SECONDS = 60.0
 _MOST_RESTARTS = 3
+_LOOK_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
 AIRFLOW_SERVICES = {
     "core": ("api-server", "--apps", "core"),
@@ -85,6 +90,8 @@ class ServiceStack:
         self._ports: dict[str, int] = {}
         self._environment: dict[str, str] = {}
         self._restarts: Counter[str] = Counter()
+        # A thread may look after the services (`keep_running`) while another ends or starts one.
+        self._changes = threading.RLock()
 
     @property
     def airflow_url(self) -> str:
@@ -168,25 +175,31 @@ class ServiceStack:
         Raises:
             ServiceError: one of them has ended for the fourth time; the message ends with its log.
         """
-        ended = [name for name, service in self.services.items() if service.process.poll() is not None]
-        for name in ended:
-            self._restarts[name] += 1
-            if self._restarts[name] > _MOST_RESTARTS:
-                self.services[name].check_alive()
-            # Its children may live on.
-            kill_session(self.services[name].process.pid)
-            log.warning("service_restarted", service=name, log=str(self.services[name].log))
-            if name in AIRFLOW_SERVICES:
-                self.start_airflow(name)
-            else:
-                self._start_mlflow()
-        return ended
+        with self._changes:
+            ended = [name for name, service in self.services.items() if service.process.poll() is not None]
+            for name in ended:
+                self._restart(name)
+            return ended
+
+    def _restart(self, name: str) -> None:
+        service = self.services[name]
+        self._restarts[name] += 1
+        if self._restarts[name] > _MOST_RESTARTS:
+            service.check_alive()
+        # Its children may live on.
+        kill_session(service.process.pid)
+        log.warning("service_restarted", service=name, exit_code=service.process.poll(), log_ends=service.log_tail())
+        if name in AIRFLOW_SERVICES:
+            self.start_airflow(name)
+        else:
+            self._start_mlflow()
 
     def kill(self, name: str) -> None:
         """Ends one service and all its children as `kill -9` does; for tests of what survives that."""
-        service = self.services.pop(name)
-        kill_session(service.process.pid)
-        service.process.wait()
+        with self._changes:
+            service = self.services.pop(name)
+            kill_session(service.process.pid)
+            service.process.wait()
 
     def cluster_config(self) -> ClusterConfig:
         """How to reach the node agent."""
@@ -209,10 +222,11 @@ class ServiceStack:
     def _start(self, name: str, command: list[str]) -> None:
         folder = self.home / "run"
         folder.mkdir(exist_ok=True)
-        self.services[name] = start_service(
-            name, command, self._environment, self.home / "logs" / f"{name}.log", folder
-        )
-        remember(self._record, list(self.services.values()))
+        with self._changes:
+            self.services[name] = start_service(
+                name, command, self._environment, self.home / "logs" / f"{name}.log", folder
+            )
+            remember(self._record, list(self.services.values()))
 
     def _start_mlflow(self) -> None:
         artifacts = self.home / "artifacts"
@@ -286,7 +300,8 @@ class ServiceStack:
             "AIRFLOW__API_AUTH__JWT_SECRET": secret["jwt_secret"],
             "AIRFLOW__API__SECRET_KEY": secret["api_secret"],
             "AIRFLOW__API__BASE_URL": self.airflow_url,
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            # Airflow's processes do not try again when the database is locked: on a busy machine the triggerer ended.
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout={_LOCK_SECONDS:.0f}",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": home / "logs",
             "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": home / "logs" / "dag_processor",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": 15,
@@ -320,6 +335,28 @@ class ServiceStack:
             write_secret(file, json.dumps(made))
         content: dict[str, str] = json.loads(file.read_text())
         return content
+
+
+@contextlib.contextmanager
+def keep_running(stack: ServiceStack) -> Iterator[None]:
+    """Starts services again that end on their own, from a thread, as an init system does."""
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            try:
+                stack.restart_ended()
+            except ServiceError as error:
+                log.error("service_given_up", error=str(error))
+                return
+
+    thread = threading.Thread(target=look, name="keep-running")
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def default_dags_folder() -> Path:

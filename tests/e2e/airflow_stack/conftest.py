@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,12 @@ from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
 from tests.processes import processes_of
 from tools.stack.rest import AirflowClient
-from tools.stack.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
+from tools.stack.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder, keep_running
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30
 LEAST_STEPS = 30
+_SHOWN_LINES = 20
 
 BROKEN_MODEL = """
 from elastrec.trainers.models.dlrm import Dlrm
@@ -80,7 +81,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory, dags: Path) -> Iterator[Serv
     (code / "broken_model.py").write_text(BROKEN_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(code))
-        with ServiceStack(dags.parent / "home", dags=dags, cores=CORES, memory_bytes=MEMORY_BYTES) as running:
+        with (
+            ServiceStack(dags.parent / "home", dags=dags, cores=CORES, memory_bytes=MEMORY_BYTES) as running,
+            keep_running(running),
+        ):
             airflow = AirflowClient(running.airflow_url)
             for dag in (*_DAGS, "click_log_clustered"):
                 wait(lambda dag=dag: airflow.has_dag(dag), f"the DAG {dag}")  # type: ignore[misc]
@@ -89,6 +93,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory, dags: Path) -> Iterator[Serv
                 airflow.unpause(dag)
             yield running
     assert [process.cmdline() for process in processes_of(running.home)] == []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what the services that carry runs on wrote last: their logs go with the stack."""
+    report = yield
+    stack = getattr(item, "funcargs", {}).get("stack")
+    if report.failed and stack is not None:
+        for name in ("scheduler", "triggerer"):
+            log = stack.home / "logs" / f"{name}.log"
+            lines = [line for line in log.read_text(errors="replace").splitlines() if "was blocked for" not in line]
+            report.sections.append((f"end of the {name}'s log", "\n".join(lines[-_SHOWN_LINES:])))
+    return report
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,7 @@ import pytest
 from tests.processes import wait_for
 from tools.stack import services
 from tools.stack.processes import ServiceError, stop_sessions
-from tools.stack.services import ServiceStack
+from tools.stack.services import ServiceStack, keep_running
 
 
 @pytest.fixture
@@ -56,3 +56,16 @@ def test_a_service_that_ends_again_and_again_is_named_with_its_log(stack: Servic
     end(stack, "triggerer")
     with pytest.raises(ServiceError, match=r"(?s)triggerer ended with exit code -9.*the triggerer waits"):
         stack.restart_ended()
+
+
+def test_a_service_that_is_looked_after_comes_back_and_one_that_was_killed_on_purpose_does_not(
+    stack: ServiceStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(services, "_LOOK_SECONDS", 0.02)
+    triggerer = stack.services["triggerer"].process.pid
+    with keep_running(stack):
+        stack.kill("scheduler")
+        end(stack, "triggerer")
+        wait_for(lambda: stack.services["triggerer"].process.pid != triggerer, 10.0, "another triggerer")
+    stack.services["triggerer"].check_alive()
+    assert list(stack.services) == ["triggerer"]
