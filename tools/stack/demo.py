@@ -35,6 +35,7 @@ from tools.stack.demo_scaling import Scaling
 from tools.stack.processes import ServiceError
 from tools.stack.rest import AirflowApiError, AirflowClient
 from tools.stack.services import ServiceStack
+from tools.stack.watching import Watch
 
 JOB_FILE = "demo.yaml"
 _STEP_WORDS = {
@@ -87,15 +88,16 @@ def main(home: Path, rows_per_day: int, days: int, kills: bool, wait: bool) -> N
         with console.status("starting Airflow, MLflow and the node agent (about 20 s)"):
             stack = ServiceStack(home)
             stack.start()
+        watch = Watch(stack)
         with stack:
-            outcome = run_dag(stack, home / "clicks", console, kills=kills)
+            outcome = run_dag(stack, watch, home / "clicks", console, kills=kills)
             show(console, stack, outcome, truth)
             is_done = True
             if wait:
                 console.print("\nThe pages stay up until you press [bold]Ctrl-C[/].")
                 while True:
                     time.sleep(_LOOK_SECONDS)
-                    _restart_ended(stack, console.print)
+                    _look_after(watch, console.print)
     except KeyboardInterrupt:
         console.print("stopped; nothing is left running")
         if not is_done:
@@ -120,7 +122,7 @@ def make_clicks(folder: Path, rows_per_day: int, days: int, console: Console) ->
     return report
 
 
-def run_dag(stack: ServiceStack, clicks: Path, console: Console, *, kills: bool) -> Outcome:
+def run_dag(stack: ServiceStack, watch: Watch, clicks: Path, console: Console, *, kills: bool) -> Outcome:
     """Triggers the DAG and shows its steps, and inside the training its phases, until it ends.
 
     Raises:
@@ -152,7 +154,7 @@ def run_dag(stack: ServiceStack, clicks: Path, console: Console, *, kills: bool)
                 if now != before and now in _SHOWN_STATES and (task_id, now) not in said:
                     said.add((task_id, now))
                     progress.say(f"{time.monotonic() - begin:6.1f} s  {task_id:<18} {now:<12} {words}")
-            _restart_ended(stack, progress.say)
+            _look_after(watch, progress.say)
             if shown.get("offline_phase") in ("running", "deferred"):
                 _show_job(airflow, platform, run_id, progress, scaling)
             if state in ("success", "failed"):
@@ -194,9 +196,9 @@ def _print_addresses(console: Console, stack: ServiceStack) -> None:
     console.print(f"MLflow      {experiments_url(stack.mlflow_url)}", soft_wrap=True)
 
 
-def _restart_ended(stack: ServiceStack, say: Callable[[str], object]) -> None:
-    for name in stack.restart_ended():
-        say(f"{name} ended on its own and was started again; its log: {stack.services[name].log}")
+def _look_after(watch: Watch, say: Callable[[str], object]) -> None:
+    for name in watch.look():
+        say(f"{name} had ended on its own or was hanging, and was started again")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,6 @@ For the demo and for tests, not for production: SQLite, no log-in, everybody on 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import secrets
@@ -16,8 +15,6 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections import Counter
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from types import TracebackType
@@ -48,8 +45,6 @@ log = structlog.get_logger(__name__)
 
 _START_SECONDS = 120.0
 _LOCK_SECONDS = 60.0
-_MOST_RESTARTS = 3
-_LOOK_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
 AIRFLOW_SERVICES = {
     "core": ("api-server", "--apps", "core"),
@@ -89,9 +84,8 @@ class ServiceStack:
         self._memory_bytes = memory_bytes
         self._ports: dict[str, int] = {}
         self._environment: dict[str, str] = {}
-        self._restarts: Counter[str] = Counter()
-        # A thread may look after the services (`keep_running`) while another ends or starts one.
-        self._changes = threading.RLock()
+        # Held by whoever ends or starts services: a watch may do so from a thread of its own.
+        self.changes = threading.RLock()
 
     @property
     def airflow_url(self) -> str:
@@ -169,34 +163,18 @@ class ServiceStack:
             command += ["--host", _LOOPBACK, "--port", str(self._ports[name]), "--workers", "1"]
         self._start(name, command)
 
-    def restart_ended(self) -> list[str]:
-        """Starts services that have ended on their own again; returns their names.
-
-        Raises:
-            ServiceError: one of them has ended for the fourth time; the message ends with its log.
-        """
-        with self._changes:
-            ended = [name for name, service in self.services.items() if service.process.poll() is not None]
-            for name in ended:
-                self._restart(name)
-            return ended
-
-    def _restart(self, name: str) -> None:
-        service = self.services[name]
-        self._restarts[name] += 1
-        if self._restarts[name] > _MOST_RESTARTS:
-            service.check_alive()
-        # Its children may live on.
-        kill_session(service.process.pid)
-        log.warning("service_restarted", service=name, exit_code=service.process.poll(), log_ends=service.log_tail())
-        if name in AIRFLOW_SERVICES:
-            self.start_airflow(name)
-        else:
-            self._start_mlflow()
+    def restart(self, name: str) -> None:
+        """Starts a service again; ends what is left of it and its children first."""
+        with self.changes:
+            self.kill(name)
+            if name in AIRFLOW_SERVICES:
+                self.start_airflow(name)
+            else:
+                self._start_mlflow()
 
     def kill(self, name: str) -> None:
-        """Ends one service and all its children as `kill -9` does; for tests of what survives that."""
-        with self._changes:
+        """Ends one service and all its children as `kill -9` does."""
+        with self.changes:
             service = self.services.pop(name)
             kill_session(service.process.pid)
             service.process.wait()
@@ -222,7 +200,7 @@ class ServiceStack:
     def _start(self, name: str, command: list[str]) -> None:
         folder = self.home / "run"
         folder.mkdir(exist_ok=True)
-        with self._changes:
+        with self.changes:
             self.services[name] = start_service(
                 name, command, self._environment, self.home / "logs" / f"{name}.log", folder
             )
@@ -271,9 +249,14 @@ class ServiceStack:
     def _airflow_is_healthy(self) -> bool:
         if not answers(f"http://{_LOOPBACK}:{self._ports['execution']}/execution/health"):
             return False
-        health = fetch_json(f"{self.airflow_url}/api/v2/monitor/health")
+        health = self.airflow_health()
         parts = ("metadatabase", "scheduler", "triggerer", "dag_processor")
-        return all((health.get(part) or {}).get("status") == "healthy" for part in parts)
+        return all(health.get(part) == "healthy" for part in parts)
+
+    def airflow_health(self) -> dict[str, str]:
+        """What Airflow says of its parts, `healthy` or `unhealthy`; empty while its API does not answer."""
+        health = fetch_json(f"{self.airflow_url}/api/v2/monitor/health")
+        return {part: str((found or {}).get("status")) for part, found in health.items()}
 
     def _make_environment(self) -> dict[str, str]:
         secret = self._secrets()
@@ -335,28 +318,6 @@ class ServiceStack:
             write_secret(file, json.dumps(made))
         content: dict[str, str] = json.loads(file.read_text())
         return content
-
-
-@contextlib.contextmanager
-def keep_running(stack: ServiceStack) -> Iterator[None]:
-    """Starts services again that end on their own, from a thread, as an init system does."""
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.wait(_LOOK_SECONDS):
-            try:
-                stack.restart_ended()
-            except ServiceError as error:
-                log.error("service_given_up", error=str(error))
-                return
-
-    thread = threading.Thread(target=look, name="keep-running")
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def default_dags_folder() -> Path:

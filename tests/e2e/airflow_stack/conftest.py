@@ -17,7 +17,8 @@ from elastrec.platform.jobs import Platform, stop
 from tests.e2e.airflow_stack.waiting import wait
 from tests.processes import processes_of
 from tools.stack.rest import AirflowClient
-from tools.stack.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder, keep_running
+from tools.stack.services import AIRFLOW_SERVICES, ServiceStack, answers, default_dags_folder
+from tools.stack.watching import keep_running
 
 # More cores than this machine may have: these tests are about who starts what, not about speed.
 CORES, MEMORY_BYTES = 8.0, 24 * 2**30
