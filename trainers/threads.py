@@ -18,9 +18,12 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "10
 def granted_threads(variables: Mapping[str, str]) -> int:
     """Threads for the pod's granted cores, rounded up, at least 1; this machine's cores when nothing was granted."""
     granted = variables.get(environment.CORES)
-    if not granted:
-        return os.cpu_count() or 1
-    return max(1, math.ceil(float(granted) - 1e-6))
+    return threads_for(float(granted)) if granted else os.cpu_count() or 1
+
+
+def threads_for(cores: float) -> int:
+    """Threads for this many cores: rounded up, at least 1."""
+    return max(1, math.ceil(cores - 1e-6))
 
 
 def process_settings(variables: Mapping[str, str]) -> dict[str, str]:

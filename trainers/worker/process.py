@@ -51,7 +51,8 @@ def run_worker(identity: Identity) -> int:
         warm_up()
         registered = session.register()
         job = TrainingJob.model_validate_json(registered.job_json)
-        run(Worker(session, job, registered, ParameterServerTrainer(job, identity, session.window)))
+        trainer = ParameterServerTrainer(job, identity, session.window)
+        run(Worker(session, job, registered, trainer, torch.set_num_threads))
         return EXIT_DONE
     except AuthenticationError as error:
         log.error("worker_refused", reason=str(error))

@@ -21,6 +21,7 @@ from elastrec.platform.transport.messages.job import (
     Shard,
     ShardProgress,
 )
+from elastrec.trainers.threads import threads_for
 from elastrec.trainers.worker.evaluating import ShardEvaluation
 from elastrec.trainers.worker.feed import Feed, Finished, Item, Waiting
 from elastrec.trainers.worker.session import Session
@@ -39,9 +40,17 @@ class Worker:
         session: registered with the master.
         job: that the master has answered with.
         registered: the master's answer.
+        set_threads: changes how many threads a step computes with, from the thread that computes.
     """
 
-    def __init__(self, session: Session, job: TrainingJob, registered: Registered, trainer: Trainer) -> None:
+    def __init__(
+        self,
+        session: Session,
+        job: TrainingJob,
+        registered: Registered,
+        trainer: Trainer,
+        set_threads: Callable[[int], None],
+    ) -> None:
         self.session = session
         self.trainer = trainer
         self.job = job
@@ -57,6 +66,8 @@ class Worker:
         self._unacknowledged: deque[tuple[int, Item]] = deque()  # the number of minibatches trained with this one
         self._evaluation: ShardEvaluation | None = None
         self._takes_part = False
+        self._set_threads = set_threads
+        self._cores: float | None = None
 
     # Following the directive
 
@@ -123,9 +134,17 @@ class Worker:
 
     def start(self, item: Item) -> Started:
         """Begins with a minibatch. Those that were started are finished in their order."""
+        self._use_cores()
         self._takes_part |= self._kind == "train"
         self._started.append(item)
         return self.trainer.start(item)
+
+    def _use_cores(self) -> None:
+        cores = self.session.orders and self.session.orders.cores
+        if cores and cores != self._cores:
+            self._cores, threads = cores, threads_for(cores)
+            self._set_threads(threads)
+            log.info("threads", cores=cores, threads=threads)
 
     def finish(self, started: Started, *, hold: bool = False, leaves: bool = False) -> None:
         """Trains or evaluates a minibatch that was started, and acknowledges what was applied meanwhile.

@@ -81,7 +81,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
 class PodOrdered(_Event, frozen=True, kw_only=True):
     """One worker shall do something otherwise than the others; what it was ordered before does not hold any more.
 
-    The fields are those of PodOrders.
+    The fields are those of PodOrders, but for its cores, which only the cluster decides.
     """
 
     pod: str

@@ -54,6 +54,7 @@ def is_settled(state: JobState) -> bool:
             and member.stays
             and not member.awaits_size
             and not (member.role is Role.WORKER and (member.starved or member.is_idle))
+            and (member.orders is None or member.orders_version == member.orders.version)
             for member in members
         )
     )

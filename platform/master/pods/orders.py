@@ -48,9 +48,17 @@ def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
         batch_size=event.batch_size,
         learning_rate_scale=event.learning_rate_scale,
         is_idle=event.is_idle,
+        cores=None if member.orders is None else member.orders.cores,
     )
     _order(state, member, given, "", effects)
     keep_one_at_work(state, effects)
+
+
+def use_cores(state: JobState, member: Member, effects: list[Effect]) -> None:
+    """A worker that was resized in place computes with as many threads as it has cores now."""
+    if member.role is Role.WORKER:
+        given = msgspec.structs.replace(member.orders or PodOrders(version=0), cores=member.cores)
+        _order(state, member, given, "resized in place", effects)
 
 
 def keep_one_at_work(state: JobState, effects: list[Effect]) -> None:
@@ -76,6 +84,7 @@ def _order(state: JobState, member: Member, given: PodOrders, reason: str, effec
             "batch_size": given.batch_size,
             "learning_rate_scale": given.learning_rate_scale,
             "is_idle": given.is_idle,
+            **({} if given.cores is None else {"cores": given.cores}),
             "reason": reason,
         }
         effects.append(Decided(decision="pod_ordered", inputs=inputs))

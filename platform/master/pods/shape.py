@@ -19,7 +19,7 @@ from elastrec.platform.master.machine.events import (
     ShapeTakenBack,
     Ticked,
 )
-from elastrec.platform.master.pods import requests, succession
+from elastrec.platform.master.pods import orders, requests, succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.master.pods.requests import RequestedShape, in_words, names_size, open_requests
 from elastrec.platform.specs.metrics import Phase, Role
@@ -227,8 +227,11 @@ def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> No
         "pod": event.pod, "before_cores": member.cores, "cores": event.cores,
         "before_memory_bytes": member.memory_bytes, "memory_bytes": event.memory_bytes,
     }  # fmt: skip
+    has_other_cores = event.cores != member.cores
     state.membership.granted(member, PodSize(event.cores, event.memory_bytes), event.outcome_of)
     effects.append(Decided(decision="pod_resized", inputs=inputs))
+    if has_other_cores:
+        orders.use_cores(state, member, effects)
 
 
 def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect]) -> None:

@@ -154,12 +154,14 @@ class PodOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         batch_size: samples per step; None: as the job file says.
         learning_rate_scale: factor of both learning rates.
         is_idle: it takes no minibatch, others do not wait for it, and its shards are for them.
+        cores: that the pod has had since it was resized in place; None: those that it was started with.
     """
 
     version: int
     batch_size: int | None = None
     learning_rate_scale: float = 1.0
     is_idle: bool = False
+    cores: float | None = None
 
 
 class Register(Message, frozen=True):

@@ -53,6 +53,7 @@ class Setting:
             self.master.restored[name] = "restore-0"
         self.restore()
         self.threads: list[threading.Thread] = []
+        self.thread_counts: list[int] = []
         self.sessions: list[Session] = []
         self.workers: list[Worker] = []
         self.errors: list[BaseException] = []
@@ -64,7 +65,7 @@ class Setting:
     def start_worker(self, name: str = "worker-0") -> Worker:
         session = Session(Identity("job-1", name, "", self.master.server.address, self.master.token, None))
         trainer = ParameterServerTrainer(self.job, session.identity, session.window)
-        worker = Worker(session, self.job, session.register(), trainer)
+        worker = Worker(session, self.job, session.register(), trainer, self.thread_counts.append)
 
         def work() -> None:
             try:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.job import (
@@ -96,7 +97,7 @@ def worker(tiny_job: Callable[..., TrainingJob], monkeypatch: pytest.MonkeyPatch
         job_json=job.model_dump_json(by_alias=True).encode(), rank=0, streams={}, directive=directive(Mode.IDLE)
     )
     trainer = ParameterServerTrainer(job, session.identity, session.window)
-    made = Worker(session, job, registered, trainer)
+    made = Worker(session, job, registered, trainer, torch.set_num_threads)
     trainer.step.client = ScriptedClient()  # type: ignore[assignment]
     monkeypatch.setattr(trainer.step, "train", lambda started, origin, closed=(), **how: None)
     pulled: Any = object()

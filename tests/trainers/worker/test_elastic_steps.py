@@ -140,6 +140,19 @@ def test_a_worker_that_joins_while_a_step_is_taken_is_in_the_same_step_of_all_se
     check_steps(elastic)
 
 
+def test_a_worker_computes_with_the_threads_of_the_cores_that_it_is_ordered_to_use(elastic: Elastic) -> None:
+    elastic.gate.clear()
+    worker = elastic.start_worker("worker-0")
+    for version, cores in ((1, 2.5), (2, 2.5), (3, 1.0)):
+        elastic.master.orders["worker-0"] = PodOrders(version=version, learning_rate_scale=1.0 / version, cores=cores)
+        elastic.master.wait_for(lambda version=version: (orders := worker.session.orders) and orders.version == version)
+        elastic.gate.set()
+        before = len(elastic.steps[0])
+        elastic.master.wait_for(lambda before=before: len(elastic.steps[0]) > before + 2)
+    elastic.pause()
+    assert elastic.thread_counts == [3, 1]
+
+
 def test_orders_for_batch_sizes_share_the_step_out_in_proportion(elastic: Elastic) -> None:
     """The step keeps its size, and every row counts once, on both servers in the same step."""
     for number in range(2):

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.errors import TransportError
@@ -75,7 +76,7 @@ def test_a_worker_goes_on_by_the_table_of_a_refusal_while_its_directive_is_held_
         master.add_shards("train", ROWS, SHARD)
         session = Session(Identity("job-1", "worker-0", "", master.server.address, master.token, None))
         trainer = ParameterServerTrainer(job, session.identity, session.window)
-        worker = Worker(session, job, session.register(), trainer)
+        worker = Worker(session, job, session.register(), trainer, torch.set_num_threads)
         thread = threading.Thread(target=run, args=(worker,), daemon=True)
         thread.start()
         try:

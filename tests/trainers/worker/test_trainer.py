@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
@@ -133,7 +134,7 @@ def test_a_worker_trains_and_evaluates_with_any_trainer(
     master.add_shards("train", ROWS, SHARD)
     session = Session(Identity("job-1", "worker-0", "", master.server.address, master.token, None))
     trainer = LogisticRegression(lose_every)
-    worker = Worker(session, job, session.register(), trainer)
+    worker = Worker(session, job, session.register(), trainer, torch.set_num_threads)
     thread = threading.Thread(target=run, args=(worker,), daemon=True)
     thread.start()
     try:

@@ -57,6 +57,38 @@ def test_orders_of_one_pod_are_nothing_to_the_others_and_change_no_directive():
     assert world.state.orders_of("j-worker-1", incarnations["j-worker-1"]) is None
 
 
+def resize(world: World, pod: str, cores: float) -> PodOrders | None:
+    member = world.state.membership.members[pod]
+    size = {"cores": cores, "memory_bytes": member.memory_bytes}
+    # Not by way of the world, whose cluster would change the size back to what is asked for.
+    world.state.handle(events.PodResized(time=world.time, pod=pod, uid=member.uid, **size))
+    return world.state.orders_of(pod, world.up[pod]["incarnation"])
+
+
+def test_a_worker_that_was_resized_in_place_is_ordered_to_use_its_cores_whatever_else_it_is_ordered():
+    world = running()
+    cores = world.state.membership.members["j-worker-0"].cores
+    assert resize(world, "j-worker-0", cores) is None
+    assert resize(world, "j-worker-0", 3.0) == PodOrders(version=1, cores=3.0)
+    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0", batch_size=256))
+    assert resize(world, "j-worker-0", 2.0) == PodOrders(version=3, batch_size=256, cores=2.0)
+    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0"))
+    assert world.state.membership.members["j-worker-0"].orders == PodOrders(version=4, cores=2.0)
+    assert world.state.orders_of("j-worker-1", world.up["j-worker-1"]["incarnation"]) is None
+    server = next(iter(world.state.membership.servers())).name
+    assert resize(world, server, 3.0) is None
+
+
+def test_speed_is_not_measured_before_a_worker_has_its_orders():
+    world = running()
+    resize(world, "j-worker-0", 3.0)
+    member = world.state.membership.members["j-worker-0"]
+    member.awaits_size = False
+    assert not is_settled(world.state)
+    member.orders_version = 1
+    assert is_settled(world.state)
+
+
 def test_only_workers_have_orders_of_their_own():
     world = running()
     assert order(world, pod="j-ps-0", batch_size=1) is None
