@@ -26,7 +26,6 @@ from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
 from elastrec.trainers.parameter_server.serving.place import Frozen, Left, Place, marks_within
 from elastrec.trainers.parameter_server.serving.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
-from elastrec.trainers.threads import granted_threads
 
 __all__ = ["Frozen", "ParameterServer", "Place"]
 
@@ -43,7 +42,7 @@ class ParameterServer(RequestHandlers):
         spec: the job.
         wall_clock: seconds since the epoch, for eviction.
         capacity_rows: per table group; default: what the machine could hold.
-        cores: that serve at once; default: what the pod was granted.
+        cores: that serve at once, at most; default: this machine's, as a pod can be resized in place while it serves.
 
     Attributes:
         transfers: see Heartbeat.
@@ -63,7 +62,7 @@ class ParameterServer(RequestHandlers):
         super().__init__(spec, plan or plan_of_job(spec), wall_clock)
         self.name = name
         self._capacity_rows = capacity_rows
-        self._stripes = stripes_for(granted_threads(os.environ) if cores is None else cores)
+        self._stripes = stripes_for(os.cpu_count() or 1 if cores is None else cores)
         self.transfers = 0
         self.left: Left | None = None
         # What it is to own and does not serve yet: the buckets, and the stores that they lie in.

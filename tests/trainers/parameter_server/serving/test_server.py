@@ -237,3 +237,13 @@ def test_a_worker_that_has_pulled_ahead_pushes_to_the_rows_of_its_older_pull() -
     push(server, "a", 1, [2, 3], 0.25)
     for number, moved in ((1, 0.5), (2, 0.75), (3, 0.25)):
         np.testing.assert_allclose(pull(server, "a", [number])[1][0], before[number] - moved, atol=1e-6)
+
+
+def test_a_server_that_was_granted_one_core_can_use_more_after_it_was_resized_in_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setenv("ELASTREC_CORES", "1")
+    server = ParameterServer("ps-0", job_spec(), capacity_rows=1000)
+    server.start_empty(routing_of(["ps-0"]), 1)
+    assert {store.locks.count for store in server.stores} == {16}
