@@ -140,6 +140,8 @@ def test_orders_survive_a_restart_of_the_master_and_of_the_worker(
     s, worker, later = two
     worker.register()
     s.wait_for(Phase.TRAINING)
+    # The last one that trains is never idle.
+    s.wait(lambda: all(member.is_registered for member in s.service.state.membership.workers()))
     s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, is_idle=True))
     s.wait(lambda: worker.orders is not None)
     s.stop()
