@@ -54,7 +54,7 @@ def play() -> int:
             time.sleep(_SLOW_SECONDS)
 
     itself = _Itself(name)
-    pod: Any = ScriptedPod(spec, itself, [], fail_on=before_step)  # type: ignore[arg-type]
+    pod: Any = ScriptedPod(spec, itself, [], 0.002, before_step)  # type: ignore[arg-type]
     pod.thread.join()
     return itself.exit_code
 

@@ -190,6 +190,10 @@ class FakeLauncher:
         return msgspec.to_builtins(pod)
 
 
+_STEP_ROWS = 10
+"""That a worker acknowledges at once."""
+
+
 class Killed(Exception):
     """The script has an order to die."""
 
@@ -198,9 +202,8 @@ class ScriptedPod:
     """Plays one worker or server against a master's socket, in a thread of its own.
 
     Args:
-        trained: gets (generation, epoch, index, first row, last row) of every stretch of rows, when acknowledged.
-        step_rows: rows per acknowledgement.
-        step_seconds: that they take; without, a job is over before what a test waits for can come.
+        trained: gets (generation, number of the split, first row, last row) of every stretch of rows, when acknowledged.
+        step_seconds: that the rows of one acknowledgement take.
     """
 
     def __init__(
@@ -208,17 +211,15 @@ class ScriptedPod:
         spec: PodSpec,
         cluster: FakeCluster,
         trained: list[tuple[int, int, int, int]],
-        *,
-        step_rows: int = 10,
-        step_seconds: float = 0.002,
-        fail_on: Callable[[ScriptedPod, Any], None] = lambda pod, shard: None,
+        step_seconds: float,
+        fail_on: Callable[[ScriptedPod, Any], None],
     ) -> None:
         self.name, self.role = spec.name, spec.role
         self.incarnation = uuid.uuid4().hex
         self.killed = threading.Event()
         self._cluster = cluster
         self._trained = trained
-        self._step_rows, self._step_seconds = step_rows, step_seconds
+        self._step_seconds = step_seconds
         self._fail_on = fail_on
         self._spec = spec
         self._client = RpcClient(spec.environment["ELASTREC_MASTER_ADDRESS"], spec.secrets["token"])
@@ -306,7 +307,7 @@ class ScriptedPod:
             directive = self._beat(directive, saved=saved, restored_order_id=self._restored, **moved)
             if saved is not None:
                 self._saved = saved.order_id
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     def _write(self, directive: Any, job: TrainingJob) -> SavedPart:
         rank = directive.routing.servers.index(self.name)
@@ -354,7 +355,7 @@ class ScriptedPod:
             shard, offset = shards.pop(0)
             self._fail_on(self, shard)
             time.sleep(self._step_seconds)
-            end = min(length_of(shard), offset + self._step_rows)
+            end = min(length_of(shard), offset + _STEP_ROWS)
             is_evaluated = kind == "evaluate" and end == length_of(shard)
             report = progress_of(shard, end, _sketch(shard) if is_evaluated else b"")
             if not report.ended:

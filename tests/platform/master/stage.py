@@ -28,14 +28,23 @@ class Stage:
 
     Args:
         folder: for the checkpoint store and, without `journal_folder`, the journal.
+        step_seconds: that ten rows take a worker. A job that has to last takes longer steps, not more of them: each
+            step is a request.
 
     Attributes:
         history: of the next master that is started.
     """
 
     def __init__(
-        self, folder: Path, training_job: TrainingJob, journal_folder: Path | None = None, **sizes: Any
+        self,
+        folder: Path,
+        training_job: TrainingJob,
+        journal_folder: Path | None = None,
+        *,
+        step_seconds: float = 0.002,
+        **sizes: Any,
     ) -> None:
+        self._step_seconds = step_seconds
         self.folder = journal_folder or folder
         self.request = launch(str(folder / "store"), training_job, **sizes)
         self.cluster = FakeCluster()
@@ -49,7 +58,9 @@ class Stage:
         self.server: RpcServer
 
     def _play(self, spec: PodSpec) -> None:
-        self.pods[spec.name] = ScriptedPod(spec, self.cluster, self.trained, fail_on=lambda p, s: self.fail_on(p, s))
+        self.pods[spec.name] = ScriptedPod(
+            spec, self.cluster, self.trained, self._step_seconds, lambda pod, shard: self.fail_on(pod, shard)
+        )
 
     @property
     def job_name(self) -> str:

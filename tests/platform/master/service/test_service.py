@@ -73,20 +73,20 @@ def test_a_job_goes_from_pods_to_success_and_trains_every_row_once(stage: Callab
 
 @about_pods
 def test_a_killed_worker_is_replaced_and_its_shards_are_trained_by_others(stage: Callable[..., Stage]):
-    s = stage(rows=10_000)
+    s = stage(rows=3_000, step_seconds=0.01)
     s.wait(lambda: s.service.state.training.done > 20)
     s.pods["clicks-1-worker-0"].kill()
     s.wait_for(Phase.SUCCEEDED)
     assert "clicks-1-worker-0-r1" in s.pods
     counts = s.rows_trained()
     # A row whose acknowledgement never arrived is trained again; the script remembers only acknowledged ones.
-    assert min(counts) == 1 and s.service.state.training.samples >= 10_000
+    assert min(counts) == 1 and s.service.state.training.samples >= 3_000
     assert s.service.state.phases.generation == 0
 
 
 @about_pods
-def test_a_silent_worker_is_taken_for_dead(stage: Callable[..., Stage]):
-    s = stage(rows=20_000)
+def test_a_silent_worker_is_treated_as_dead(stage: Callable[..., Stage]):
+    s = stage(rows=4_000, step_seconds=0.01)
     s.wait(lambda: s.service.state.training.done > 5)
     s.pods["clicks-1-worker-1"].killed.set()
     s.wait(lambda: "clicks-1-worker-1-r1" in s.pods)
@@ -115,7 +115,7 @@ def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., St
 
 @about_pods
 def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]):
-    s = stage(rows=4000)
+    s = stage(rows=2_000, step_seconds=0.005)
     s.wait(lambda: s.service.state.training.done > 10)
     assert s.call(SaveNow()).accepted
     s.wait(lambda: s.service.state.recovery.record is not None)
@@ -130,15 +130,15 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
     # After the rollback, exactly what the record does not hold was trained again.
     queue = msgspec.structs.replace(s.service.state.training)
     queue.restore(record.positions.of(queue.stream))
-    assert sum(s.rows_trained(generation=1)) == 4000 - queue.covered_rows()
+    assert sum(s.rows_trained(generation=1)) == 2_000 - queue.covered_rows()
 
 
 @not_about_pods
 def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
-    s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=6000)
+    s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=2_000, step_seconds=0.005)
     s.wait_for(Phase.SUCCEEDED, 60)
     assert s.service.state.saves.completed >= 2
-    assert s.rows_trained() == [1] * 6000
+    assert s.rows_trained() == [1] * 2_000
     records = list((s.folder / "store/clicks/records").glob("*/manifest.json"))
     assert 1 <= len(records) <= 2
 
@@ -175,17 +175,17 @@ def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable
 
 @about_pods
 def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage]):
-    s = stage(job(checkpoint={"interval": 0.3}), rows=4000)
-    for done in (5, 60, 120):
+    s = stage(job(checkpoint={"interval": 0.3}), rows=2_000, step_seconds=0.005)
+    for done in (5, 30, 60):
         s.wait(lambda done=done: s.service.state.training.done > done)
         s.stop()
         s.start()
         assert s.service.is_continued
     s.wait_for(Phase.SUCCEEDED)
-    assert s.rows_trained() == [1] * 4000
+    assert s.rows_trained() == [1] * 2_000
     assert s.service.state.membership.losses == {}
     ledger = [line for line in s.service.journal.ledger() if line.stream == "training"]
-    assert len({line.number for line in ledger if line.outcome == "done"}) == 200
+    assert len({line.number for line in ledger if line.outcome == "done"}) == 100
 
 
 @about_pods
@@ -218,7 +218,7 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
 @pytest.mark.parametrize(("servers", "mode"), [(1, "async"), (3, "bsp")])
 def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int, mode: str):
     training = {"batch_size": 10, "batches_per_shard": 2, "consistency": {"mode": mode}}
-    s = stage(job(training=training), rows=10_000)
+    s = stage(job(training=training), rows=4_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     tried = s.call(ChangeShape(change=change(parameter_servers=servers), dry_run=True), ShapeAnswer)
     assert not (tried.reason or tried.accepted) and s.service.state.requested_shape is None
@@ -227,12 +227,12 @@ def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[...,
     assert len(s.service.state.membership.servers()) == servers
     assert s.service.state.phases.generation == 0 and s.service.state.phase is Phase.TRAINING
     s.wait_for(Phase.SUCCEEDED)
-    assert s.rows_trained() == [1] * 10_000
+    assert s.rows_trained() == [1] * 4_000
 
 
 @about_pods
 def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callable[..., Stage]):
-    s = stage(rows=20_000)
+    s = stage(rows=6_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     for asked, words in (
         (ChangeShape(change=change(worker_cores=-1.0)), "worker_cores: -1.0 is not allowed; allowed: above 0"),
@@ -261,7 +261,7 @@ def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callab
     s.wait(lambda: WORKER not in s.cluster.pods)
     assert len(s.service.state.membership.workers()) == 2
     s.wait_for(Phase.SUCCEEDED)
-    assert s.rows_trained() == [1] * 20_000
+    assert s.rows_trained() == [1] * 6_000
 
 
 @not_about_pods
