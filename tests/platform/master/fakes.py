@@ -202,7 +202,7 @@ class ScriptedPod:
     """Plays one worker or server against a master's socket, in a thread of its own.
 
     Args:
-        trained: gets (generation, number of the split, first row, last row) of every stretch of rows, when acknowledged.
+        trained: gets (generation, number of the split, first row, last row) of every stretch of acknowledged rows.
         step_seconds: that the rows of one acknowledgement take.
     """
 

@@ -14,14 +14,11 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig
 from elastrec.platform.transport.versions import code_version
-from elastrec.platform.transport.wire.frames import Encoded, Joined, empty_body, encode_frame, read_layout
+from elastrec.platform.transport.wire.frames import Encoded, Joined
 from elastrec.platform.transport.wire.greeting import Welcome
 from tests.platform.transport.messages import TOKEN, Ask, AskArrays, Told
 from tests.platform.transport.raw_wire import greeting, tcp_only
@@ -234,78 +231,6 @@ def test_with_tls_the_whole_way_is_encrypted_and_the_root_is_checked(tls: TlsCon
     server.stop()
 
 
-def decode_frame(metadata: bytes, body: np.ndarray) -> tuple[Ask, list[np.ndarray]]:
-    layout = read_layout(metadata)
-    return layout.decode(msgspec.msgpack.Decoder(Ask)), layout.views(body)
-
-
-def framed(message: msgspec.Struct, arrays: list[np.ndarray]) -> tuple[bytes, np.ndarray]:
-    """Metadata and body as they arrive."""
-    metadata, buffers = encode_frame(message, arrays)
-    joined = b"".join(buffers)
-    body = empty_body(len(joined))
-    body[:] = np.frombuffer(joined, np.uint8)
-    return metadata, body
-
-
-_arrays = st.lists(
-    hnp.arrays(
-        dtype=st.sampled_from([np.int64, np.float32, np.int32, np.uint8, np.float64, np.bool_]),
-        shape=hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5),
-    ),
-    max_size=12,
-)
-
-
-@settings(deadline=None, max_examples=100)
-@given(arrays=_arrays, number=st.integers(-(2**63), 2**63 - 1))
-def test_frames_keep_message_and_arrays(arrays: list[np.ndarray], number: int) -> None:
-    metadata, body = framed(Ask(number), arrays)
-    message, back = decode_frame(metadata, body)
-    assert message == Ask(number)
-    assert len(back) == len(arrays)
-    for array, copy in zip(arrays, back, strict=True):
-        assert copy.dtype == array.dtype and copy.shape == array.shape
-        np.testing.assert_array_equal(copy, array)
-        assert not copy.flags.writeable and copy.flags.aligned
-
-
-@settings(deadline=None, max_examples=200)
-@given(garbage=st.binary(max_size=200))
-def test_garbage_metadata_is_refused_and_never_crashes(garbage: bytes) -> None:
-    _, body = framed(Ask(1), [np.arange(3)])
-    with pytest.raises(TransportError):
-        decode_frame(garbage, body)
-
-
-@pytest.mark.parametrize(
-    "array", [np.array(["a"], object), np.arange(10)[::2], np.array(["x"]), np.zeros(1, np.complex64)]
-)
-def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> None:
-    with pytest.raises(TransportError, match="contiguous numeric"):
-        encode_frame(Ask(1), [array])
-
-
-@given(st.lists(hnp.arrays(np.float32, st.integers(0, 40)), min_size=1, max_size=6), st.integers(1, 5))
-def test_a_vector_in_parts_arrives_as_one(parts: list[np.ndarray], columns: int) -> None:
-    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), Joined.of(parts), np.arange(3)])
-    joined = b"".join(bytes(buffer) for buffer in buffers)
-    body = empty_body(len(joined))
-    body[:] = np.frombuffer(joined, np.uint8)
-    _, (before, vector, after) = decode_frame(metadata, body)
-    assert vector.dtype == np.float32
-    np.testing.assert_array_equal(vector, np.concatenate(parts))
-    assert before.tolist() == np.ones((2, columns)).tolist() and after.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "parts", [[np.ones(2), np.ones(2, np.float32)], [np.ones(2), np.ones((2, 2))], [np.ones((2, 2)), np.ones(2)]]
-)
-def test_parts_that_make_no_vector_are_refused(parts: list[np.ndarray]) -> None:
-    with pytest.raises(TransportError, match="make no vector"):
-        Joined.of(parts)
-
-
 def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(client: RpcClient) -> None:
     parts = [np.full(30, number, np.float32) for number in range(3000)]
     for opener in (client, tcp_only(client)):
@@ -314,15 +239,6 @@ def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(cl
             (got,) = stream.request(AskArrays(1), [Joined.of(parts[:count])])[1]
             np.testing.assert_array_equal(got, np.concatenate(parts[:count]) + 1)
         stream.close()
-
-
-def test_a_shape_that_lies_about_its_bytes_is_refused() -> None:
-    metadata, body = framed(Ask(1), [np.arange(4, dtype=np.int64)])
-    for shape, refusal in (([2**40], "cannot have the shape"), ([-1], "cannot have the shape"), ([0], "take 0 bytes")):
-        layout = msgspec.msgpack.decode(metadata)
-        layout[3][0][1] = shape
-        with pytest.raises(TransportError, match=refusal):
-            decode_frame(msgspec.msgpack.encode(layout), body)
 
 
 def test_a_connection_that_speaks_something_else_is_closed_and_the_server_goes_on(
