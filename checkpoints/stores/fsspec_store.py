@@ -34,7 +34,7 @@ _TIMEOUTS_SECONDS = (10.0, 60.0)
 
 @contextmanager
 def _explained(what: str, where: str, hint: str) -> Iterator[None]:
-    """Errors of a service become StoreError; each library has classes of its own, so all but ours are taken for one."""
+    """Errors of a service become StoreError; each library has its own classes, so all but ours are treated as one."""
     try:
         yield
     except (CheckpointError, FileNotFoundError):

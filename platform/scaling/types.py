@@ -364,7 +364,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         predicted: the chosen candidate.
         considered: all candidates, the chosen one among them.
         plan_id: of this plan alone; carried out twice, it is one change. Empty: it is not to leave this process.
-        shape_version: of the shape that it was made for; None: whoever carries it out need not compare.
+        shape_version: of the shape that it was made for; None: nothing is compared when it is carried out.
         expires_unix_seconds: when it is too old to be carried out; None: never.
         memory: the forecast when it was made; None: there was none, or it was not asked for.
     """

@@ -81,7 +81,7 @@ def python_path(*folders: Path) -> Iterator[None]:
 
 
 def shards_done(client: RpcClient) -> int:
-    """Asks the master itself, whoever watches its pod."""
+    """Asks the master itself, whether or not its pod is watched."""
     return TrainingMetrics.model_validate_json(client.call(GetStatus(), Status).metrics_json).shards_done
 
 

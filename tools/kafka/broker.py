@@ -21,7 +21,7 @@ from tools.ports import free_ports
 
 _JARS = Jars("kafka", Path(__file__).with_name("pom.xml"))
 _START_SECONDS = 60.0
-# Of one node: nothing is copied to others, and whoever waits for a dead broker does not wait long.
+# Of one node: nothing is copied to others, and clients do not wait long for a dead broker.
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1

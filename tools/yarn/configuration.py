@@ -119,7 +119,7 @@ def write_folder(folder: Path, yarn: dict[str, object], scratch: Path, user: str
     core = {
         "fs.defaultFS": "file:///",
         "hadoop.tmp.dir": str(scratch),
-        # Else whoever submits over REST without naming anybody is `dr.who`.
+        # Else a request over REST that names no user runs as `dr.who`.
         "hadoop.http.staticuser.user": user,
     }
     for name, settings in (("core-site", core), ("yarn-site", yarn), ("capacity-scheduler", scheduler_settings())):

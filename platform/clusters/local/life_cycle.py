@@ -144,7 +144,7 @@ def _environment() -> dict[str, str]:
 
 
 def _spawn(state: StateFolder, command: list[str]) -> None:
-    # What a killed agent wrote about itself must not be taken for the new one's.
+    # What a killed agent wrote about itself must not be read as the new one's.
     state.info.unlink(missing_ok=True)
     with os.fdopen(os.open(state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         begin = output.tell()

@@ -244,7 +244,7 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
         _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story, measured)
-    # Whoever launched the job may have seen its end first, and removed the pods.
+    # The launching process may have seen the job's end first, and removed the pods.
     return answer is not None or bool(removed)
 
 

@@ -34,7 +34,7 @@ _MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     """Start-up sizes; `source` says where they come from, job by job.
 
-    A job that wants to start from history starts with the sizes of its file when MLflow stays away for
+    A job that wants to start from history starts with the sizes of its file when MLflow does not answer for
     `spec.history.launch_wait`.
 
     Raises:

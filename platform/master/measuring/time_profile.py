@@ -18,7 +18,7 @@ PENDING, STARTING, TRAINING, WAITING = "pending", "starting", "training", "waiti
 CHECKPOINTING, RECOVERING, REDOING = "checkpointing", "recovering", "redoing_lost_work"
 EVALUATING, IDLE, WITHOUT_MASTER = "evaluating", "idle", "without_master"
 PARTS = {
-    PENDING: "no pod was up yet",
+    PENDING: "no pod had registered yet: pods waited for room, were scheduled and started",
     STARTING: "servers and workers came up",
     TRAINING: "workers trained rows that count",
     WAITING: "workers waited for rows while they had shards",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 KEPT_REQUESTS = 64
-"""Of those that have ended. A plan id that is older than that is taken for a new one."""
+"""Of those that have ended. A plan id that is older than that counts as a new one."""
 
 
 class RequestedShape(msgspec.Struct, kw_only=True):

@@ -23,7 +23,7 @@ LEAST_CONFIGURATIONS = 10
 """Fewer cannot distinguish forms of up to eight unknowns."""
 FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0, 8.0) for by_request in (False, True))
 """The paper's sum first. At q = 8 a step is as long as its longer part: pods that are held by quotas spend theirs in
-bursts, and whoever runs out first sets the pace for all."""
+bursts, and the side that runs out first sets the pace for all."""
 _LEAST_SQUARE = 1e-6
 """Mean squared log error below which forms are equally good: a thousandth of a step."""
 

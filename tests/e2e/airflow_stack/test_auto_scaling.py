@@ -141,7 +141,7 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
     assert changed[0] == 1.0
     pictures = {each.path for each in history.list_artifacts(launched.run_id, "figures")}
     assert {"figures/throughput.png", "figures/scaling_candidates.png"} <= pictures
-    assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training stood still"
+    assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training paused"
     assert sum(pod.role == Role.WORKER for pod in watched.seen[0].pods) == 1 and watched.seen[-1].generation == 0
     done = ledger.filter(pc.equal(ledger["outcome"], "done"))
     assert done.num_rows > 0 and sum(ledger["repeated"].to_pylist()) == 0

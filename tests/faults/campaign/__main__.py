@@ -129,7 +129,7 @@ def main() -> int:
     with _folder(arguments.state) as folder:
         notes = Notes(folder / "outcomes.jsonl", arguments.seed)
         numbers = _numbers(notes) if arguments.only is None else iter([arguments.only])
-        # MLflow and whoever else drops files does it there.
+        # MLflow and others that drop files do it there.
         os.chdir(folder)
         with site_at(folder / "home") as site:
             limit = arguments.faults if arguments.only is None else sys.maxsize

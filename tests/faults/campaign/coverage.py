@@ -61,7 +61,7 @@ TRIED = (
         (f"{_RESUME}a_signal_to_the_master_is_no_stop_and_costs_no_row", RANDOM),
     ),
     Tried(
-        "SIGTERM, SIGHUP or Ctrl-C to whoever launched the job",
+        "SIGTERM, SIGHUP or Ctrl-C to the process that launched the job",
         (),
         (
             f"{_CALLER}sigterm_and_sighup_stop_the_job_as_ctrl_c_does",

@@ -190,7 +190,7 @@ def _hurt_agent(fault: Fault, scene: Scene) -> None:
 
 
 def _wait_for_end(process: psutil.Process) -> None:
-    # Whoever started the agent reaps it; a zombie holds neither port nor lock.
+    # The process that started the agent reaps it; a zombie holds neither port nor lock.
     with contextlib.suppress(psutil.TimeoutExpired):
         process.wait(5.0)
 

@@ -106,7 +106,7 @@ def as_page(report: Report) -> str:
         "Every second run saves deltas: after each full record three that hold only what has changed, and a rollback",
         "restores the chain.",
         "",
-        f"Stops and cuts last 2 to 9 s; a pod is taken for dead after {HEARTBEAT_TIMEOUT_SECONDS:g} s of silence or",
+        f"Stops and cuts last 2 to 9 s; a pod counts as dead after {HEARTBEAT_TIMEOUT_SECONDS:g} s of silence or",
         f"{LEASE_SECONDS:g} s without progress, so that many come back as strangers. A cut drops all packets between a",
         "server and its workers in the kernel. A memory limit is exceeded inside the pod's control group, and the",
         "kernel kills. A taken port keeps a restarted master or node agent from its address for a while. A killed",

@@ -164,7 +164,7 @@ def test_ctrl_c_ends_a_watch_on_a_terminal_without_an_error(tmp_path: Path) -> N
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     environment = {**os.environ, "ELASTREC_HOME": str(tmp_path), "TERM": "xterm"}
     process = subprocess.Popen(
-        # Whoever started the tests in the background has Ctrl-C ignored, and so have all children by inheritance.
+        # Tests that run in the background ignore Ctrl-C, and so do all their children by inheritance.
         ["env", "--default-signal=INT", sys.executable, "-m", "elastrec.platform.cli", "status", "--watch"],
         stdin=side, stdout=side, stderr=side, env=environment, cwd=tmp_path,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_a_watch_on_a_terminal_without_an_error(tmp_path: Path) -> N
     screen = bytearray()
 
     def look() -> None:
-        # A terminal that nobody looks at is full after 4 KiB, and then whoever writes to it stands still.
+        # A terminal that nobody looks at is full after 4 KiB, and then a process that writes to it waits.
         with contextlib.suppress(OSError):
             while some := os.read(main, 4096):
                 screen.extend(some)

@@ -157,7 +157,7 @@ class FakeFleet:
         return pod
 
     def _forget(self, uid: str) -> None:
-        """The pod is not there any more; what ended it is what was known, or whoever asked for its deletion."""
+        """The pod is not there any more; what ended it is what was known, or the request for its deletion."""
         pod = self.pods.pop(uid)
         self._events.append(
             PodEvent(PodEventKind.DELETED, msgspec.structs.replace(pod, end=pod.end or EndReason.DELETED))

@@ -40,7 +40,7 @@ class Recording(ThreeStage):
 
 
 def twin(job: JobToRun) -> JobToRun:
-    """Another model with the same plans open to it: what is kept of one must not be taken for the other's."""
+    """Another model with the same plans open to it: what is kept of one must not be used for the other."""
     shape = msgspec.structs.replace(
         job.shape, embedding_dimension=2 * job.shape.embedding_dimension, dense_bytes=5 * job.shape.dense_bytes
     )

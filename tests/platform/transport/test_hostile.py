@@ -64,7 +64,7 @@ def server() -> Iterator[RpcServer]:
 
 
 def assert_serves(server: RpcServer) -> None:
-    """Whoever belongs here gets an answer, by call and by stream."""
+    """A client with the token gets an answer, by call and by stream."""
     client = RpcClient(server.address, TOKEN)
     assert client.call(Ask("call"), Told) == Told("call")
     stream = client.open_stream([Told])

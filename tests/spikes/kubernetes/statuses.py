@@ -112,7 +112,7 @@ def _end(pod: Object, status: Object, container: Object, conditions: Object) -> 
     if not is_over:
         return None, {}
     code = attempt.get("exitCode")
-    # At a pod's own limit: its program's doing, whoever asked for its end at the same moment.
+    # At a pod's own limit: its program's doing, even if its end was asked for at the same moment.
     if attempt.get("reason") == "OOMKilled":
         return EndReason.OUT_OF_MEMORY, attempt
     # Before the exit code: a process that ends well on SIGTERM was taken away all the same.
@@ -136,7 +136,7 @@ def _end(pod: Object, status: Object, container: Object, conditions: Object) -> 
 
 def _ended_by_deletion(pod: Object, attempt: Object) -> bool:
     """Whether a process ended because its pod was deleted. Times are given in whole seconds: within the second of the
-    deletion, an end by a signal is taken for the deletion's.
+    deletion, an end by a signal counts as the deletion's.
     """
     metadata = pod["metadata"]
     until = _seconds(metadata.get("deletionTimestamp"))

@@ -125,7 +125,7 @@ def new_queue(segments: int) -> ShardQueue:
     segments=st.lists(st.integers(0, 11), min_size=1, max_size=4),
     lives=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=8),
 )
-def test_every_line_of_a_log_is_trained_once_whoever_reads_it(
+def test_every_line_of_a_log_is_trained_once_by_any_reader(
     segments: list[int], lives: list[tuple[int, bool]], tmp_path: Path
 ) -> None:
     lines = write_log(tmp_path, segments)

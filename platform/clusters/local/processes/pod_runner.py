@@ -1,7 +1,7 @@
 """Starts, stops, limits, measures and re-adopts pods as process groups; knows nothing of its callers.
 
-Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives whoever
-started it. All that is needed to find it again lies in the pod's folder:
+Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives the process
+that started it. All that is needed to find it again lies in the pod's folder:
 
     FOLDER/UID/plan.N.json   what attempt N runs            files/     PodSpec's files and secrets (0600)
     FOLDER/UID/claim.N.json  which process supervises it    work/      the pod's own folder
@@ -241,7 +241,7 @@ class PodRunner:
     def destroy(self, running: RunningPod) -> None:
         """Kills a pod whose supervisor does not obey, supervisor included."""
         running.send(signal.SIGKILL)
-        # Whoever collects the pod finds those that need longer.
+        # Those that need longer are found when the pod is collected.
         with contextlib.suppress(StillDyingError):
             self._kill_survivors(running.uid)
 

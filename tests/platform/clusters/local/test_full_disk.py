@@ -33,7 +33,7 @@ def test_a_pod_that_ends_while_the_disk_is_full_is_seen_to_end_with_its_exit_cod
             disk.fill()
             os.kill(pid, signal.SIGTERM)
             until_true(lambda: not is_alive(pid))
-            time.sleep(1.0)  # whoever wants to write it down has tried
+            time.sleep(1.0)  # the agent has tried to write it down
             disk.free()
             ended = until(cluster, leaving.name)
             assert (ended.phase, ended.exit_code, ended.reason) == (PodPhase.FAILED, 3, "Error")

@@ -23,7 +23,7 @@ def _platform(folder: Path) -> Platform:
     return Platform(FakeLauncher(), LocalConfig(address="", token=""), "", str(folder), folder)
 
 
-def test_whoever_leaves_before_the_check_has_ended_ends_it() -> None:
+def test_leaving_before_the_check_has_ended_ends_it() -> None:
     before = _children()
     with pytest.raises(KeyboardInterrupt), ModelCheck(job()):
         assert _children() - before

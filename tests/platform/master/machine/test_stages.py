@@ -292,7 +292,7 @@ def test_a_new_master_deletes_the_record_that_its_predecessor_was_committing():
     save = saving(world)
     world.kill("j-ps-0")
     world.handle(events.Restarted(time=world.time))
-    # The same process, which stood still, may still write the manifest.
+    # The same process, which was stopped, may still write the manifest.
     assert not world.discarded
     world.handle(events.Restarted(time=world.time, away_seconds=2.0))
     assert world.discarded == [save.uri]

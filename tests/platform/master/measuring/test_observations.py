@@ -1,4 +1,4 @@
-"""Figures of heartbeats that were not added up yet are there for whoever reads them."""
+"""Figures of heartbeats that were not added up yet are there for every reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when on a pod that says nothing is taken for dead."""
+"""From when on a pod that says nothing counts as dead."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..
 
 
 @not_about_pods
-def test_a_poison_shard_fails_the_job_and_is_named_with_its_file(stage: Callable[..., Stage], tmp_path: Path):
+def test_a_poisoned_shard_fails_the_job_and_is_named_with_its_file(stage: Callable[..., Stage], tmp_path: Path):
     files = [
         DataFile(uri=f"file:///data/day=1/{name}", partition="day=1", rows=rows, bytes=1, row_group_rows=[rows])
         for name, rows in (("part-1.parquet", 10), ("part-0.parquet", 990))

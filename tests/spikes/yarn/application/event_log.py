@@ -15,7 +15,7 @@ class EventLog:
     """Its events are numbered; a token names this log and a number, so a later attempt's log knows none of it.
 
     Attributes:
-        changed: to be held by whoever reads `pods` or changes them; notified of each event.
+        changed: to be held while `pods` is read or changed; notified of each event.
         pods: by uid.
     """
 

@@ -138,7 +138,7 @@ def test_a_round_is_shared_out_as_a_whole_and_nobody_gets_more_than_its_size(
 def test_every_row_is_in_one_step_and_no_step_is_larger_than_the_global_batch(
     samples: int, rounds: list[tuple[dict[WorkerProcess, int], set[WorkerProcess]]]
 ) -> None:
-    """Whoever comes, leaves without its push, or has a share of another size."""
+    """Workers that come, leave without their push, or have a share of another size."""
     batch, pushed, steps, short = GlobalBatch(samples), 0, [], 0
     for number, (members, absent) in enumerate(rounds):
         rows, is_last = batch.plan(members)
