@@ -12,6 +12,7 @@ from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from tests.conftest import examples
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
 from tests.platform.clusters.fake_local import FakeLocal
 from tests.platform.master.world import World, plan, running
@@ -241,7 +242,7 @@ def crowd(world: World) -> None:
         world.plane.node = PodSize(4.5, 4500)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(20)))
 def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_is_trained(seed: int):
     chance = random.Random(seed)
     world = running(plan(training_rows=600, save_interval_seconds=20.0, is_synchronous=seed % 3 == 0))

@@ -18,6 +18,7 @@ from elastrec.trainers.parameter_server.serving.global_batch import Pushed
 from elastrec.trainers.parameter_server.serving.gradients import Gradient
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
 from elastrec.trainers.parameter_server.serving.pushes import Pushes, Standing
+from tests.conftest import examples
 from tests.trainers.parameter_server.running import job_spec
 
 BUCKETS, SERVERS, BATCH = 6, 3, 4
@@ -376,7 +377,7 @@ def train_to_the_end(cluster: Cluster, *, leaves_at_random: bool = False) -> lis
     return histories[0]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(40)))
 def test_every_bucket_sees_the_same_steps_wherever_it_is_and_each_push_once(seed: int) -> None:
     chance = random.Random(seed)
     cluster = Cluster(chance.randint(1, 4), chance)
@@ -384,7 +385,7 @@ def test_every_bucket_sees_the_same_steps_wherever_it_is_and_each_push_once(seed
     assert all(history == steps for history in cluster.histories().values())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(40)))
 def test_workers_that_come_and_go_meanwhile_never_wait_for_ever_and_each_push_counts_once(seed: int) -> None:
     """A step that ends because all workers have left may end elsewhere for a bucket that moves in that moment."""
     chance = random.Random(seed)

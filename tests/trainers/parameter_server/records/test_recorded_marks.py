@@ -250,9 +250,7 @@ def buckets_of(server: ParameterServer) -> list[int]:
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (2, 3), (1, 2)])
-def test_every_bucket_is_restored_with_its_own_marks(
-    tmp_path: Path, before: int, after: int
-) -> None:
+def test_every_bucket_is_restored_with_its_own_marks(tmp_path: Path, before: int, after: int) -> None:
     """A worker was lost when one of two servers had its push and the other had not."""
     job = job_of(buckets=64)
     servers = started(job, before)
