@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, Status, StopJob
 from tests.platform.master.fakes import job, launch
+from tests.processes import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +104,11 @@ def master(tmp_path: Path, cluster: LocalCluster) -> Iterator[Callable[..., Mast
         cluster.delete(pod.name, grace_seconds=0.0)
 
 
-def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_master_survives_kill_9_and_sigterm_and_its_pods_stay(master: Callable[..., Master], cluster: LocalCluster):
     m = master()
     m.start()
-    wait(lambda: len(cluster.list("clicks-1")) == 2)
-    wait(lambda: "insufficient cpu" in m.metrics().reason)
+    wait_for(lambda: len(cluster.list("clicks-1")) == 2, 20, "two pods")
+    wait_for(lambda: "insufficient cpu" in m.metrics().reason, 20, "a pod without room")
     m.process.kill()
     m.end()
     m.start()
@@ -161,7 +154,7 @@ def test_a_stopped_job_is_read_and_finished(master: Callable[..., Master], clust
 def test_a_pod_larger_than_the_cluster_fails_the_job_with_the_clusters_words(master: Callable[..., Master]):
     m = master(worker_cores=50.0)
     m.start()
-    wait(lambda: m.metrics().phase is Phase.FAILED)
+    wait_for(lambda: m.metrics().phase is Phase.FAILED, 20, "the job's failure")
     failure = m.call(GetStatus(), Status).failure
     assert "clicks-1-worker-0 cannot be created" in failure and "50" in failure
     assert m.call(FinishJob()).accepted

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,13 +39,6 @@ def serving(handler: Counting, port: int = 0, tls: TlsConfig | None = None) -> R
     server = RpcServer({Ask: handler}, token=TOKEN, port=port, tls=tls)
     server.serve_in_background()
     return server
-
-
-def until(fact: Callable[[], bool]) -> None:
-    deadline, pause = time.monotonic() + 20, threading.Event()
-    while not fact():
-        assert time.monotonic() < deadline
-        pause.wait(0.01)
 
 
 @pytest.fixture
@@ -103,13 +96,15 @@ def test_idle_connections_cost_no_threads(client: RpcClient, server: RpcServer) 
     for number, each in enumerate(clients):
         assert ask(each, number) == Told(number + 1)
     # One whose opening took too long under load is opened again, and the first of the two ends.
-    until(lambda: connections(server) == 51)
+    wait_for(lambda: connections(server) == 51, 20, "fifty strangers")
     # Those that greeted may be about to end.
-    until(lambda: [thread.name for thread in threading.enumerate()].count("rpc-greeting") == 0)
+    wait_for(
+        lambda: "rpc-greeting" not in [thread.name for thread in threading.enumerate()], 20, "no thread that greets"
+    )
     assert server._port._pool._threads <= 10
     for each in clients:
         each.close()
-    until(lambda: connections(server) == 1)
+    wait_for(lambda: connections(server) == 1, 20, "one connection")
 
 
 def test_an_error_of_the_handler_reaches_the_caller_for_good(client: RpcClient) -> None:
@@ -215,7 +210,7 @@ def test_a_call_with_a_key_is_executed_once_also_while_it_is_being_executed(gate
     assert handler.begun.wait(10)
     links += [send(server, "one") for _ in range(3)]
     other = send(server, "two")
-    until(lambda: handler.calls == 2)
+    wait_for(lambda: handler.calls == 2, 20, "two calls")
     handler.gate.set()
     links.append(send(server, "one"))
     answers = {read_reply(link.makefile("rb")).message["number"] for link in links}
@@ -234,7 +229,7 @@ def test_a_call_whose_connection_breaks_in_the_middle_is_executed_once(gated: tu
     for visitor in list(server._port._admission._admitted):
         visitor.cut()
     # The retry waits for the first execution, on a connection of its own.
-    until(lambda: connections(server) == 2)
+    wait_for(lambda: connections(server) == 2, 20, "two connections")
     handler.gate.set()
     thread.join(20)
     assert answers == [Told(1)] and handler.calls == 1
@@ -249,7 +244,7 @@ def test_a_server_that_stops_answers_the_call_under_way_and_takes_no_other(gated
     thread.start()
     assert handler.begun.wait(10)
     idle = send(server, "late")
-    until(lambda: handler.calls == 2)
+    wait_for(lambda: handler.calls == 2, 20, "two calls")
     assert not server.stop(0.05), "two calls are being executed"
     with pytest.raises(TransportError):
         RpcClient(server.address, TOKEN).call(Ask(1), Told, timeout_seconds=0.2)

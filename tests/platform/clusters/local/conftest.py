@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_age
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.specs.metrics import Role
+from tests.processes import wait_for
 
 MIB = 1 << 20
 _numbers = itertools.count()
@@ -67,10 +67,7 @@ def until_true() -> Callable[[Callable[[], bool]], None]:
     """Waits for a fact that no event announces."""
 
     def wait(fact: Callable[[], bool], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not fact():
-            assert time.monotonic() < deadline, "the expected did not happen in time"
-            time.sleep(0.01)
+        wait_for(fact, seconds, "what was expected")
 
     return wait
 

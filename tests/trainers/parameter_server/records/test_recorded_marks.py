@@ -27,6 +27,7 @@ from elastrec.trainers.parameter_server.records.recorded_marks import encode_mar
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, StreamMarks
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from tests.processes import wait_for
 from tests.splits import origin_of
 from tests.trainers.parameter_server.calls import (
     BATCH,
@@ -138,7 +139,7 @@ def test_a_bsp_worker_whose_push_is_in_the_record_goes_on_while_others_train_the
     # Of this round the record holds nothing: its step has not been taken.
     waiting = threading.Thread(target=lambda: push(server, "a", 1, [1], 1.0))
     waiting.start()
-    wait_until(lambda: server.pushes.waiting == 1)
+    wait_for(lambda: server.pushes.waiting == 1, 10, "a push that waits")
     uri = saved(job, [server], tmp_path / "record")
     push(server, "b", 1, [1], 1.0)
     waiting.join()
@@ -158,14 +159,6 @@ def at_once(*calls: Callable[[], object]) -> None:
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
-
-
-def wait_until(fact: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if fact():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("not within 10 s")
 
 
 def test_a_restore_of_weights_alone_takes_no_marks(tmp_path: Path) -> None:
