@@ -34,6 +34,8 @@ from tests.shapes import change
 from tests.splits import progress_of
 
 WORKER = "clicks-1-worker-1"
+PATIENT = {"heartbeat_interval": 0.02, "heartbeat_timeout": 15, "lease": 20}
+"""Of jobs that lose no pod: one whose thread gets no processor for a while is not lost, either."""
 about_pods = pytest.mark.usefixtures("fleet")
 not_about_pods = pytest.mark.usefixtures("some_fleet")
 
@@ -135,7 +137,7 @@ def test_a_lost_server_rolls_back_to_the_last_record(stage: Callable[..., Stage]
 
 @not_about_pods
 def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
-    s = stage(job(checkpoint={"interval": 0.1, "keep": 1}), rows=2_000, step_seconds=0.005)
+    s = stage(job(checkpoint={"interval": 0.1, "keep": 1}, faults=PATIENT), rows=2_000, step_seconds=0.005)
     s.wait_for(Phase.SUCCEEDED, 60)
     assert s.service.state.saves.completed >= 2
     assert s.rows_trained() == [1] * 2_000
@@ -175,7 +177,7 @@ def test_a_poisoned_shard_fails_the_job_and_is_named_with_its_file(stage: Callab
 
 @about_pods
 def test_a_restarted_master_loses_and_repeats_nothing(stage: Callable[..., Stage]):
-    s = stage(job(checkpoint={"interval": 0.3}), rows=2_000, step_seconds=0.005)
+    s = stage(job(checkpoint={"interval": 0.3}, faults=PATIENT), rows=2_000, step_seconds=0.005)
     for done in (5, 30, 60):
         s.wait(lambda done=done: s.service.state.training.done > done)
         s.stop()
@@ -218,7 +220,7 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
 @pytest.mark.parametrize(("servers", "mode"), [(1, "async"), (3, "bsp")])
 def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int, mode: str):
     training = {"batch_size": 10, "batches_per_shard": 2, "consistency": {"mode": mode}}
-    s = stage(job(training=training), rows=4_000, step_seconds=0.01)
+    s = stage(job(training=training, faults=PATIENT), rows=4_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     tried = s.call(ChangeShape(change=change(parameter_servers=servers), dry_run=True), ShapeAnswer)
     assert not (tried.reason or tried.accepted) and s.service.state.requested_shape is None
@@ -232,7 +234,7 @@ def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[...,
 
 @about_pods
 def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callable[..., Stage]):
-    s = stage(rows=6_000, step_seconds=0.01)
+    s = stage(job(faults=PATIENT), rows=6_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     for asked, words in (
         (ChangeShape(change=change(worker_cores=-1.0)), "worker_cores: -1.0 is not allowed; allowed: above 0"),
