@@ -32,8 +32,8 @@ app = FastAPI(
 
 
 def _page(name: str, only_main: bool, **values: object) -> HTMLResponse:
-    found = _templates.get_template(f"{name}_main.html" if only_main else f"{name}.html")
-    return HTMLResponse(found.render(prefix=settings.PREFIX, **values), headers={"Cache-Control": "no-store"})
+    template = _templates.get_template(f"{name}_main.html" if only_main else f"{name}.html")
+    return HTMLResponse(template.render(prefix=settings.PREFIX, **values), headers={"Cache-Control": "no-store"})
 
 
 def _known(connection: str) -> str:

@@ -133,11 +133,11 @@ def convert(
     existing = finished_report(destination, RECORD_NAME, ConvertReport, "convert")
     if existing is not None:
         same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule, source.timezone)
-        found = (
+        before = (
             existing.source_digest, existing.source_fingerprint, existing.layout, existing.label_rule,
             existing.data.timezone,
         )  # fmt: skip
-        if same != found:
+        if same != before:
             raise DataError(f"{destination}: holds another conversion; choose another destination or remove it")
         return existing
     ledger = BadRowLedger(source.bad_rows)

@@ -65,12 +65,12 @@ class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
         begins = [0]
         for file in self.files:
             begins.append(begins[-1] + file.rows)
-        found = []
+        pieces = []
         index = bisect_right(begins, start) - 1
         while length:
             first = start - begins[index]
             taken = min(length, self.files[index].rows - first)
             if taken:
-                found.append((self.files[index], first, taken))
+                pieces.append((self.files[index], first, taken))
             start, length, index = start + taken, length - taken, index + 1
-        return found
+        return pieces

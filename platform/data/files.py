@@ -72,14 +72,14 @@ def list_files(uri: str, include: Sequence[str] = ()) -> list[tuple[str, pafs.Fi
         return [(join(uri), root)]
     if root.type != pafs.FileType.Directory:
         raise DataError(f"{uri}: no such file or folder; check the job file's data.path and its partitions")
-    found = []
+    files = []
     for info in filesystem.get_file_info(pafs.FileSelector(path, recursive=True)):
         relative = info.path[len(path.rstrip("/")) + 1 :]
         hidden = any(part[0] in "._" for part in relative.split("/"))
         chosen = not include or any(fnmatchcase(info.base_name, pattern) for pattern in include)
         if info.type == pafs.FileType.File and chosen and not hidden:
-            found.append((join(uri, relative), info))
-    return sorted(found, key=lambda pair: pair[0])
+            files.append((join(uri, relative), info))
+    return sorted(files, key=lambda pair: pair[0])
 
 
 def read_bytes(uri: str) -> bytes:

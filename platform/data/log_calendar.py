@@ -90,17 +90,17 @@ class LogCalendar:
         """
         first, last = (self._seconds(moment) for moment in (start, end))
         lowest, highest = (int(self.keys_of(np.array([second]))[0]) for second in (first, last))
-        found = []
+        partitions = []
         for key in range(lowest, highest + 2):
             begin = self._begin(key)
             if first <= begin < last and self.keys_of(np.array([begin]))[0] == key:
-                found.append(self.partition(key))
-        if not found:
+                partitions.append(self.partition(key))
+        if not partitions:
             raise DataError(
                 f"no {self._unit} begins in the interval from {start} up to {end} in the time zone {self.zone}; "
                 "allowed: an interval that holds the beginning of at least one partition"
             )
-        return found
+        return partitions
 
     def _key(self, partition: Partition) -> int:
         seconds = (partition.day - _EPOCH).days * _DAY_SECONDS + max(partition.hour, 0) * 3600

@@ -119,9 +119,9 @@ def no_partition(data: TrainingData) -> DataError:
     """What to say where a log has no partition at all."""
     example = data.folders.path(date(2026, 1, 31), 7)
     hint = ""
-    if found := other_folders(data):
+    if others := other_folders(data):
         fields = f"data.partitioning ({data.partitioning}) or data.partition_folder ({data.folders})"
-        hint = f"; there are {found}: correct {fields}"
+        hint = f"; there are {others}: correct {fields}"
     return DataError(f"{data.path}: holds no partition; expected folders such as {example}{hint}")
 
 

@@ -69,13 +69,13 @@ def existing_partitions(data: TrainingData) -> list[Partition]:
         raise DataError(f"data.path: {data.path} is a file; allowed: a folder of partitions; correct the path")
     if kind != pafs.FileType.Directory:
         raise DataError(f"data.path: the folder {data.path} does not exist; create it or correct the path")
-    pattern, found = data.folders, set()
+    pattern, partitions = data.folders, set()
     for names in _walk(data, filesystem, root.rstrip("/"), ()):
         try:
-            found.add(Partition(*pattern.read(names)))
+            partitions.add(Partition(*pattern.read(names)))
         except ValueError as error:
             raise _odd(data, names, str(error)) from error
-    return sorted(found)
+    return sorted(partitions)
 
 
 def partition_roots(data: TrainingData, partition: Partition) -> list[str]:
@@ -87,13 +87,15 @@ def partition_roots(data: TrainingData, partition: Partition) -> list[str]:
     if not any(level.is_any for level in data.folders.levels):
         return [join(data.path, path)]
     filesystem, root = locate(data.path)
-    found: list[tuple[str, ...]] = [()]
+    folders: list[tuple[str, ...]] = [()]
     for name, level in zip(path.split("/"), data.folders.levels, strict=True):
         if level.is_any:
-            found = [(*above, each) for above in found for each in _named(filesystem, "/".join((root, *above)), level)]
+            folders = [
+                (*above, each) for above in folders for each in _named(filesystem, "/".join((root, *above)), level)
+            ]
         else:
-            found = [(*above, name) for above in found]
-    roots = [names for names in found if _exists(filesystem, "/".join((root, *names)))]
+            folders = [(*above, name) for above in folders]
+    roots = [names for names in folders if _exists(filesystem, "/".join((root, *names)))]
     return [join(data.path, *names) for names in roots] or [join(data.path, path)]
 
 

@@ -104,8 +104,8 @@ class Decisions(Connection):
         if all(each.memory is None for each in decisions):
             return None
         with self._explained(f"read the memory of run {run_id}"):
-            found = self._client.get_metric_history(run_id, _SERVER_MEMORY)
-        return scaling_figures.server_memory(sorted((each.step, each.value) for each in found), decisions)
+            points = self._client.get_metric_history(run_id, _SERVER_MEMORY)
+        return scaling_figures.server_memory(sorted((each.step, each.value) for each in points), decisions)
 
     def log_coefficients(self, run_id: str, coefficients: Coefficients) -> None:
         """Stores the job's fitted model for similar jobs in the future."""
@@ -159,8 +159,8 @@ class Decisions(Connection):
 
     def _timed(self, run_id: str, name: str) -> list[Timed]:
         with self._explained(f"read {name} of run {run_id}"):
-            found = self._client.get_metric_history(run_id, name)
-        return [Timed(each.timestamp / 1000, each.value) for each in sorted(found, key=lambda each: each.timestamp)]
+            points = self._client.get_metric_history(run_id, name)
+        return [Timed(each.timestamp / 1000, each.value) for each in sorted(points, key=lambda each: each.timestamp)]
 
     def _log_figures(self, run_id: str, drawn: Mapping[str, Figure | None]) -> None:
         with self._explained(f"write the pictures of run {run_id}"):

@@ -315,8 +315,8 @@ class History(Connection):
     def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
         """(step, value) of one metric, by step; of a step measured twice the last value."""
         with self._explained(f"read {name} of run {run_id}"):
-            found = self._client.get_metric_history(run_id, name)
-        return sorted({metric.step: metric.value for metric in sorted(found, key=lambda m: m.timestamp)}.items())
+            points = self._client.get_metric_history(run_id, name)
+        return sorted({metric.step: metric.value for metric in sorted(points, key=lambda m: m.timestamp)}.items())
 
     def job_records(self, wanted: JobFilter | None = None, limit: int = 200) -> list[JobRecord]:
         """Jobs of this experiment, the newest first.

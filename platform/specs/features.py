@@ -230,16 +230,16 @@ def fitted_as(wanted: Steps, kept: Steps) -> Steps | None:
     is given: what was known before becomes the same id.
     """
     others = iter([step for step in kept if not isinstance(step, _CUTS)])
-    found: list[FeatureStep] = []
+    fitted: list[FeatureStep] = []
     for step in wanted:
         if isinstance(step, _CUTS):
-            found.append(step)
+            fitted.append(step)
             continue
         other = next(others, None)
         if other is None or not _is_as(step, other):
             return None
-        found.append(other if is_unfitted(step) else step)
-    return tuple(found) if next(others, None) is None else None
+        fitted.append(other if is_unfitted(step) else step)
+    return tuple(fitted) if next(others, None) is None else None
 
 
 def _is_as(wanted: FeatureStep, kept: FeatureStep) -> bool:

@@ -105,8 +105,8 @@ def load_scaling(file: Path) -> ScalingSettings:
     except (OSError, UnicodeDecodeError) as error:
         problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML file in UTF-8", "check the path")
         raise SpecError([problem], str(file)) from None
-    found = validate(ScalingSettings, parse_mapping(text, str(file)), str(file))
-    return found.model_copy(update={"policy": beside(found.policy, file)})
+    settings = validate(ScalingSettings, parse_mapping(text, str(file)), str(file))
+    return settings.model_copy(update={"policy": beside(settings.policy, file)})
 
 
 def names_a_file(policy: str) -> bool:

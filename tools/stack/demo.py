@@ -236,8 +236,8 @@ def _show_job(airflow: AirflowClient, platform: Platform, run_id: str, progress:
 
 def _outcome(airflow: AirflowClient, run_id: str, seconds: float, scaling: Scaling) -> Outcome:
     def output(task_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = airflow.xcom(settings.DAG_ID, run_id, task_id)
-        return found
+        values: dict[str, Any] = airflow.xcom(settings.DAG_ID, run_id, task_id)
+        return values
 
     return Outcome(
         run_id=run_id,

@@ -110,12 +110,12 @@ def kill_session(leader: int) -> None:
 
 def session_members(leader: int) -> list[psutil.Process]:
     """The live processes of one session."""
-    found = []
+    members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                members.append(process)
+    return members
 
 
 def hold(file: Path) -> IO[bytes]:

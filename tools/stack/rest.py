@@ -38,8 +38,8 @@ class AirflowClient:
 
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG file has been read."""
-        found = self.call("GET", f"/dags?{urlencode({'dag_id_pattern': dag_id})}")
-        return any(dag["dag_id"] == dag_id for dag in found["dags"])
+        answer = self.call("GET", f"/dags?{urlencode({'dag_id_pattern': dag_id})}")
+        return any(dag["dag_id"] == dag_id for dag in answer["dags"])
 
     def import_errors(self) -> list[str]:
         """Why DAG files could not be read."""
@@ -65,8 +65,8 @@ class AirflowClient:
 
     def runs(self, dag_id: str) -> dict[str, str]:
         """State of each of the last twenty runs by its id, the oldest first."""
-        found = self.call("GET", f"/dags/{dag_id}/dagRuns?order_by=-run_after&limit=20")["dag_runs"]
-        return {run["dag_run_id"]: str(run["state"]) for run in reversed(found)}
+        answer = self.call("GET", f"/dags/{dag_id}/dagRuns?order_by=-run_after&limit=20")["dag_runs"]
+        return {run["dag_run_id"]: str(run["state"]) for run in reversed(answer)}
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """queued, running, success or failed."""
@@ -74,8 +74,8 @@ class AirflowClient:
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """The task instances of a run by task id."""
-        found = self.call("GET", f"{self._run(dag_id, run_id)}/taskInstances")["task_instances"]
-        return {task["task_id"]: task for task in found}
+        answer = self.call("GET", f"{self._run(dag_id, run_id)}/taskInstances")["task_instances"]
+        return {task["task_id"]: task for task in answer}
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
         """What a task returned, or pushed under a key; None while there is nothing."""
@@ -90,8 +90,8 @@ class AirflowClient:
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int, map_index: int = -1) -> str:
         """The log of one try of a task as text."""
         place = f"{self._run(dag_id, run_id)}/taskInstances/{task_id}/logs/{try_number}"
-        found = self.call("GET", f"{place}?full_content=true&map_index={map_index}")["content"]
-        return "\n".join(_log_lines(found))
+        answer = self.call("GET", f"{place}?full_content=true&map_index={map_index}")["content"]
+        return "\n".join(_log_lines(answer))
 
     def clear(self, dag_id: str, run_id: str, task_ids: list[str]) -> None:
         """Clears tasks of a run and what comes after them, as the button does."""

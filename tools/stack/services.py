@@ -184,10 +184,10 @@ class ServiceStack:
         from elastrec.platform.clusters.local.life_cycle import find_agent
         from elastrec.platform.jobs import tls_folder
 
-        found = find_agent(self.agent_state, tls_folder())
-        if found is None:
+        agent = find_agent(self.agent_state, tls_folder())
+        if agent is None:
             raise ServiceError(f"no node agent runs in {self.agent_state}; see {self.agent_state}")
-        return found.config
+        return agent.config
 
     def environment(self) -> dict[str, str]:
         """Variables under which `airflow` and `elastrec` commands talk to this stack."""

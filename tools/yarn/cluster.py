@@ -118,14 +118,14 @@ class YarnCluster:
 
     def processes(self, variable: str, value: str) -> list[psutil.Process]:
         """Python processes in containers of this cluster, and of no other, that have a variable of this value."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 variables = process.environ()
                 is_ours = variables.get("LOCAL_DIRS", "").startswith(f"{self.folder}/")
                 if is_ours and variables.get(variable) == value and "python" in process.name():
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def log(self, name: str) -> str:
         """The end of a daemon's log: `resourcemanager` or `node-0`, …"""

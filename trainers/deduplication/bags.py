@@ -32,8 +32,8 @@ class BagsOver(nn.Module):
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """The collection's tables."""
-        found: list[EmbeddingBagConfig] = self.collection.embedding_bag_configs()
-        return found
+        configs: list[EmbeddingBagConfig] = self.collection.embedding_bag_configs()
+        return configs
 
     def is_weighted(self) -> bool:
         return False

@@ -144,7 +144,7 @@ def _contents(
 def users_code(job: TrainingJob) -> list[str]:
     """Files or packages of the user's model and transform that no installation would bring along."""
     installed = tuple(Path(path).resolve() for path in sysconfig.get_paths().values())
-    found: set[str] = set()
+    modules: set[str] = set()
     for path in (job.spec.model.architecture, job.spec.data.transform or ""):
         top = path.partition(":")[0].partition(".")[0] if ":" in path else ""
         spec = importlib.util.find_spec(top) if top and top != "elastrec" else None
@@ -153,5 +153,5 @@ def users_code(job: TrainingJob) -> list[str]:
         origin = Path(spec.origin).resolve()
         source = origin.parent if spec.submodule_search_locations else origin
         if not any(folder in source.parents for folder in installed):
-            found.add(str(source))
-    return sorted(found)
+            modules.add(str(source))
+    return sorted(modules)

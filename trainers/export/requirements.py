@@ -35,12 +35,12 @@ def pinned() -> dict[str, str]:
         if (name, extra) in seen:
             continue
         seen.add((name, extra))
-        found = _installed(STAND_INS.get(name, name))
-        if found is None:
+        distribution = _installed(STAND_INS.get(name, name))
+        if distribution is None:
             log.warning("requirement_not_installed", name=name, consequence="the installer chooses its version")
             continue
-        versions[name] = _public(found)
-        for needed in map(Requirement, found.requires or ()):
+        versions[name] = _public(distribution)
+        for needed in map(Requirement, distribution.requires or ()):
             if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                 waiting += [(canonicalize_name(needed.name), each) for each in ("", *needed.extras)]
     return dict(sorted(versions.items()))
@@ -55,9 +55,9 @@ def _installed(name: str) -> Distribution | None:
         return None
 
 
-def _public(found: Distribution) -> str:
+def _public(distribution: Distribution) -> str:
     """Without the local part: an index has 2.13.0, whose builds are called 2.13.0+cpu."""
-    return Version(found.version).public
+    return Version(distribution.version).public
 
 
 def write_wheels(folder: Path, versions: dict[str, str]) -> list[Path]:

@@ -165,11 +165,11 @@ class TableShards:
         """Rows `[U, R]` of ids, and which of them the table holds; the others' rows are zero."""
         if len(self._shards) == 1:
             return self._of_shard(0, ids_U)
-        found = np.zeros((len(ids_U), self._dimension), np.float32)
+        values = np.zeros((len(ids_U), self._dimension), np.float32)
         held_U = np.zeros(len(ids_U), np.bool_)
         for shard, wanted in _by_shard(ids_U, len(self._shards)):
-            found[wanted], held_U[wanted] = self._of_shard(shard, ids_U[wanted])
-        return found, held_U
+            values[wanted], held_U[wanted] = self._of_shard(shard, ids_U[wanted])
+        return values, held_U
 
     def _of_shard(self, shard: int, ids_U: Ids) -> tuple[Rows, np.ndarray[Any, np.dtype[np.bool_]]]:
         ids, values = self._shards[shard]

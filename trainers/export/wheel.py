@@ -34,10 +34,10 @@ def installed_package() -> Distribution:
     """
     # A build leaves metadata of another form beside a checkout; the installation's own is wanted.
     installed = (each for each in distributions(name=PACKAGE) if each.read_text("METADATA"))
-    found = next(installed, None)
-    if found is None:
+    package = next(installed, None)
+    if package is None:
         raise HistoryError(f"{PACKAGE}: its installation has no METADATA; install it again")
-    return found
+    return package
 
 
 def write_wheel(folder: Path) -> Path:
@@ -46,10 +46,10 @@ def write_wheel(folder: Path) -> Path:
     Raises:
         HistoryError: the package's files or its metadata cannot be found.
     """
-    found = installed_package()
-    texts = {name: text for name in _METADATA if (text := found.read_text(name)) is not None}
+    package = installed_package()
+    texts = {name: text for name in _METADATA if (text := package.read_text(name)) is not None}
     return _write(
-        folder, PACKAGE, found.version, {f"{PACKAGE}/{name}": file.read_bytes() for name, file in _files()}, texts
+        folder, PACKAGE, package.version, {f"{PACKAGE}/{name}": file.read_bytes() for name, file in _files()}, texts
     )
 
 

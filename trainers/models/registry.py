@@ -51,12 +51,12 @@ def model_class(architecture: str) -> type[nn.Module]:
             "a module that can be imported by the pods",
             f"importing {module_name} failed: {where}; install the package where the pods run or put it on PYTHONPATH",
         ) from error
-    found = getattr(module, class_name, None)
-    if not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        what = "no such name" if found is None else f"a {type(found).__name__}"
+    model = getattr(module, class_name, None)
+    if not (inspect.isclass(model) and issubclass(model, nn.Module)):
+        what = "no such name" if model is None else f"a {type(model).__name__}"
         raise _problem(repr(architecture), f"a torch.nn.Module class; {module_name}.{class_name} is {what}")
-    _check_signature(architecture, found)
-    return found
+    _check_signature(architecture, model)
+    return model
 
 
 def takes_deduplicated(architecture: str) -> bool:

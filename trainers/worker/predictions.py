@@ -68,7 +68,7 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
         CheckpointError: a file is no such file.
     """
     store = open_store(folder_uri)
-    found = []
+    predictions = []
     for key in store.keys():  # noqa: SIM118 (a store is no mapping)
         if not key.endswith(".parquet"):
             continue
@@ -82,7 +82,7 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
         )
         batch = table.drop_columns([PREDICTION, POOLED]).combine_chunks()
         batches = batch.to_batches() or [pa.RecordBatch.from_pylist([], schema=batch.schema)]
-        found.append(
+        predictions.append(
             Predictions(
                 metadata=metadata,
                 batch=batches[0],
@@ -90,4 +90,4 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
                 pooled=values.reshape(table.num_rows, -1),
             )
         )
-    return sorted(found, key=lambda item: item.metadata.start)
+    return sorted(predictions, key=lambda item: item.metadata.start)

@@ -149,31 +149,31 @@ def _table(reports: list[Report], jobs: int, asked: SimulationFile) -> Table:
         table.add_column(heading, justify="right")
     base = reports[0].figures()
     for each in reports:
-        found = each.figures()
+        figures = each.figures()
 
-        def against(name: str, found: dict[str, float] = found) -> str:
-            return f"{100 * (found[name] / base[name] - 1):+.1f} %" if base[name] and found is not base else ""
+        def against(name: str, figures: dict[str, float] = figures) -> str:
+            return f"{100 * (figures[name] / base[name] - 1):+.1f} %" if base[name] and figures is not base else ""
 
         table.add_row(
             each.policy,
-            _hours(found["completion_seconds_median"]),
+            _hours(figures["completion_seconds_median"]),
             "" if each is reports[0] else against("completion_seconds_median"),
-            _hours(found["completion_seconds_p90"]),
+            _hours(figures["completion_seconds_p90"]),
             "" if each is reports[0] else against("completion_seconds_p90"),
-            _hours(found["completion_seconds_mean"]),
-            _hours(found["waiting_seconds_mean"]),
-            _hours(found["makespan_seconds"]),
-            f"{found['cores_held']:.0%}",
-            f"{found['cores_used']:.0%}",
-            f"{found['core_hours']:,.0f}",
-            f"{found['cost']:,.0f}",
-            f"{found['changes']:,.0f}",
-            f"{found['failures']:,.0f}",
-            f"{found['evictions']:,.0f}",
-            f"{found['out_of_memory_share']:.1%}",
-            f"{found['worker_cpu_share']:.0%}/{found['server_cpu_share']:.0%}",
-            f"{found['worker_memory_share']:.0%}/{found['server_memory_share']:.0%}",
-            f"{found['unfinished']:.0f}",
+            _hours(figures["completion_seconds_mean"]),
+            _hours(figures["waiting_seconds_mean"]),
+            _hours(figures["makespan_seconds"]),
+            f"{figures['cores_held']:.0%}",
+            f"{figures['cores_used']:.0%}",
+            f"{figures['core_hours']:,.0f}",
+            f"{figures['cost']:,.0f}",
+            f"{figures['changes']:,.0f}",
+            f"{figures['failures']:,.0f}",
+            f"{figures['evictions']:,.0f}",
+            f"{figures['out_of_memory_share']:.1%}",
+            f"{figures['worker_cpu_share']:.0%}/{figures['server_cpu_share']:.0%}",
+            f"{figures['worker_memory_share']:.0%}/{figures['server_memory_share']:.0%}",
+            f"{figures['unfinished']:.0f}",
         )
     return table
 

@@ -298,14 +298,14 @@ def _one(
     progress: Progress | None,
 ) -> ClusterReport:
     target = join(destination, folder) if folder else join(destination)
-    found = [pair for root in roots for pair in list_files(root, data.include)]
+    files = [pair for root in roots for pair in list_files(root, data.include)]
     # The folder below which the files' names differ.
     root = roots[0] if len(roots) == 1 else join(data.path)
-    if not found:
+    if not files:
         raise DataError(f"{root}: the folder holds no files; expected Parquet files")
-    _check_folder_keys(data, [uri for uri, _ in found])
+    _check_folder_keys(data, [uri for uri, _ in files])
     digest = xxhash.xxh3_128()
-    for uri, info in found:
+    for uri, info in files:
         digest.update(f"{uri[len(root) :]}\0{info.size}\0{info.mtime_ns}\n".encode())
     same = {
         "source_digest": digest.hexdigest(),
@@ -323,7 +323,7 @@ def _one(
                 "destination"
             )
         return existing
-    source = open_source([uri for uri, _ in found], keys)
+    source = open_source([uri for uri, _ in files], keys)
     if not source.rows:
         raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
     if limits.groups:
@@ -340,7 +340,7 @@ def _one(
         report = ClusterReport(
             partition=folder,
             source=root,
-            source_bytes=sum(info.size for _, info in found),
+            source_bytes=sum(info.size for _, info in files),
             rows=writer.rows,
             sessions=writer.sessions,
             rows_without_session=writer.rows_without_session,

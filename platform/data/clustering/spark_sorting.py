@@ -112,13 +112,13 @@ def _numbers(spark_files: list[str], uris: tuple[str, ...]) -> Mapping[str, int]
         DataError: Spark calls a file otherwise than this process does.
     """
     plain = {_without_scheme(uri): index for index, uri in enumerate(uris)}
-    found = {}
+    numbers = {}
     for name in spark_files:
         path = _without_scheme(unquote(name))
         if path not in plain:
             raise DataError(f"{name}: Spark reads it, but it is none of the partition's files, such as {uris[0]}")
-        found[re.sub(_SLASHES, r"\1:/", name)] = plain[path]
-    return found
+        numbers[re.sub(_SLASHES, r"\1:/", name)] = plain[path]
+    return numbers
 
 
 def _without_scheme(uri: str) -> str:

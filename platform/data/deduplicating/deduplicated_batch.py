@@ -40,9 +40,9 @@ def deduplicate_batch(batch: pa.RecordBatch, groups: Sequence[Sequence[str]]) ->
             raise DataError(
                 f"feature {name!r}: {kind} is not allowed; allowed: int64 or a list of it; encode the rows first"
             )
-    found = [deduplicate({name: batch.column(name) for name in group}) for group in groups]
+    deduplicated = [deduplicate({name: batch.column(name) for name in group}) for group in groups]
     plain = batch.select([name for name in batch.schema.names if name not in named])
-    return with_groups(plain, found, {name: str(batch.schema.field(name).type) for name in batch.schema.names})
+    return with_groups(plain, deduplicated, {name: str(batch.schema.field(name).type) for name in batch.schema.names})
 
 
 def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], kinds: Mapping[str, str]) -> pa.RecordBatch:

@@ -106,7 +106,7 @@ def inspect_steps(
         )
         rows_of |= dict.fromkeys(group, distinct)
     dense_NI = np.asarray(encoded.column(DENSE).values).reshape(raw.num_rows, -1) if data.dense else None
-    found = []
+    lines = []
     for index, (name, feature) in enumerate(features.items()):
         [source, *others] = plans[name].sources
         column = columns[replace(source, fill=None)] if isinstance(source, Reading) and not others else None
@@ -114,7 +114,7 @@ def inspect_steps(
             after = dense_NI[:, index]
         else:
             after, _ = jagged_parts(encoded.column(name), name)
-        found.append(
+        lines.append(
             FeatureSteps(
                 name=name,
                 columns=tuple(columns_of(plans, [name])),
@@ -126,7 +126,7 @@ def inspect_steps(
                 rows=rows_of.get(name, raw.num_rows),
             )
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def _missing_share(column: Column) -> float:

@@ -67,13 +67,13 @@ def plans_of(data: TrainingData, names: Collection[str]) -> dict[str, FeaturePla
         DataError: a vocabulary holds one value twice, or one that is no such id as the feature's encoding makes.
     """
     features = {feature.name: feature for feature in data.described_features}
-    found: dict[str, FeaturePlan] = {}
+    plans: dict[str, FeaturePlan] = {}
     for name in names:
-        plan = found[name] = _plan(data, features[name])
+        plan = plans[name] = _plan(data, features[name])
         for source in plan.sources:
-            if isinstance(source, str) and source not in found:
-                found[source] = _plan(data, features[source])
-    return found
+            if isinstance(source, str) and source not in plans:
+                plans[source] = _plan(data, features[source])
+    return plans
 
 
 def columns_of(plans: dict[str, FeaturePlan], names: Collection[str]) -> list[str]:
@@ -175,12 +175,12 @@ def _values(values: Sequence[float | int | str], feature: DenseFeature | SparseF
                 f"data.features.{feature.name}: the value {text!r} is not allowed; allowed: values in the encoding "
                 f"{encoding} of the column; correct the value, or the encoding"
             )
-    found: dict[int, str] = {}
+    places: dict[int, str] = {}
     for text, id_ in zip(texts, ids.tolist(), strict=True):
-        if id_ in found:
+        if id_ in places:
             raise DataError(
-                f"data.features.{feature.name}: the values {found[id_]!r} and {text!r} are not allowed together; "
+                f"data.features.{feature.name}: the values {places[id_]!r} and {text!r} are not allowed together; "
                 f"allowed: each value once, and they are one id in the encoding {encoding}; remove one of them"
             )
-        found[id_] = text
-    return list(found)
+        places[id_] = text
+    return list(places)

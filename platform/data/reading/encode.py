@@ -97,12 +97,12 @@ class EncodedRows:
 
     def bad_rows(self) -> dict[int, BadRow]:
         """Why each bad row is bad, by its number; of a row that is bad in several columns the first of them."""
-        found: dict[int, BadRow] = {}
+        bad: dict[int, BadRow] = {}
         for mark in self.marks:
             for row in np.flatnonzero(mark.wrong_B).tolist():
-                if row not in found:
-                    found[row] = mark.bad_row(row)
-        return found
+                if row not in bad:
+                    bad[row] = mark.bad_row(row)
+        return bad
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,13 @@ class RowEncoder:
             DataError: a column's type can never be what the feature needs.
         """
         # Column by column, each through its steps while it lies in the processor's cache.
-        found, read = self._begun(rows, with_label=with_label)
-        return self.finish(replace(found, columns=_OnDemand(read, self._shared)))
+        rows_read, read = self._begun(rows, with_label=with_label)
+        return self.finish(replace(rows_read, columns=_OnDemand(read, self._shared)))
 
     def read(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> ReadRows:
         """The first stage of `encode`, which see."""
-        found, read = self._begun(rows, with_label=with_label)
-        return replace(found, columns={reading: read(reading) for reading in self._readings})
+        rows_read, read = self._begun(rows, with_label=with_label)
+        return replace(rows_read, columns={reading: read(reading) for reading in self._readings})
 
     def _begun(
         self, rows: pa.Table | pa.RecordBatch, *, with_label: bool
@@ -232,15 +232,15 @@ class RowEncoder:
         """Rows of which no feature's column is read, and what reads one."""
         # Once for all: asking a table by name costs more than most columns do.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        found = ReadRows(rows.num_rows, None, {}, columns, np.zeros(rows.num_rows, np.bool_))
+        rows_read = ReadRows(rows.num_rows, None, {}, columns, np.zeros(rows.num_rows, np.bool_))
         if with_label:
-            found = replace(found, target_BT=self._targets(columns, found.mark))
+            rows_read = replace(rows_read, target_BT=self._targets(columns, rows_read.mark))
 
         def read(reading: Reading) -> Column:
             values = _column(columns, reading.column)
-            return read_column(values, reading, self._data.csv.list_separator, found.mark)
+            return read_column(values, reading, self._data.csv.list_separator, rows_read.mark)
 
-        return found, read
+        return rows_read, read
 
     def finish(self, read: ReadRows) -> EncodedRows:
         """The second stage of `encode`: each step runs once for each of the rows."""

@@ -111,18 +111,18 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
                 f"topic: {name!r} does not exist at {servers}; there are: {others}; correct the name, or make it with "
                 "--partitions"
             )
-        found = _described(library, admin, name)
+        described = _described(library, admin, name)
     except library.KafkaException as error:
         raise TransportError(
             f"Kafka at {servers}: {reason(error)}; check the address, that the broker runs, and the settings"
         ) from error
-    count = len(found.partitions)
+    count = len(described.partitions)
     if create_partitions and count != create_partitions:
         raise DataError(
             f"topic: {name!r} has {count} partitions, not {create_partitions}; allowed: as many as it has, or another "
             "topic (with more partitions later, a session's rows would be in two of them)"
         )
-    return Topic(name, str(known.cluster_id), str(found.topic_id), count)
+    return Topic(name, str(known.cluster_id), str(described.topic_id), count)
 
 
 def _described(library: ModuleType, admin: Any, name: str) -> Any:

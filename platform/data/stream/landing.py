@@ -97,13 +97,13 @@ def land(
         TransportError: the broker does not answer.
     """
     form = MessageForm(data)
-    found = describe_topic(servers, topic, settings or {})
+    described = describe_topic(servers, topic, settings or {})
     landed = []
     with _locked(destination):
-        record = _begun(destination, found, form, data.timezone)
+        record = _begun(destination, described, form, data.timezone)
         _remove_unrecorded(destination, record)
-        for partition in range(found.partitions):
-            log = PartitionLog(found.name, partition, servers, settings or {})
+        for partition in range(described.partitions):
+            log = PartitionLog(described.name, partition, servers, settings or {})
             try:
                 done, record = _land_one(data, form, destination, log, record)
             finally:

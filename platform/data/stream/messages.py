@@ -129,8 +129,8 @@ class MessageForm:
 
     def session_of(self, row: Row) -> int | str:
         """The row's session."""
-        found: int | str = getattr(row, self._fields[self.session])
-        return found
+        session: int | str = getattr(row, self._fields[self.session])
+        return session
 
     def schema(self, session: pa.DataType) -> pa.Schema:
         """The columns that `table` gives for sessions of this type, int64 or string."""

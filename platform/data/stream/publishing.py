@@ -76,17 +76,17 @@ def publish(
     form = MessageForm(data)
     manifest = build_manifest(data, partitions, try_rows=False)
     text = _checked(data, form, manifest)
-    found = describe_topic(servers, topic, settings or {}, create_partitions=topic_partitions)
-    sender = _Sender(found, servers, settings or {})
+    described = describe_topic(servers, topic, settings or {}, create_partitions=topic_partitions)
+    sender = _Sender(described, servers, settings or {})
     ledger = BadRowLedger(data.bad_rows)
-    rows_P = np.zeros(found.partitions, np.int64)
+    rows_P = np.zeros(described.partitions, np.int64)
     size = 0
     for table in rows_as_written(data, manifest, ledger):
         keys, code_B = session_keys(_sessions(table, form.session, text))
-        partition_B = partitions_of(keys, found.partitions)[code_B]
+        partition_B = partitions_of(keys, described.partitions)[code_B]
         messages = form.messages(_with_sessions(table, form.session, text))
         sender.send([keys[code] for code in code_B.tolist()], messages, partition_B.tolist())
-        rows_P += np.bincount(partition_B, minlength=found.partitions)
+        rows_P += np.bincount(partition_B, minlength=described.partitions)
         size += sum(map(len, messages))
         if progress is not None:
             progress(int(rows_P.sum()), manifest.rows)

@@ -45,9 +45,9 @@ def learned(platform: Platform, settings: ScalingSettings) -> Learned:
             reason = str(error)
         else:
             known = [job for each in records if (job := past_job(each)).coefficients is not None]
-            found = Learned(overheads_of(records[:LATEST_JOBS]), tuple(known))
-            costs = {name: getattr(found.overheads, name) for name in found.overheads.__struct_fields__}
+            result = Learned(overheads_of(records[:LATEST_JOBS]), tuple(known))
+            costs = {name: getattr(result.overheads, name) for name in result.overheads.__struct_fields__}
             log.info("history_read", jobs=len(records), models=len(known), **costs)
-            return found
+            return result
     log.warning("history_not_read", reason=reason, consequence="documented defaults count, no job has a prior")
     return Learned()

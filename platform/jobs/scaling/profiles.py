@@ -137,10 +137,10 @@ def movable_of(profile: Profile, job: TrainingJob) -> frozenset[Change]:
     return frozenset(change for change, is_possible in possible.items() if is_possible)
 
 
-def holders_of(found: Iterable[JobProfile | NotNow]) -> list[Holder]:
+def holders_of(profiles: Iterable[JobProfile | NotNow]) -> list[Holder]:
     """The jobs that can give workers back when another team claims its share."""
     holders = []
-    for each in found:
+    for each in profiles:
         if isinstance(each, NotNow):
             holders += [each.holder] if each.holder else []
         else:

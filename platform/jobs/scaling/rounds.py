@@ -127,7 +127,7 @@ def _curve(answer: Profile | str) -> MemoryCurve | None:
 
 
 def stamped(
-    decided: Round, found: Iterable[JobProfile | NotNow], curves: Mapping[str, MemoryCurve | None], expires: float
+    decided: Round, profiles: Iterable[JobProfile | NotNow], curves: Mapping[str, MemoryCurve | None], expires: float
 ) -> Round:
     """The round with plans that have an id, the version of the job's shape that each was made for, and an expiry.
 
@@ -135,7 +135,7 @@ def stamped(
         curves: forecasts of memory by job id.
         expires: Unix seconds.
     """
-    versions = {each.job_id: each.shape_version for each in found}
+    versions = {each.job_id: each.shape_version for each in profiles}
     plans = tuple(
         msgspec.structs.replace(
             each,

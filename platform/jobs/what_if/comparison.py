@@ -61,13 +61,13 @@ def gather(
     workload = asked.workload
     if workload.jobs is not None:
         table = read_jobs(base / workload.jobs, workload.time_unit, skip_wrong_lines=workload.skip_wrong_lines)
-        found = Gathered(table.jobs, tuple(f"left out: {each}" for each in table.skipped))
+        gathered = Gathered(table.jobs, tuple(f"left out: {each}" for each in table.skipped))
     elif workload.made_up is not None:
         made = workload.made_up
         arrivals = read_arrivals(base / made.arrivals, workload.time_unit) if made.arrivals else None
         habits = Habits(models=made.models, teams=min(made.teams, made.models))
         jobs = recurring(made.jobs, asked.seed, habits, made.mean_time_between_jobs, arrivals)
-        found = Gathered(jobs, ("the jobs are made up",))
+        gathered = Gathered(jobs, ("the jobs are made up",))
     else:
         past = jobs_of(records)
         if not past.jobs:
@@ -77,15 +77,15 @@ def gather(
             )
             raise SpecError([problem])
         left_out = tuple(f"left out: {name}: {why}" for name, why in past.left_out)
-        found = Gathered(past.jobs, (*past.notes, *left_out), overheads)
+        gathered = Gathered(past.jobs, (*past.notes, *left_out), overheads)
     if asked.changes == "workers":
         movable = frozenset({Change.WORKERS})
-        jobs = tuple(msgspec.structs.replace(each, movable=each.movable & movable) for each in found.jobs)
-        found = msgspec.structs.replace(found, jobs=jobs)
+        jobs = tuple(msgspec.structs.replace(each, movable=each.movable & movable) for each in gathered.jobs)
+        gathered = msgspec.structs.replace(gathered, jobs=jobs)
     if asked.cluster.node_changes is not None:
         changes = read_node_changes(base / asked.cluster.node_changes, workload.time_unit)
-        found = msgspec.structs.replace(found, node_changes=changes)
-    return found
+        gathered = msgspec.structs.replace(gathered, node_changes=changes)
+    return gathered
 
 
 def settings_of(asked: SimulationFile, measured: Overheads | None, handling: Handling) -> Settings:
@@ -136,14 +136,14 @@ def _policies(asked: Sequence[str]) -> dict[str, ScalingPolicy]:
     Raises:
         ScalingError: one cannot be loaded, or two would have one name in the table.
     """
-    found: dict[str, ScalingPolicy] = {}
+    policies: dict[str, ScalingPolicy] = {}
     for name in asked:
         policy = Static() if name == BY_HAND_NAME else load_policy(name)
         shown = policy.name if names_a_file(name) else name
-        if shown in found or (shown != name and shown in asked):
+        if shown in policies or (shown != name and shown in asked):
             raise ScalingError(f"policy {name}: its name {shown!r} is another one's too; give the class another name")
-        found[shown] = policy
-    return found
+        policies[shown] = policy
+    return policies
 
 
 def _told(progress: Progress, name: str) -> Callable[[int, int], None]:

@@ -104,10 +104,10 @@ def read_node_changes(file: Path, time_unit_seconds: float = 1.0) -> tuple[NodeC
         SpecError: the file cannot be read, columns are missing, or fields are wrong.
     """
     lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("seconds", "nodes")), start=2)]
-    found = [line.node_change(time_unit_seconds) for line in lines]
+    changes = [line.node_change(time_unit_seconds) for line in lines]
     if wrong := [problem for line in lines for problem in line.problems]:
         raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
-    return tuple(each for each in found if each is not None)
+    return tuple(each for each in changes if each is not None)
 
 
 def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: bool = False) -> Table:

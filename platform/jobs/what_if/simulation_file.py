@@ -145,5 +145,5 @@ def load_simulation(file: Path) -> SimulationFile:
     except (OSError, UnicodeDecodeError) as error:
         problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML or CSV file in UTF-8", "check it")
         raise SpecError([problem], str(file)) from None
-    found = validate(SimulationFile, parse_mapping(text, str(file)), str(file))
-    return found.model_copy(update={"policies": tuple(beside(each, file) for each in found.policies)})
+    content = validate(SimulationFile, parse_mapping(text, str(file)), str(file))
+    return content.model_copy(update={"policies": tuple(beside(each, file) for each in content.policies)})

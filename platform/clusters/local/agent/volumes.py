@@ -54,8 +54,8 @@ class MemoryVolumes:
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self._folder = root / f"{_PREFIX}{xxhash.xxh64_hexdigest(str(folder.absolute()).encode())}"
-        found = self._folder.glob("*/*") if self._folder.is_dir() else ()
-        self.sizes: dict[VolumeKey, int] = {(path.parent.name, path.name): path.stat().st_size for path in found}
+        volumes = self._folder.glob("*/*") if self._folder.is_dir() else ()
+        self.sizes: dict[VolumeKey, int] = {(path.parent.name, path.name): path.stat().st_size for path in volumes}
 
     def make(self, spec: PodSpec) -> Path | None:
         """Where the volume of a pod is; it is made beside, so that nobody waits. None: the pod asks for none."""
