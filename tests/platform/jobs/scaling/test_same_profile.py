@@ -70,6 +70,21 @@ class Watched:
         return MethodType(found, self) if isinstance(found, FunctionType) else getattr(self._of, name)
 
 
+@pytest.fixture(autouse=True)
+def copies_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a job with other values the policy reads what it is made of."""
+    replace = msgspec.structs.replace
+
+    def replaced(struct: Any, **fields: Any) -> Any:
+        return (
+            Watched(replace(struct._of, **fields), struct._read)
+            if type(struct) is Watched
+            else replace(struct, **fields)
+        )
+
+    monkeypatch.setattr(msgspec.structs, "replace", replaced)
+
+
 def read_by(policy: ScalingPolicy) -> set[str]:
     read = set[str]()
     for job in (profile(), profile(observations=profile().observations[:1]), live()):
