@@ -210,7 +210,7 @@ class Bucket:
         left_bytes, found = most_bytes - deleted.nbytes, []
         for shelf, log in zip(self._shelves, (rows_log, candidates_log), strict=True):
             entries = self._copy_back(log, since)
-            cells = None if entries is None else self._copy_logged(shelf.pool, log, entries, since, left_bytes)
+            cells = None if entries is None else self._copy_logged(shelf.pool, log, entries, left_bytes)
             if cells is None:
                 return None
             left_bytes -= cells.nbytes
@@ -231,8 +231,11 @@ class Bucket:
                 )
         return out[: cursor[2]]
 
-    def _copy_logged(self, pool: Pool, log: _Log, entries: Array, since: int, most_bytes: int) -> Array | None:
-        """Cells that entries of a log name; None: the log has ended, or they are more than so many bytes."""
+    def _copy_logged(self, pool: Pool, log: _Log, entries: Array, most_bytes: int) -> Array | None:
+        """Cells that entries of a log name; None: they are more than so many bytes.
+
+        A log that ends meanwhile does no harm: moves are not noted then, but the next listing is whole.
+        """
         cell_bytes = 4 * pool.shape.width
         out = np.empty((min(len(entries), max(0, most_bytes) // cell_bytes), pool.shape.width), np.uint32)
         seen, progress = np.zeros(log.cells // 64 + 1, np.uint64), np.zeros(2, np.int64)
@@ -240,8 +243,6 @@ class Bucket:
         while not is_over:
             before = int(progress[0])
             with self._store.locked(self.number) as stripe:
-                if not self._is_logged_since(since):
-                    return None
                 is_over = copy_logged(
                     pool, self.number, entries, self._store.locks.words, stripe, step, seen, progress, out
                 )
