@@ -8,6 +8,7 @@ request gives the same figures. Answers a line of JSON to a line of JSON (`join`
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -26,40 +27,75 @@ from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTra
 from elastrec.trainers.worker.trainer import Started
 from elastrec.trainers.worker.window import Window
 
+_WINDOWS = 8
+"""Of the steps of all workers together; the mean loss of each is answered."""
+
 
 class _Losses(Window):
-    """Keeps the mean loss of every step."""
+    """Appends the mean loss of every step to `steps`, which all workers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: list[float]) -> None:
         super().__init__()
-        self.steps: list[float] = []
+        self._steps = steps
 
     def add(self, **amounts: Any) -> None:
-        self.steps.append(amounts["loss_sum"] / amounts["samples"])
+        self._steps.append(amounts["loss_sum"] / amounts["samples"])
         super().add(**amounts)
 
 
+@dataclass(frozen=True)
+class _Joining:
+    """How workers join, and what their pushes count for from then on.
+
+    Attributes:
+        apart: steps of all workers from one that joins to the next; 0: all join at once.
+        ramp_steps: own steps in which a newcomer's learning rates rise to those of the job.
+        rate_scale: a factor of all workers' learning rates.
+    """
+
+    apart: int = 0
+    ramp_steps: int = 0
+    rate_scale: float = 1.0
+
+    def workers_at(self, step: int, most: int) -> int:
+        return min(most, 2 + step // self.apart) if self.apart else most
+
+    def scale_of(self, worker: int, step: int) -> float:
+        """Of one of a worker's steps since others have joined, counted from 0."""
+        if not worker or not self.ramp_steps:
+            return self.rate_scale
+        return self.rate_scale * min(1.0, (step + 1) / self.ramp_steps)
+
+
 class _Worker:
-    def __init__(self, name: str, job: TrainingJob, routing: RoutingTable, *, trains_alone: bool) -> None:
-        self.losses = _Losses()
-        self.trainer = ParameterServerTrainer(job, Identity("job", name, "", "", TOKEN, None), self.losses)
+    def __init__(
+        self, number: int, job: TrainingJob, routing: RoutingTable, losses: list[float], *, trains_alone: bool
+    ) -> None:
+        self.number = number
+        identity = Identity("job", f"worker-{number}", "", "", TOKEN, None)
+        self.trainer = ParameterServerTrainer(job, identity, _Losses(losses))
         self._directive = Directive(
             version=1, mode=Mode.TRAIN, generation=1, routing=routing, trains_alone=trains_alone
         )
         self.trainer.follow(self._directive)
         self.trainer.mode(training=True)
         self._started: Started | None = None
+        self._joining: _Joining | None = None
+        self._steps = 0  # since others have joined
 
-    def is_joined(self) -> None:
+    def is_joined(self, joining: _Joining) -> None:
         """Others train from here on."""
-        self._directive = msgspec.structs.replace(self._directive, trains_alone=False)
+        self._directive, self._joining = msgspec.structs.replace(self._directive, trains_alone=False), joining
 
     def turn(self, item: Item | None) -> None:
         """Ends the step that is under way and begins the next one; before that push where pulls overlap."""
         overlaps = self.trainer.overlaps(self._directive)
         started = self.trainer.start(item) if item is not None and overlaps else None
         if self._started is not None:
-            self.trainer.train(self._started, hold=started is not None)
+            scale = 1.0
+            if self._joining is not None:
+                scale, self._steps = self._joining.scale_of(self.number, self._steps), self._steps + 1
+            self.trainer.train(self._started, hold=started is not None, rate_scale=scale)
         self._started = self.trainer.start(item) if item is not None and not overlaps else started
 
 
@@ -68,40 +104,49 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: `content`, a job file; `alone`, steps of the first worker; `together`, steps of all workers after that;
-            `workers`, of them.
+            `workers`, of them, 1: none joins; `joining`, see `_Joining` (absent: all at once, as they are).
 
     Returns:
         `before`, `after`: mean loss before the update, of the last and of the first `together / 8` steps on each side
-        of the join; `auc` and `normalized_entropy` of the log's second day.
+        of the join; `windows`, of each eighth of the steps together; `auc` and `normalized_entropy` of the log's second
+        day.
     """
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec
     rpc, routing = serve_rows(spec)
     alone, together, count = request["alone"], request["together"], request["workers"]
-    workers = [_Worker("worker-0", job, routing, trains_alone=True)]
+    joining, losses = _Joining(**request.get("joining", {})), list[float]()
+    workers = [_Worker(0, job, routing, losses, trains_alone=True)]
     try:
         minibatches = items(spec, 0, spec.training.batch_size, alone + together, shuffled=True)
         for item in minibatches[:alone]:
             workers[0].turn(item)
         workers[0].turn(None)
-        workers[0].is_joined()
-        workers += [_Worker(f"worker-{number}", job, routing, trains_alone=False) for number in range(1, count)]
-        for start in range(alone, alone + together, count):
-            for worker, item in zip(workers, minibatches[start : start + count], strict=True):
+        if count > 1:
+            workers[0].is_joined(joining)
+        step = 0
+        while step < together:
+            while len(workers) < joining.workers_at(step, count):
+                workers.append(_Worker(len(workers), job, routing, losses, trains_alone=False))
+                workers[-1].is_joined(joining)
+            of_round = minibatches[alone + step : alone + min(together, step + len(workers))]
+            for worker, item in zip(workers, of_round, strict=False):
                 worker.turn(item)
+            step += len(of_round)
         for worker in workers:
             worker.turn(None)
             worker.trainer.step.client.flush()
-        look = together // 8
-        joint = [worker.losses.steps[alone if worker is workers[0] else 0 :][: look // count] for worker in workers]
         sketch = score(workers[0].trainer.step, items(spec, 1, SCORED_ROWS, None, shuffled=False))
     finally:
         for worker in workers:
             worker.trainer.step.client.close()
         rpc.shutdown()
+    look = together // _WINDOWS
+    windows = [fmean(losses[first : first + look]) for first in range(alone, alone + look * _WINDOWS, look)]
     return {
-        "before": fmean(workers[0].losses.steps[alone - look : alone]),
-        "after": fmean(loss for losses in joint for loss in losses),
+        "before": fmean(losses[alone - look : alone]),
+        "after": windows[0],
+        "windows": windows,
         "auc": sketch.auc(),
         "normalized_entropy": sketch.normalized_entropy(),
     }
