@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import sys
 import time
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import structlog
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -98,7 +100,8 @@ def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, l
 class OtherLoad:
     """What other processes of this machine use meanwhile: figures of waits need it to be nearly nothing.
 
-    As a context manager around a measurement.
+    As a context manager around a measurement. Processes that the benchmark starts in it are its own once they have
+    ended.
 
     Attributes:
         cores: average number of cores that others had; 0 where the system does not say.
@@ -107,12 +110,18 @@ class OtherLoad:
     cores = 0.0
 
     def __enter__(self) -> Self:
-        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), time.process_time()
+        self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
         return self
 
     def __exit__(self, *_: object) -> None:
-        busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
+        busy, own = _busy_seconds() - self._busy, _own_seconds() - self._own
         self.cores = max(0.0, busy - own) / (time.monotonic() - self._began)
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of its children that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _busy_seconds() -> float:
@@ -170,6 +179,8 @@ def run_benchmark(
     if add_options is not None:
         add_options(parser)
     arguments = parser.parse_args()
+    # Figures alone go to stdout.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     figures = measure(arguments)
     if arguments.output == "json":
         json.dump([figure.document() for figure in figures], sys.stdout, ensure_ascii=False)

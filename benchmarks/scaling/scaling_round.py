@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,7 +28,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import structlog
 
 from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from elastrec.platform.clusters.nodes import Node
@@ -169,8 +167,6 @@ def one_round(jobs: int, silent: int) -> tuple[float, float, int, int]:
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """A round without and one with silent masters."""
-    # Figures alone go to stdout.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with OtherLoad() as others:
         one_round(min(arguments.jobs, 20), 0)
         seconds, cpu, decided, changing = one_round(arguments.jobs, 0)

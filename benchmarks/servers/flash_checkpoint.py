@@ -41,12 +41,12 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     volume = Path("/dev/shm") / f"elastrec-benchmark-{uuid.uuid4().hex[:8]}"
     try:
         with (
+            OtherLoad() as load,
             tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder) as folder,
             Child(
                 "benchmarks.processes.flash_checkpoint", folder, str(volume), str(arguments.rows), str(CHANGED),
                 environment=one_core(),
             ) as server,
-            OtherLoad() as load,
         ):  # fmt: skip
             size_bytes, first = server.hello["bytes"], server.hello["first"]
 
@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     blocked = [first["blocked_seconds"], *(each["blocked_seconds"] for each in by_name["full"])]
     settings = {
         "rows": arguments.rows, "bytes": size_bytes, "rounds": arguments.rounds,
-        "other_load_cores": round(load.cores, 2),
+        "others_cores": round(load.cores, 2),
     }  # fmt: skip
     memcpy = statistics.median(seconds["memcpy"])
     figures = [
@@ -90,6 +90,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 def goodput(seconds: float) -> Figure:
     """A job of one worker and one server on a node agent of its own, whose records go through memory."""
+    # Its pods are no children of this process.
     with private_platform() as platform, OtherLoad() as load:
         log = generate(
             GenerateSpec(path=f"{platform.work_uri}/clicks", days=2, rows_per_day=20_000, dense=13, sparse=26)
@@ -122,7 +123,7 @@ def goodput(seconds: float) -> Figure:
         "share of the time since the first row in which workers did not pause for a save", at_least=0.97,
         settings={"interval_seconds": _INTERVAL_SECONDS, "seconds": round(working, 1), "saves": saves,
                   "paused_seconds": round(parts.get("checkpointing", 0.0), 2),
-                  "other_load_cores": round(load.cores, 2)},
+                  "all_cores": round(load.cores, 2)},
     )  # fmt: skip
 
 

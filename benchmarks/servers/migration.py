@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import tempfile
 import time
@@ -148,7 +147,6 @@ def undisturbed(stack: ExitStack, rows: int, steps: int) -> tuple[list[float], f
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     rows = max(1000, int(arguments.bytes / _ROW_BYTES / FEATURES))
     span: dict[str, tuple[float, float]] = {}
-    began = time.monotonic()
     with OtherLoad() as load, ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder))
         site = Site(stack)
@@ -177,7 +175,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     ends = np.array(story["ends"])
     settings = {
         "bytes": held_bytes, "rows": rows * FEATURES, "servers": f"{_BEFORE} to {_AFTER}", "steps": steps,
-        "others_cores": round(max(0.0, load.cores - _children_cores(began)), 2), **arguments_of(span),
+        "others_cores": round(load.cores, 2), **arguments_of(span),
     }  # fmt: skip
     return [
         *figures(ends, span, stopped, settings),
@@ -187,12 +185,6 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         ),
         Figure("migration.auc_difference", abs(auc - plain_auc), "AUC", at_most=0.001, settings={"auc": auc}),
     ]  # fmt: skip
-
-
-def _children_cores(began: float) -> float:
-    """What the benchmark's own processes, which have ended, used on average."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (used.ru_utime + used.ru_stime) / (time.monotonic() - began)
 
 
 def arguments_of(span: dict[str, tuple[float, float]]) -> dict[str, float]:

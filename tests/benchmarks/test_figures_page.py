@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks.common import figures
@@ -35,11 +38,19 @@ def test_what_others_used_of_the_machine_stands_beside_a_figure() -> None:
     assert "| **missed**, while others used 1.5 cores |" in page([figure.document()])
 
 
-def test_the_load_of_others_leaves_out_this_process_and_the_time_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_load_of_others_leaves_out_this_process_and_the_time_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     busy, moments, own = iter([100.0, 106.0]), iter([10.0, 12.0]), iter([1.0, 3.0])
     monkeypatch.setattr(figures, "_busy_seconds", lambda: next(busy))
     monkeypatch.setattr(figures.time, "monotonic", lambda: next(moments))
-    monkeypatch.setattr(figures.time, "process_time", lambda: next(own))
+    monkeypatch.setattr(figures, "_own_seconds", lambda: next(own))
     with OtherLoad() as load:
         pass
     assert load.cores == (106 - 100 - (3 - 1)) / (12 - 10)
+
+
+def test_a_child_that_has_ended_is_counted_as_the_benchmarks_own() -> None:
+    before = figures._own_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert figures._own_seconds() - before >= 0.3
