@@ -25,6 +25,9 @@ class Elasticity(Spec):
     """`job_file`: start with the sizes under `resources`; `history`: with those of similar finished jobs."""
     enabled: bool = True
     """Whether the job takes part in automatic scaling."""
+    relieve_hot_servers: bool = True
+    """Whether the job moves buckets away from a parameter server that gets far more look-ups for its cores than the
+    others, `enabled` or not."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
     """It never has fewer workers, even if other jobs need the cores."""
     maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
@@ -41,7 +44,7 @@ class Elasticity(Spec):
     minimum_worker_memory: Memory | None = None
     """No plan gives a worker less memory. Absent: that under `resources`."""
     maximum_worker_memory: Memory | None = None
-    """No plan gives a worker more memory. Absent: that under `resources`."""
+    """No plan gives a worker more memory, and none gets more after a kill for it. Absent: that under `resources`."""
     minimum_parameter_server_cores: Cores | None = None
     """No plan gives a parameter server fewer cores. Absent: those under `resources`."""
     maximum_parameter_server_cores: Cores | None = None
@@ -49,8 +52,8 @@ class Elasticity(Spec):
     minimum_parameter_server_memory: Memory | None = None
     """No plan gives a parameter server less memory. Absent: that under `resources`."""
     maximum_parameter_server_memory: Memory | None = None
-    """No plan gives a parameter server more memory, also where its tables will need it. Absent: that under `resources`;
-    more servers are then the only remedy."""
+    """No plan gives a parameter server more memory, also where its tables will need it, and none gets more after a kill
+    for it. Absent: that under `resources`; more servers are then the only remedy."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Elasticity:

@@ -179,8 +179,8 @@ class PodResources(Spec):
     cores: Cores = 1.0
     """Cores of each pod; thread counts follow it."""
     memory: Memory = 2 * 2**30
-    """Memory of each pod. One that takes more is killed and replaced; twice in a row without progress in between fails
-    the job."""
+    """Memory of each pod. One that takes more is killed and replaced, by one with twice as much up to
+    `scaling.maximum_ROLE_memory`; twice in a row at the same size without progress in between fails the job."""
 
 
 class Resources(Spec):

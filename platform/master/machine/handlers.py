@@ -37,7 +37,7 @@ from elastrec.platform.master.machine.events import (
 )
 from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.measuring.time_profile import WITHOUT_MASTER
-from elastrec.platform.master.pods import losses, orders, shape, succession
+from elastrec.platform.master.pods import losses, more_memory, orders, shape, succession
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -169,7 +169,9 @@ def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
 
 
 def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
-    if event.pod in state.membership.members and not shape.creation_refused(state, event, effects):
+    if event.pod not in state.membership.members:
+        return
+    if not (shape.creation_refused(state, event, effects) or more_memory.creation_refused(state, event, effects)):
         state.fail(f"pod {event.pod} cannot be created: {event.reason}", effects)
 
 

@@ -123,10 +123,16 @@ def _count(state: JobState) -> int:
     return min(wanted, state.migration.count or wanted) if state.migration is not None else wanted
 
 
+def may_relieve(state: JobState) -> bool:
+    """Whether buckets can leave a hot server now: nothing else changes, and the job file allows it."""
+    is_free = state.migration is None and state.has_wanted_servers
+    return state.plan.relieves_hot_servers and is_free and is_possible(state)
+
+
 def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
     """Buckets of a hot server go to others that are there; nothing happens where servers change anyway, or have."""
     servers, ownership = state.ownership.servers, state.ownership
-    if state.migration is not None or not (is_possible(state) and state.has_wanted_servers):
+    if not may_relieve(state):
         return
     is_known = event.ownership_epoch == ownership.epoch and set(event.moves.values()) <= set(servers)
     if not is_known or {server.name for server in _targets(state)} != set(servers):

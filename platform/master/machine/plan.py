@@ -8,8 +8,10 @@ import msgspec
 
 from elastrec.checkpoints import new_record_uri
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.specs.elasticity import Elasticity
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import Training
+from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions
@@ -26,6 +28,9 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: taken, in this order, where the start record is damaged.
         start_positions: of the start record, where the job begins at them; None: at the first row.
         slow_worker_moves: how many slow workers the job moves to other nodes; 0: none.
+        relieves_hot_servers: whether buckets leave a hot server for others.
+        most_memory_bytes: of a pod, by role: as far as memory is doubled after kills for it; a role that is not named
+            keeps what it has.
         kept_records: of this job, that a rollback can return to.
         deltas: periodic records in a row that build on the one before.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
@@ -51,6 +56,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     older_start_records: list[str] = []
     start_positions: Positions | None = None
     slow_worker_moves: int = 0
+    relieves_hot_servers: bool = True
+    most_memory_bytes: dict[Role, int] = {}
     kept_records: int = 3
     deltas: int = 0
     exit_seconds: float = 10.0
@@ -78,6 +85,8 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             older_start_records=request.older_start_records,
             start_positions=_positions(request.start_positions),
             slow_worker_moves=spec.faults.slow_worker_moves,
+            relieves_hot_servers=spec.scaling.relieve_hot_servers,
+            most_memory_bytes=_most_memory(spec.scaling),
             kept_records=spec.checkpoint.keep,
             deltas=spec.checkpoint.deltas,
             record_template=new_record_uri(request.store, job.metadata.name, request.job_id, 0),
@@ -89,6 +98,14 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             pod_restarts=spec.faults.pod_restarts,
             holder=uuid.uuid4().hex,
         )
+
+
+def _most_memory(elasticity: Elasticity) -> dict[Role, int]:
+    limits = {
+        Role.WORKER: elasticity.maximum_worker_memory,
+        Role.PARAMETER_SERVER: elasticity.maximum_parameter_server_memory,
+    }
+    return {role: most for role, most in limits.items() if most is not None}
 
 
 def training_splits(training: Training, rows: int) -> RowRanges:

@@ -26,7 +26,7 @@ from elastrec.platform.master.machine.saves import WRITING, Saves
 from elastrec.platform.master.machine.shards import Ended, ShardQueue
 from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_profile import TimeProfile
-from elastrec.platform.master.pods import losses, orders, shape
+from elastrec.platform.master.pods import losses, more_memory, orders, shape
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
@@ -316,7 +316,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         deadlines: list[float] = []
         if (shape_deadline := shape.deadline(self)) is not None:
             deadlines.append(shape_deadline)
-        for late in (stages.deadline(self), migration.deadline(self)):
+        for late in (stages.deadline(self), migration.deadline(self), more_memory.deadline(self)):
             if late is not None:
                 deadlines.append(late)
         if self.saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):

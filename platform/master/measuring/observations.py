@@ -147,7 +147,7 @@ class Observations:
 
     def relief(self, state: JobState, now: float) -> Relief | None:
         """Buckets that should leave a hot server, if it was one for long enough and nothing else changes."""
-        if state.migration is not None or not migration.is_possible(state) or not state.has_wanted_servers:
+        if not migration.may_relieve(state):
             self._hot_servers.forget()
             return None
         loads = {}

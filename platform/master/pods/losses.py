@@ -12,7 +12,7 @@ from elastrec.platform.master.machine import leasing, migration, rollback, savin
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.machine.saves import PAUSING
-from elastrec.platform.master.pods import shape, succession
+from elastrec.platform.master.pods import more_memory, shape, succession
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.master.pods.loss_causes import is_taken_away
 from elastrec.platform.master.pods.membership import Member
@@ -105,6 +105,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         return
     migration.ticked(state, effects)
     shape.ticked(state, event, effects)
+    more_memory.ticked(state, event, effects)
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)
@@ -130,15 +131,20 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
     state.membership.memory_kills += 1
-    if member.oom_bytes == member.asked.memory_bytes:
+    # What it shall have it has not got as long as that is waited for.
+    limit = member.memory_bytes if member.awaits_size else member.asked.memory_bytes
+    if member.oom_bytes == limit:
+        role = _SPEC_NAME[member.role]
         state.fail(
-            f"pod {member.name} was killed for memory twice in a row at {format_bytes(member.memory_bytes)}; "
-            f"raise spec.resources.{_SPEC_NAME[member.role]}.memory above that",
+            f"pod {member.name} was killed for memory twice in a row at {format_bytes(limit)}; raise "
+            f"spec.resources.{role}.memory above that, or spec.scaling.maximum_{role}_memory, up to which the job "
+            "doubles it by itself where the cluster has the room",
             effects,
         )
         return
-    reason, limit = f"ended ({EndReason.OUT_OF_MEMORY})", member.asked.memory_bytes
-    _lose(state, member, reason, effects, delete=False, oom_bytes=limit)
+    if succession.request_behind(state, member) is None:
+        more_memory.double(state, member, limit, effects)
+    _lose(state, member, f"ended ({EndReason.OUT_OF_MEMORY})", effects, delete=False, oom_bytes=limit)
 
 
 def _lose(
@@ -177,7 +183,10 @@ def _lose(
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
     successor = _successor(state, member)
-    successor.oom_bytes, successor.reason = oom_bytes, reason
+    # One that never worked leaves its predecessor's kill as the last.
+    successor.oom_bytes = oom_bytes or (0 if member.is_registered else member.oom_bytes)
+    successor.reason = reason
+    more_memory.wait_for_room(state, successor)
     effects.append(
         Decided(
             decision="pod_replaced",

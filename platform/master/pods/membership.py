@@ -52,6 +52,7 @@ class Member(msgspec.Struct, kw_only=True):
         avoids_nodes: names of nodes on which it must not run.
         oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
             pod has made progress.
+        room_until: with more memory than its predecessor had it waits for room until then; 0: it does not.
         starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
         superseded: incarnations of processes that another has taken the place of; none of them counts again.
         orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has;
@@ -80,6 +81,7 @@ class Member(msgspec.Struct, kw_only=True):
     node: str = ""
     reached_version: int = 0
     oom_bytes: int = 0
+    room_until: float = 0.0
     reason: str = ""
     starved: bool = False
     stage: MemberStage = MemberStage.ASKED
@@ -237,6 +239,7 @@ class Membership(msgspec.Struct, kw_only=True):
         elif member.address != address:
             self.edition += 1
         member.incarnation, member.address, member.node = incarnation, address, node
+        member.room_until = 0.0
         if member.stage is MemberStage.ASKED:
             self.move(member, MemberStage.SERVING if member.role is Role.WORKER else MemberStage.STANDBY)
 
@@ -265,6 +268,14 @@ class Membership(msgspec.Struct, kw_only=True):
         if size != member.asked:
             member.asked, member.size_asked = size, time
             member.awaits_size = size != PodSize(member.cores, member.memory_bytes)
+        self.revision += 1
+
+    def settle_for(self, member: Member, size: PodSize, time: float) -> None:
+        """A pod that has found no room shall have this size."""
+        if member.uid:
+            self.ask_for(member, size, time)
+            return
+        member.cores, member.memory_bytes, member.asked = size.cores, size.memory_bytes, size
         self.revision += 1
 
     def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None) -> None:

@@ -63,7 +63,7 @@ def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> No
     requests.add(state, request)
     inputs = {"request": request.request_id, "wanted": words, "asked_by": event.asked_by}
     effects.append(Decided(decision="shape_asked", inputs=inputs))
-    _want(state, state.wanted_shape.changed(event.change), event.change, request.asked_by, effects)
+    want(state, state.wanted_shape.changed(event.change), event.change, request.asked_by, effects)
     for move in event.moves:
         if (member := state.membership.members.get(move.pod)) is not None and not member.retiring:
             succession.begin(state, member, f"it is moved ({request.request_id})", request)
@@ -154,7 +154,7 @@ def give_up(
         if member.outgoing_for == request.request_id:
             succession.call_off(state, member)
     before = {role: _undone(places, request.before, role) for role, places in request.change.items()}
-    _want(state, state.wanted_shape.changed(before), before, "", effects)
+    want(state, state.wanted_shape.changed(before), before, "", effects)
     _let_surplus_go(state, request, effects)
     requests.end(state, request, outcome, reason, effects)
     migration.dismiss_spare(state, effects)
@@ -169,7 +169,7 @@ def _undone(places: PlacesChange, before: Shape, role: Role) -> PlacesChange:
     )
 
 
-def _note(state: JobState, wanted: Shape, asked_by: str) -> None:
+def note(state: JobState, wanted: Shape, asked_by: str) -> None:
     """The one place where the wanted shape changes."""
     before, state.wanted_shape = state.wanted_shape, wanted
     if before == wanted:
@@ -195,9 +195,9 @@ def _is_reached(state: JobState, request: RequestedShape) -> bool:
     )
 
 
-def _want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, effects: list[Effect]) -> None:
+def want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, effects: list[Effect]) -> None:
     """Wants another shape, which differs from the one before in nothing but what the change names."""
-    _note(state, target, asked_by)
+    note(state, target, asked_by)
     workers = change.get(Role.WORKER)
     if workers is not None and workers.count is not None:
         _set_workers(state, effects)

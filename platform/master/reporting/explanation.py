@@ -60,6 +60,12 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return f"started {inputs['pod']}" + (f" on {inputs['node']}" if inputs["node"] else ""), ""
         case "pod_replaced":
             return f"lost {inputs['pod']}, replaced by {inputs['by']}", inputs["reason"]
+        case "memory_doubled":
+            what = f"the successor of {inputs['pod']} is to have {format_bytes(inputs['memory_bytes'])} of memory"
+            return what, f"it was killed at {format_bytes(inputs['before_memory_bytes'])}"
+        case "memory_not_granted":
+            what = f"{inputs['pod']} is to have {format_bytes(inputs['memory_bytes'])} of memory after all"
+            return what, f"{format_bytes(inputs['asked_memory_bytes'])} were not to be had: {inputs['reason']}"
         case "process_replaced":
             return f"restarted the process of {inputs['pod']}", "the old process was gone"
         case "rollback":

@@ -9,7 +9,7 @@ import pytest
 from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
-from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING, may_relieve
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from tests.conftest import examples
@@ -330,6 +330,13 @@ def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
     order = world.state.migration.order_id
     hot(world, {0: servers[1], 1: servers[0]})
     assert world.state.migration.order_id == order and owners(world) == before
+
+
+def test_hot_buckets_stay_where_they_are_when_the_job_file_says_so():
+    world = long_job(relieves_hot_servers=False)
+    servers = list(world.state.ownership.servers)
+    hot(world, {0: servers[1], 1: servers[0]})
+    assert world.state.migration is None and not may_relieve(world.state)
 
 
 def orders(world: World) -> list[tuple[str, str]]:
