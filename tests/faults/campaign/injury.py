@@ -103,7 +103,7 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
         case Kind.TERMINATE:
             process.terminate()
         case Kind.OUT_OF_MEMORY:
-            _starve(process)
+            starve(process)
         case Kind.PORT:
             process.kill()
             with contextlib.closing(take_port(scene.master_port, _PORT_SECONDS)):
@@ -139,7 +139,12 @@ def _stop_for(process: psutil.Process, seconds: float) -> None:
             process.resume()
 
 
-def _starve(process: psutil.Process) -> None:
+def starve(process: psutil.Process) -> None:
+    """Takes memory in a pod's group until the kernel kills the pod's process.
+
+    Raises:
+        psutil.NoSuchProcess: it was gone before.
+    """
     command = [sys.executable, "-m", "tests.faults.campaign.hog", str(process.pid)]
     code = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=_HOG_SECONDS, check=False).returncode
     if code == 1 and _is_gone(process):
