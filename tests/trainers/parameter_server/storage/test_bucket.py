@@ -143,7 +143,8 @@ def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_say
         list(rest)
 
 
-def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go() -> None:
+@pytest.mark.parametrize("is_marked", [True, False], ids=["marked", "not marked"])
+def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go(is_marked: bool) -> None:
     here, there, random = (
         store_of(table=TableSpec(evict_after=1000.0)),
         store_of(table=TableSpec(evict_after=1000.0)),
@@ -159,7 +160,8 @@ def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go() -> None
         assert target.version > changes.rows[:, CELL_VERSION].max()
         if changes.left == (0, 0):
             break
-        source.mark()
+        if is_marked:
+            source.mark()
         # Some rows change, some are new, and those of the last turn go: others move into their places.
         push(here, random.integers(0, 40_000, 50), now=5000.0)
         push(here, 100_000 + 50 * parts + np.arange(50), now=3000.0 + parts)
