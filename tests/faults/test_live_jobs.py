@@ -293,3 +293,32 @@ def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_
     assert words == [f"the successor of {killed} is to have 1Gi of memory"]
     assert not accounts.problems and accounts.lost == 0 and metrics.shards_done == metrics.shards_total
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_is_sent_sigterm_hands_its_buckets_over_and_no_row_is_trained_twice(
+    site: Site, undisturbed_auc: float
+) -> None:
+    with live_job(site, "noticed", interval="1h") as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+        server = min(job.pods(Role.PARAMETER_SERVER))
+        (process,) = pod_processes(job.job_id, "ps-0", site.home)
+        assert process.environ()["ELASTREC_POD"] == server
+        process.terminate()
+        wait_for(
+            lambda: server not in job.pods(Role.PARAMETER_SERVER) and job.metrics().migration is None,
+            PATIENCE_SECONDS,
+            "another server in its place",
+        )
+        assert len(job.pods(Role.PARAMETER_SERVER)) == 2
+        # No other save was due: this one is of the notice.
+        assert list_records(str(site.store), job.name, job.job_id)
+        reached = job.metrics().samples_trained + 4 * GLOBAL_BATCH
+        wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")
+        assert reached < EPOCHS * ROWS, "the job ended before its server had left"
+        metrics = job.train_to_the_end()
+        assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
+        accounts, story = job.accounts()
+    assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
+    assert any("has notice of its end" in entry.what for entry in story.timeline)
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE

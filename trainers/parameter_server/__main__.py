@@ -59,11 +59,21 @@ def read_settings() -> PodSettings:
         token=token,
         tls=TlsConfig.from_folder(files, job_server_name(os.environ[environment.JOB])),
         terms=TermPlace.read(),
+        grace_seconds=_grace_seconds(),
         memory=Path(memory) if (memory := os.environ.get(environment.MEMORY)) else None,
         # On the loopback no other machine can reach it.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
         local_streams=os.environ.get(environment.STREAMS) != "tcp",
     )
+
+
+def _grace_seconds() -> float:
+    """0 where nobody says: the process ends at once."""
+    text = os.environ.get(environment.GRACE) or "0"
+    try:
+        return float(text)
+    except ValueError:
+        raise ElastrecError(f"{environment.GRACE}: {text!r} is no number of seconds") from None
 
 
 def keep_freed_memory() -> None:
@@ -88,8 +98,8 @@ def main() -> int:
     except ElastrecError as error:
         sys.stderr.write(f"{error}\n")
         return BAD_INPUT_EXIT_CODE
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: pod.stop())
+    signal.signal(signal.SIGTERM, lambda *_: pod.give_notice())
+    signal.signal(signal.SIGINT, lambda *_: pod.stop())
     try:
         pod.run()
     except ElastrecError as error:

@@ -45,6 +45,7 @@ from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stal
 from elastrec.trainers.parameter_server.migration import messages as moves
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.mover import Mover
+from elastrec.trainers.parameter_server.notice import Notice
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
@@ -67,6 +68,7 @@ class PodSettings:
     Attributes:
         host: name that others reach the pod by; port 0 lets the system choose.
         memory: of the node, for the newest parts of records; None: it keeps none.
+        grace_seconds: between SIGTERM and SIGKILL.
     """
 
     pod: str
@@ -79,6 +81,7 @@ class PodSettings:
     listen: str = "0.0.0.0"
     local_streams: bool = True
     memory: Path | None = None
+    grace_seconds: float = 0.0
     terms: TermPlace = field(default_factory=TermPlace)
 
 
@@ -132,6 +135,7 @@ class ServerPod:
         self._memory = RecordMemory(settings.memory)
         self._mover: Mover | None = None
         self._load = LoadMeter()
+        self._notice = Notice(settings.grace_seconds)
         self._address = ""
         self._beat_seconds = 0.0
 
@@ -140,8 +144,21 @@ class ServerPod:
         self._stopped.set()
         self._beat_now.set()
 
+    def give_notice(self) -> None:
+        """The process is about to be ended: it serves until others have its buckets; again, or without any: ends soon.
+
+        Only sets flags, so that a signal handler may call it.
+        """
+        directive = self._directive
+        owns = directive is not None and (self._settings.pod in directive.routing.servers or bool(directive.moving))
+        if not owns or self._notice.is_given:
+            self.stop()
+            return
+        self._notice.give()
+        self._beat_now.set()
+
     def run(self) -> None:
-        """Serves until the directive is EXIT or `stop` was called.
+        """Serves until the directive is EXIT, `stop` was called, or the time after a notice is over.
 
         Raises:
             AuthenticationError: the master refuses the token.
@@ -377,6 +394,7 @@ class ServerPod:
                         self._heartbeat(), Answer, timeout_seconds=1.0 if stopping else _ATTEMPT_SECONDS
                     )
                     quiet = False
+                    self._notice.answered()
                 except (AuthenticationError, MasterGoneError):
                     raise
                 except TransportError as error:
@@ -392,6 +410,9 @@ class ServerPod:
                         self._take(answer.directive)
                 if stopping:
                     return
+                if self._notice.is_over:
+                    log.warning("ended_after_notice", grace_seconds=self._settings.grace_seconds)
+                    self.stop()
         except ElastrecError as error:
             self._fail(error)
 
@@ -414,6 +435,7 @@ class ServerPod:
                 transfers=self._server.transfers,
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
+                has_notice=self._notice.is_given,
                 load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,

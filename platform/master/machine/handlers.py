@@ -162,6 +162,8 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
         state.saves.take(event.pod, event.saved)
     if event.damaged is not None:
         rollback.record_damaged(state, member, event.damaged, effects)
+    if succession.is_notice(member, event):
+        succession.notice_given(state, member, effects)
 
 
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:

@@ -26,7 +26,7 @@ from elastrec.platform.master.machine.saves import WRITING, Saves
 from elastrec.platform.master.machine.shards import Ended, ShardQueue
 from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_profile import TimeProfile
-from elastrec.platform.master.pods import losses, more_memory, orders, shape
+from elastrec.platform.master.pods import losses, more_memory, orders, shape, succession
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
@@ -293,6 +293,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or self.saves.would_copy(report.pod, report.in_memory_order_id)
             or self.saves.would_take(report.pod, report.saved)
             or migration.would_take(self, report)
+            or succession.is_notice(member, report)
         )
 
     def is_swept(self) -> bool:

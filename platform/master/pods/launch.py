@@ -27,8 +27,8 @@ _MODULE = {
     Role.WORKER: "elastrec.trainers.worker",
     Role.PARAMETER_SERVER: "elastrec.trainers.parameter_server",
 }
-# The master stops its own pods before it goes; workers finish a step; servers hold nothing that is worth waiting for.
-_GRACE_SECONDS = {Role.MASTER: 30.0, Role.WORKER: 10.0, Role.PARAMETER_SERVER: 5.0}
+# The master stops its own pods before it goes; workers finish a step; a server's successor starts and takes over.
+_GRACE_SECONDS = {Role.MASTER: 30.0, Role.WORKER: 10.0, Role.PARAMETER_SERVER: 60.0}
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -228,6 +228,7 @@ def member_pod(
             environment.STORE: request.store,
             environment.JOB_NAME: request.training_job.metadata.name,
             environment.MASTER_TIMEOUT: f"{request.training_job.spec.faults.master_timeout:g}",
+            environment.GRACE: f"{_GRACE_SECONDS[role]:g}",
         },
         restart_policy=RestartPolicy.NEVER,
         memory_volume=_memory_volume(request, role, index),

@@ -207,12 +207,15 @@ def _successor(state: JobState, member: Member) -> Member:
     """The pod that takes the place of a lost one.
 
     Where that was to be succeeded, the server that works and was made for it, else a pod as it was, to be succeeded.
+    Of one that was ended after a notice, the server that starts for it: the place itself has nothing against it.
     """
-    if not member.outgoing:
+    if member.outgoing and member.name in state.ownership.servers:
+        spare = succession.spare_server(state, may_be_starting=member.has_notice)
+        if spare is not None:
+            return spare
+    if not member.outgoing or member.has_notice:
         size = state.wanted_shape[member.role].size
         return state.membership.add(member.role, member.index, size, state.time, avoids_nodes=member.avoids_nodes)
-    if member.name in state.ownership.servers and (spare := succession.spare_server(state)) is not None:
-        return spare
     successor = state.membership.add(member.role, member.index, member.asked, state.time)
     successor.outgoing, successor.outgoing_for = member.outgoing, member.outgoing_for
     return successor

@@ -59,6 +59,7 @@ class Member(msgspec.Struct, kw_only=True):
             `let_go_version`: of the last ones under which it has let go of its shards.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or its process registered.
+        has_notice: its process has said that it is about to be ended (see Heartbeat).
     """
 
     name: str
@@ -91,6 +92,7 @@ class Member(msgspec.Struct, kw_only=True):
     let_go_version: int = 0
     transfers: int = 0
     active: float = 0.0
+    has_notice: bool = False
 
     @property
     def retiring(self) -> bool:
@@ -235,6 +237,7 @@ class Membership(msgspec.Struct, kw_only=True):
             member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
             member.starved = False
             member.transfers, member.active = 0, time
+            member.has_notice = False
             self.edition += 1
         elif member.address != address:
             self.edition += 1

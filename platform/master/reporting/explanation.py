@@ -88,6 +88,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "slow_worker_moved":
             what = f"{inputs['pod']} is slow: its successor starts on another node than {inputs['node']}"
             return what, f"it computes {inputs['ratio']:.2f} × as long for a row as the others"
+        case "notice_given":
+            on = f" on {inputs['node']}" if inputs["node"] else ""
+            return f"{inputs['pod']}{on} has notice of its end; another server is to take over", "it was sent SIGTERM"
         case "migration_copies":
             return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
         case "migration_hands_over":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -79,6 +80,9 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
     attempts = ledger.to_pylist()
     begun = journals(list_terms(str(site.store), job_name, prepared.job_id))
     accounts = check_ledger(attempts, story, SIZE, begun=begun)
+    if story.migrations:
+        # A server that comes later, as after a notice, has not counted from the beginning.
+        outcome.in_flight = None
     if outcome.in_flight is not None:
         outcome.in_flight -= rows_reported(attempts)
         if not 0 <= outcome.in_flight <= outcome.in_flight_allowed:
@@ -92,12 +96,14 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         outcome.problems.append(f"{accounts.lost} samples were never trained")
     pods = kept.pods()
     servers = []
-    for index in range(max(run.shape.servers, *(plan.servers for plan in run.plans), 0)):
+    for index in itertools.count():
         first = pod_name(prepared.job_id, Role.PARAMETER_SERVER, index)
         held = [pod for pod in pods if pod == first or pod.startswith(f"{first}-r")]
+        if not held and index >= run.shape.servers:
+            break
         # Oldest first: `-r10` came after `-r9`.
         servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
-    outcome.problems += check_restores(servers, story, begun, is_fixed=not outcome.plans)
+    outcome.problems += check_restores(servers, story, begun, is_fixed=not (outcome.plans or story.migrations))
     outcome.problems += check_rows(site, prepared)
     outcome.problems += torn_records(site.store, job_name)
 

@@ -28,7 +28,9 @@ _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
-_LIVE = "faults/test_live_jobs.py::test_a_job_whose_servers_change_in_number_size_and_place_"
+_LIVE_JOBS = "faults/test_live_jobs.py::test_"
+_LIVE = f"{_LIVE_JOBS}a_job_whose_servers_change_in_number_size_and_place_"
+_NOTICE = "platform/master/pods/test_notice.py::test_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
 _TERMS = "platform/master/test_terms.py::test_"
@@ -54,7 +56,16 @@ TRIED = (
     ),
     Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
     Tried("SIGTERM to a worker", ((Kind.TERMINATE, Victim.WORKER),), (RANDOM,)),
-    Tried("SIGTERM to a server", ((Kind.TERMINATE, Victim.SERVER),), (RANDOM,)),
+    Tried(
+        "SIGTERM to a server, which hands its buckets over",
+        ((Kind.TERMINATE, Victim.SERVER),),
+        (f"{_LIVE_JOBS}a_server_that_is_sent_sigterm_hands_its_buckets_over_and_no_row_is_trained_twice", RANDOM),
+    ),
+    Tried(
+        "SIGTERM to a server while buckets are handed over",
+        (),
+        (f"{_NOTICE}a_notice_while_buckets_are_handed_over_leaves_each_of_them_with_one_owner",),
+    ),
     Tried(
         "SIGTERM to the master",
         ((Kind.TERMINATE, Victim.MASTER),),

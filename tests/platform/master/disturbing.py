@@ -41,7 +41,7 @@ def disturb(world: World, chance: random.Random) -> None:
         # Another process under the same name.
         world.serial += 1
         world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
-        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": ""}
+        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": "", "has_notice": False}
         world.register(name)
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)
@@ -54,6 +54,8 @@ def disturb(world: World, chance: random.Random) -> None:
         away_seconds = chance.choice([0.0, 3.0])
         world.commits = [] if away_seconds else world.commits
         world.handle(events.Restarted(time=world.time, away_seconds=away_seconds))
+    elif what < 0.935 and name:
+        world.give_notice(name)
     elif what < 0.94 and name:
         # Its store does not answer any more, or does again.
         world.hung ^= {name}

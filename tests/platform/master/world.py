@@ -252,6 +252,7 @@ class World:
                 let_go_version=pod.get("let_go", 0),
                 copied_order_id=pod.get("copied", ""),
                 taken_order_id=pod.get("taken", ""),
+                has_notice=pod.get("has_notice", False),
             )
         )
 
@@ -277,6 +278,10 @@ class World:
             pod["unanswered"] = asked
         else:
             pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
+
+    def give_notice(self, name: str) -> None:
+        """A server is sent SIGTERM, and says so with its next heartbeats."""
+        self.up[name]["has_notice"] = True
 
     def lets_go(self, name: str) -> bool:
         """Whether a worker is ordered to be idle."""

@@ -1,0 +1,134 @@
+"""A server that is about to be ended: a record at once, and a successor that takes over where there is time."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Decided
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.messages.observer import ShapeOutcome
+from tests.platform.master.machine.test_migration import check, go_on, long_job, owners
+from tests.platform.master.world import World, plan, running
+from tests.shapes import change
+
+pytestmark = pytest.mark.usefixtures("fleet")
+
+SERVER = "j-ps-0"
+
+
+def notices(world: World) -> list[Decided]:
+    return [effect for effect in world.effects if isinstance(effect, Decided) and effect.decision == "notice_given"]
+
+
+def with_notice(world: World, pod: str = SERVER) -> World:
+    """The master knows that the server has notice."""
+    world.give_notice(pod)
+    world.act(pod)
+    return world
+
+
+def test_a_server_with_notice_is_saved_at_once_and_leaves_when_its_successor_owns_its_buckets():
+    world = long_job()
+    first, second = world.state.ownership.servers
+    with_notice(world, first)
+    (save,) = world.state.saves.under_way.values()
+    assert not save.is_final and owners(world).count(first) == 32, "it serves until another server has its buckets"
+    go_on(world, until=COPYING)
+    assert first in world.up and owners(world).count(first) == 32
+    go_on(world)
+    successor, other = world.state.ownership.servers
+    assert other == second and successor not in (first, second)
+    world.live_on(2)
+    assert first not in world.up and world.state.recovery.rollbacks == 0 and world.state.recovery.record is not None
+    assert world.state.requested_shape is not None and world.state.requested_shape.outcome is ShapeOutcome.DONE
+    (decided,) = notices(world)
+    assert (decided.inputs["pod"], decided.inputs["phase"]) == (first, "Training")
+    check(world)
+
+
+def test_a_notice_is_journalled_and_counts_once_however_often_it_is_reported():
+    world = long_job()
+    member = world.state.membership.members[SERVER]
+    report = events.PodReported(
+        time=world.time, pod=SERVER, incarnation=member.incarnation, generation=world.state.phases.generation,
+        reached_version=member.reached_version, has_notice=True,
+    )  # fmt: skip
+    assert world.state.changes_state(report), "a master that restarts goes on with it"
+    world.handle(report)
+    assert not world.state.changes_state(report)
+    world.handle(report)
+    assert len(notices(world)) == len(world.state.shape_requests) == 1
+
+
+@pytest.mark.parametrize("stage", [STARTING, COPYING])
+def test_a_server_that_is_ended_too_early_costs_what_was_trained_since_the_record_of_its_notice(stage: str):
+    world = long_job()
+    first, second = world.state.ownership.servers
+    with_notice(world, first)
+    for _ in range(3):  # no other server starts meanwhile
+        for name in list(world.up):
+            world.act(name)
+        world.commit()
+    record = world.state.recovery.record
+    assert record is not None
+    if stage == COPYING:
+        go_on(world, until=COPYING)
+    (started,) = {server.name for server in world.state.membership.servers()} - {first, second}
+    world.kill(first)
+    assert world.state.recovery.rollbacks == 1 and world.state.recovery.uri == record.uri
+    assert world.state.ownership.servers == [started, second], "no further server is made, and nothing moves again"
+    world.live_on(20)
+    assert world.state.phase is Phase.TRAINING and world.state.migration is None
+    assert world.state.ownership.servers == [started, second]
+    assert len(world.state.membership.servers()) == 2 and not any(server.outgoing for server in world.state.owners())
+    check(world)
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_a_notice_while_buckets_are_handed_over_leaves_each_of_them_with_one_owner():
+    world = long_job()
+    world.handle(events.ShapeAsked(time=world.time, change=change(parameter_servers=1)))
+    go_on(world, until=HANDING_OVER)
+    (giver,) = [server.name for server in world.state.membership.servers() if server.name not in owners(world)]
+    (taker,) = world.state.ownership.servers
+    for pod in (giver, taker):
+        with_notice(world, pod)
+        check(world)
+    world.live_on(20)
+    check(world)
+    (owner,) = world.state.ownership.servers
+    assert owner not in (giver, taker) and set(world.up) & {giver, taker} == set()
+    assert world.state.recovery.rollbacks == 0 and len(notices(world)) == 2
+
+
+def test_a_notice_to_a_server_that_is_to_take_buckets_brings_another_one_for_it():
+    world = long_job()
+    world.handle(events.ShapeAsked(time=world.time, change=change(parameter_servers=3)))
+    go_on(world, until=COPYING)
+    (taker,) = [server.name for server in world.state.membership.servers() if server.name not in owners(world)]
+    with_notice(world, taker)
+    world.live_on(20)
+    check(world)
+    assert len(world.state.ownership.servers) == 3 and taker not in world.up and world.state.recovery.rollbacks == 0
+
+
+def test_no_bucket_moves_because_of_a_notice_once_training_is_over():
+    world = running(plan(training_rows=20, save_interval_seconds=0.0))
+    while world.state.phase is Phase.TRAINING:
+        world.live_on()
+    with_notice(world)
+    assert len(notices(world)) == 1 and not world.state.shape_requests
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_another_process_of_the_pod_has_no_notice():
+    world = with_notice(long_job())
+    assert world.state.membership.members[SERVER].has_notice
+    world.serial += 1
+    world.up[SERVER] |= {"incarnation": str(world.serial), "has_notice": False}
+    world.register(SERVER)
+    assert not world.state.membership.members[SERVER].has_notice
