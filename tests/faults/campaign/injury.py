@@ -146,13 +146,19 @@ def starve(process: psutil.Process) -> None:
         psutil.NoSuchProcess: it was gone before.
     """
     command = [sys.executable, "-m", "tests.faults.campaign.hog", str(process.pid)]
-    code = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=_HOG_SECONDS, check=False).returncode
-    if code == 1 and _is_gone(process):
-        raise psutil.NoSuchProcess(process.pid)
-    # The kernel may kill the hog, too, while the pod's process is dying and its memory is not free yet.
-    assert code == 0 or (code == -signal.SIGKILL and _is_gone(process, _DYING_SECONDS)), (
-        f"the memory limit of {process} could not be exceeded: exit code {code}"
-    )
+    deadline = time.monotonic() + _HOG_SECONDS
+    while True:
+        code = subprocess.run(command, cwd=Path(__file__).parents[3], timeout=_HOG_SECONDS, check=False).returncode
+        if code == 1 and _is_gone(process):
+            raise psutil.NoSuchProcess(process.pid)
+        # The kernel may kill the hog, too, while the pod's process is dying and its memory is not free yet.
+        if code == 0 or (code == -signal.SIGKILL and _is_gone(process, _DYING_SECONDS)):
+            return
+        # It may also kill the hog alone: then another one goes on.
+        is_killed = code == -signal.SIGKILL
+        assert is_killed and time.monotonic() < deadline, (
+            f"the memory limit of {process} could not be exceeded: exit code {code}"
+        )
 
 
 def _is_gone(process: psutil.Process, patience_seconds: float = 0.0) -> bool:
