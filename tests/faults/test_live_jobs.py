@@ -17,7 +17,6 @@ import pytest
 
 from elastrec.checkpoints import list_records, list_terms, open_record
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.scaling import asking
@@ -33,9 +32,8 @@ from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.accounts import Accounts, check_ledger, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
-from tests.faults.campaign.injury import kinds_that_work, starve
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
-from tests.faults.campaign.plan import Kind, Shape
+from tests.faults.campaign.plan import Shape
 from tests.faults.campaign.site import Site, site_at
 from tests.processes import pod_processes, wait_for
 from tests.shapes import change
@@ -264,34 +262,6 @@ def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
         accounts, _ = job.accounts()
     assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
-    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
-
-
-@pytest.mark.timeout(400)
-def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_twice_as_much(
-    site: Site, undisturbed_auc: float
-) -> None:
-    if Kind.OUT_OF_MEMORY not in kinds_that_work(limits_enforced(site.platform.launcher.nodes())):
-        pytest.skip("an agent's memory limits have their own tests")
-    with live_job(site, "doubled", interval="1s") as job:
-        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
-        wait_for(lambda: job.metrics().checkpoint, PATIENCE_SECONDS, "a record")
-        servers = job.pods(Role.PARAMETER_SERVER)
-        killed, kept = sorted(servers)
-        (process,) = pod_processes(job.job_id, "ps-0", site.home)
-        starve(process)
-        wait_for(lambda: killed not in job.pods(Role.PARAMETER_SERVER), PATIENCE_SECONDS, "the kill")
-        wait_for(lambda: job.metrics().generation == 1, PATIENCE_SECONDS, "the rollback")
-        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train again")
-        after = job.pods(Role.PARAMETER_SERVER)
-        before_bytes = servers[kept].size.memory_bytes
-        assert {pod.size.memory_bytes for pod in after.values()} == {2 * before_bytes} and len(after) == 2
-        assert after[kept].uid == servers[kept].uid
-        metrics = job.train_to_the_end()
-        accounts, story = job.accounts()
-    words = [entry.what for entry in story.timeline if entry.what.startswith("the successor of")]
-    assert words == [f"the successor of {killed} is to have 1Gi of memory"]
-    assert not accounts.problems and accounts.lost == 0 and metrics.shards_done == metrics.shards_total
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
