@@ -23,7 +23,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.bits import trailing_zeros
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_cells
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
-from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
+from elastrec.trainers.parameter_server.storage.kernels.locks import BEFORE_LOOKING, is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import (
     number_of,
     offset_of,
@@ -43,7 +43,6 @@ ROWS, CANDIDATES, DELETED = 0, 1, 2
 _COPIED, _PAUSED, _THAWED = 0, 1, 2
 _BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
 _ENTRY = 1  # of `progress` of a listing
-_BEFORE_LOOKING = 256
 _PER_BUCKET = 4
 """Looking at a bucket costs as much as copying so many cells."""
 
@@ -79,7 +78,7 @@ def list_changed(  # type: ignore[no-untyped-def]
         starts: [b + 1] int64: the first word of `bits` of each bucket; a bucket without words is left out.
         bits: [n] uint64.
     """
-    log, pool, passed, look = shelf.log, shelf.pool, 0, _BEFORE_LOOKING
+    log, pool, passed, look = shelf.log, shelf.pool, 0, BEFORE_LOOKING
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -92,7 +91,7 @@ def list_changed(  # type: ignore[no-untyped-def]
         slab = slab_at(log, bucket, left - 1) if left and words else np.int64(-1)
         while slab >= 0 and passed < most:
             if passed >= look:
-                look = passed + _BEFORE_LOOKING
+                look = passed + BEFORE_LOOKING
                 if is_wanted(locks, stripe):
                     most = passed
                     break
@@ -168,7 +167,7 @@ def copy_many(  # type: ignore[no-untyped-def]
         progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
     """
     pool, shadows = shelf.pool, shelf.shadows
-    passed, look, filled, end = 0, _BEFORE_LOOKING, progress[_FILLED], out.shape[0]
+    passed, look, filled, end = 0, BEFORE_LOOKING, progress[_FILLED], out.shape[0]
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -183,7 +182,7 @@ def copy_many(  # type: ignore[no-untyped-def]
             begun, asked_word = filled, np.int64(-1)
             while number < count and passed < most and filled < end:
                 if passed >= look:
-                    look = passed + _BEFORE_LOOKING
+                    look = passed + BEFORE_LOOKING
                     if is_wanted(locks, stripe):
                         most = passed
                         break

@@ -23,13 +23,12 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.changes import bury, log_change, may_change, note_change, remove
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import ABSENT, enter, find, has_slot, search
-from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
+from elastrec.trainers.parameter_server.storage.kernels.locks import BEFORE_LOOKING, is_due, is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import append, has_room, offset_of, slab_at
 from elastrec.trainers.parameter_server.storage.rules import write_first_state
 
 DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 _FOUND_AT_ONCE = 512  # whose cells still lie in the cache when they are copied
-_BEFORE_LOOKING = 256
 MOST_SIGHTINGS = (1 << 16) - 1
 _TABLE_BITS = np.uint32(0xFFFF)
 _S16 = np.uint32(16)
@@ -289,17 +288,11 @@ def evict(  # type: ignore[no-untyped-def]
             usage[bucket, table, kind] -= 1
             report[3] += 1
         number -= 1
-        if number % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
+        if number % BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
             break
         if number % pool.shape.per_slab == 0:
             slab = np.int64(pool.slabs[slab, PREVIOUS])
     report[2] = number
-
-
-@inlined
-def _is_due(passed, most, locks, stripe):  # type: ignore[no-untyped-def]
-    """Whether work in steps is to pause after so many cells, `most` at most."""
-    return passed == most or (passed > 0 and passed % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe))
 
 
 @kernel
@@ -317,7 +310,7 @@ def take_in(  # type: ignore[no-untyped-def]
     """
     pool, first = shelf.pool, request.starts[stripe] + report[2]
     for k in range(first, request.starts[stripe + 1]):
-        if _is_due(k - first, most, locks, stripe):
+        if is_due(k - first, most, locks, stripe):
             report[0], report[2] = PAUSED, k - request.starts[stripe]
             return
         j = request.order[k]
@@ -363,7 +356,7 @@ def take_out(  # type: ignore[no-untyped-def]
     """Removes a request's ids from `shelf`; arguments and pauses as `take_in`, without use for cells."""
     first = request.starts[stripe] + report[2]
     for k in range(first, request.starts[stripe + 1]):
-        if _is_due(k - first, most, locks, stripe):
+        if is_due(k - first, most, locks, stripe):
             report[0], report[2] = PAUSED, k - request.starts[stripe]
             return
         j = request.order[k]

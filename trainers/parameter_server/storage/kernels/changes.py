@@ -21,7 +21,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import leave, move
-from elastrec.trainers.parameter_server.storage.kernels.locks import is_wanted
+from elastrec.trainers.parameter_server.storage.kernels.locks import BEFORE_LOOKING, is_due, is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import (
     append,
     cut_last,
@@ -36,7 +36,6 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
 
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
-_BEFORE_LOOKING = 256
 LEAST_LOGGED = 64
 """Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
 
@@ -127,7 +126,7 @@ def copy_before(pool, bucket, end, locks, stripe, out):  # type: ignore[no-untyp
         for word in range(pool.shape.width):
             out[copied, word] = pool.words[at + word]
         copied += 1
-        if copied % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
+        if copied % BEFORE_LOOKING == 0 and is_wanted(locks, stripe):
             break
         if number % pool.shape.per_slab == 0 and number:
             slab = np.int64(pool.slabs[slab, PREVIOUS])
@@ -166,7 +165,7 @@ def copy_back(pool, version_word, since, locks, stripe, most, cursor, out):  # t
     """
     slab, left, filled = cursor[0], cursor[1], cursor[2]
     passed, is_over = 0, False
-    while passed < most and not (passed and passed % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe)):
+    while not is_due(passed, most, locks, stripe):
         # Not before it is needed: a slab whose cells are all older may be cut off the chain between two calls.
         if left == 0 and slab >= 0:
             slab, left = np.int64(pool.slabs[slab, PREVIOUS]), pool.shape.per_slab
@@ -195,9 +194,8 @@ def copy_logged(pool, bucket, entries, locks, stripe, most, seen, progress, out)
         progress: [2] int64: entries that were passed, filled rows of `out`.
     """
     first, filled = progress[0], progress[1]
-    end = min(entries.shape[0], first + most)
     k = first
-    while k < end and not (k > first and (k - first) % _BEFORE_LOOKING == 0 and is_wanted(locks, stripe)):
+    while k < entries.shape[0] and not is_due(k - first, most, locks, stripe):
         if k + AHEAD < entries.shape[0]:
             prefetch_cell(pool.words, pool.shape, np.int64(entries[k + AHEAD, 0]))
         place, version = np.int64(entries[k, 0]), entries[k, 1]

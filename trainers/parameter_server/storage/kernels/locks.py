@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
+from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +23,8 @@ _WORDS = 8  # of a lock, a cache line: 0 is free, 1 is held; how many wait
 _HELD, _WAITING = 0, 1
 _SPINS, _YIELDS, _MOST_NAPS = 64, 256, 20
 _NAP_MICROSECONDS = np.uint32(50)
+BEFORE_LOOKING = 256
+"""Cells that work in steps passes under a lock before it looks whether somebody waits."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
@@ -116,6 +118,12 @@ def unlock(locks, number):  # type: ignore[no-untyped-def]
 def is_wanted(locks, number):  # type: ignore[no-untyped-def]
     """Whether somebody waits for it."""
     return _load(locks, number * _WORDS + _WAITING) > 0
+
+
+@inlined
+def is_due(passed, most, locks, number):  # type: ignore[no-untyped-def]
+    """Whether work under a lock is to pause after so many cells: `most` at most, fewer when somebody waits for it."""
+    return passed == most or (passed > 0 and passed % BEFORE_LOOKING == 0 and is_wanted(locks, number))
 
 
 @kernel
