@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -114,4 +115,6 @@ class Flusher:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    stream.close()
+                    # An order that the process did not live to read is still in the buffer.
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()

@@ -159,6 +159,21 @@ def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
     saves.commit("save-5")
 
 
+def test_a_process_that_is_dead_before_it_gets_an_order_is_named_and_closed(
+    tmp_path: Path, memory: RecordMemory
+) -> None:
+    saves = Saves(tmp_path / "store", memory)
+    saves.commit("save-1")
+    assert memory._flusher is not None and memory._flusher._process is not None
+    process = memory._flusher._process
+    process.kill()
+    process.wait()
+    assert "has ended" in saves.save("save-2").problem
+    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin.closed and process.stdout.closed
+    saves.commit("save-3")
+
+
 def test_a_memory_that_another_process_writes_is_done_without(
     tmp_path: Path, memory: RecordMemory, volume: Path
 ) -> None:
