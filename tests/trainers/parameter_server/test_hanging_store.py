@@ -33,7 +33,7 @@ def stage(tmp_path: Path, gate: Path) -> Iterator[Stage]:
     """A job with one real server, whose store hangs while `gate` is there, and scripted workers."""
     faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 60, "lease": 60, "save_timeout": 1.5}
     resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
-    made = Stage(tmp_path, job(faults=faults, resources=resources), rows=4000)
+    made = Stage(tmp_path, job(faults=faults, resources=resources), rows=4000, step_seconds=0.01)
     open_store(made.request.store).create()
     processes: list[subprocess.Popen[bytes]] = []
     play = made.cluster.on_create
