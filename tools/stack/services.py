@@ -84,7 +84,7 @@ class ServiceStack:
         self._memory_bytes = memory_bytes
         self._ports: dict[str, int] = {}
         self._environment: dict[str, str] = {}
-        # Held by whoever ends or starts services: a watch may do so from a thread of its own.
+        # Held while services are ended or started: a watch may do so from a thread of its own.
         self.changes = threading.RLock()
 
     @property
@@ -283,7 +283,7 @@ class ServiceStack:
             "AIRFLOW__API_AUTH__JWT_SECRET": secret["jwt_secret"],
             "AIRFLOW__API__SECRET_KEY": secret["api_secret"],
             "AIRFLOW__API__BASE_URL": self.airflow_url,
-            # Airflow's processes do not try again when the database is locked: on a busy machine the triggerer ended.
+            # Airflow's processes do not try again when the database is locked: on a busy machine they may end.
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout={_LOCK_SECONDS:.0f}",
             "AIRFLOW__LOGGING__BASE_LOG_FOLDER": home / "logs",
             "AIRFLOW__LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": home / "logs" / "dag_processor",

@@ -67,12 +67,12 @@ class ObserverCalls(ServicePart):
     def status(self, message: GetStatus) -> Status:
         """For observers."""
         with self._lock:
-            requests = [request.reported() for request in self.state.shape_requests]
+            shape_requests = [request.reported() for request in self.state.shape_requests]
         return Status(
             metrics_json=self.metrics().model_dump_json().encode(),
             failure=self._failure(),
             run_id=self._history.run_id if self._history else "",
-            shape_requests=requests,
+            shape_requests=shape_requests,
         )
 
     def ledger(self, message: GetLedger) -> LedgerPage:

@@ -340,7 +340,7 @@ class Heartbeat(Message, frozen=True):
         let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
         copied_order_id: of the order to take buckets over of which little is left to copy; taken_order_id: whose
             buckets the server has taken over. Empty: none.
-        has_notice: of a server, its process was told (SIGTERM) that it is about to be ended, and serves until then.
+        has_notice: of a server, its process was sent SIGTERM: it is about to be ended, and serves until then.
     """
 
     pod: str
