@@ -100,10 +100,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Any:
+    # After pytest's own list of skips, so that the end of a log says why the run failed.
+    result = yield
     if skips.is_complete():
         for line in skips.not_allowed(config.stash[_LEFT_OUT]):
             terminalreporter.write_line(f"{line} (allowed are the reasons of tests/skips.py)", red=True)
+    return result
 
 
 def pytest_keyboard_interrupt() -> None:

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests import skips
+from tools.stores import fetching
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,6 +20,15 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_a_listed_reason_is_allowed_and_another_is_not() -> None:
     reasons = Counter({"the spikes need real servers: `make spikes` runs them": 9, "no group can be frozen here": 2})
     assert skips.not_allowed(reasons) == ["2 left out: no group can be frozen here"]
+
+
+@pytest.mark.parametrize("server", ["azure", "gcs", "hdfs"])
+def test_a_store_whose_server_was_not_fetched_may_be_left_out(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_cache", lambda: tmp_path)
+    monkeypatch.setattr(fetching, "JARS", SimpleNamespace(are_here=False))
+    assert (reason := fetching.missing(server)) and not skips.not_allowed(Counter({reason: 48}))
 
 
 def test_the_reason_is_read_from_pytests_report() -> None:
