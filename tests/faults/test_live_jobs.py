@@ -17,6 +17,7 @@ import pytest
 
 from elastrec.checkpoints import list_records, list_terms, open_record
 from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.scaling import asking
@@ -32,8 +33,9 @@ from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.accounts import Accounts, check_ledger, journals
 from tests.faults.campaign.checking import AUC_TOLERANCE, SIZE
+from tests.faults.campaign.injury import kinds_that_work, starve
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS, campaign_job
-from tests.faults.campaign.plan import Shape
+from tests.faults.campaign.plan import Kind, Shape
 from tests.faults.campaign.site import Site, site_at
 from tests.processes import pod_processes, wait_for
 from tests.shapes import change
@@ -105,6 +107,9 @@ class LiveJob:
         pods = self.platform.launcher.pods(self.job_id)
         return {pod.name: pod for pod in pods if pod.role is role and not (pod.is_ending or pod.phase.is_final)}
 
+    def sizes_of_servers(self) -> list[int]:
+        return [pod.size.memory_bytes for pod in self.pods(Role.PARAMETER_SERVER).values()]
+
     def workers_at_work(self) -> list[str]:
         """Workers that have trained since they were there."""
         pods = self.metrics().pods
@@ -158,6 +163,10 @@ def live_job(site: Site, name: str, *, is_slow: bool = True, mode: str = "bsp", 
     job = LiveJob(site, name, is_slow=is_slow, mode=mode, **checkpoint)
     try:
         yield job
+    except BaseException:
+        # pytest shows it with the failure: the master's decisions, each with its inputs.
+        print(*site.platform.launcher.logs(f"{job.job_id}-master", tail_lines=200), sep="\n")
+        raise
     finally:
         job.stop()
 
@@ -262,6 +271,33 @@ def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
         accounts, _ = job.accounts()
     assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_twice_as_much(
+    site: Site, undisturbed_auc: float
+) -> None:
+    if Kind.OUT_OF_MEMORY not in kinds_that_work(limits_enforced(site.platform.launcher.nodes())):
+        pytest.skip("an agent's memory limits have their own tests")
+    with live_job(site, "doubled", interval="1s") as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+        wait_for(lambda: job.metrics().checkpoint, PATIENCE_SECONDS, "a record")
+        servers = job.pods(Role.PARAMETER_SERVER)
+        killed, kept = sorted(servers)
+        (process,) = pod_processes(job.job_id, "ps-0", site.home)
+        starve(process)
+        wait_for(lambda: killed not in job.pods(Role.PARAMETER_SERVER), PATIENCE_SECONDS, "the kill")
+        wait_for(lambda: job.metrics().generation == 1, PATIENCE_SECONDS, "the rollback")
+        # The successor is made, and the other one resized, after the rollback has been decided.
+        doubled = [2 * servers[kept].size.memory_bytes] * 2
+        wait_for(lambda: job.sizes_of_servers() == doubled, PATIENCE_SECONDS, "two servers with twice as much memory")
+        assert job.pods(Role.PARAMETER_SERVER)[kept].uid == servers[kept].uid
+        metrics = job.train_to_the_end()
+        accounts, story = job.accounts()
+    words = [entry.what for entry in story.timeline if entry.what.startswith("the successor of")]
+    assert words == [f"the successor of {killed} is to have 1Gi of memory"]
+    assert not accounts.problems and accounts.lost == 0 and metrics.shards_done == metrics.shards_total
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 
