@@ -65,7 +65,8 @@ class ScalingSettings(Spec):
     round_interval: Seconds = 180.0
     """Time between two rounds."""
     least_steps: Annotated[int, Field(ge=1)] = 50
-    """A job is left alone until its workers have made so many steps in its present configuration."""
+    """A job is left alone until its workers have made so many steps in its present configuration, unless its servers
+    would run out of memory."""
     cool_down: Seconds = 90.0
     """So long after a change of its shape a job is left alone, unless its servers would run out of memory. Less than
     `round_interval`, or every other round is lost."""

@@ -29,12 +29,15 @@ class NotNow(msgspec.Struct, frozen=True):
     Attributes:
         holder: what it can give back all the same; None where it takes no part in scaling.
         shape_version: see JobProfile.
+        memory: the job for a forecast of its memory, which waits for less than other plans do: a job is killed in the
+            middle of a save, too. None where its servers are being changed, or nothing was measured.
     """
 
     job_id: str
     reason: str
     holder: Holder | None = None
     shape_version: int = 0
+    memory: JobProfile | None = None
 
 
 def profile_of(
@@ -61,20 +64,39 @@ def profile_of(
         least_workers=max(elasticity.minimum_workers, team.minimum_workers),
         priority=team.priority,
     )
-    if not profile.is_settled:
-        return NotNow(job_id, "pods are coming or going", holder, profile.shape_version)
     now = next((each for each in profile.measured if each.configuration == profile.configuration), None)
-    if now is None or now.steps_ever < settings.least_steps:
-        steps = 0 if now is None else now.steps_ever
+    # What a forecast asks for does not depend on the speed, only the time that it names: another configuration's does.
+    paces = [each for each in (*profile.measured, now) if each is not None and each.steps]
+    known = _job_profile(job_id, job, profile, settings, past, largest_bytes, holder, paces[-1]) if paces else None
+    steps, why = 0 if now is None else now.steps_ever, ""
+    if not profile.is_settled:
+        why = "pods are coming or going"
+    elif known is None or steps < settings.least_steps:
         why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
-        return NotNow(job_id, why, holder, profile.shape_version)
+    if known is not None and not why:
+        return known
+    return NotNow(job_id, why, holder, profile.shape_version, known if profile.are_servers_settled else None)
+
+
+def _job_profile(
+    job_id: str,
+    job: TrainingJob,
+    profile: Profile,
+    settings: ScalingSettings,
+    past: Sequence[PastJob],
+    largest_bytes: float,
+    holder: Holder,
+    pace: Measured,
+) -> JobProfile:
+    """The job as it is now; `pace` is what its speed is taken from."""
+    allocation = holder.allocation
     limits, movable = _limits_of(job, holder.least_workers, allocation), movable_of(profile, job)
     if Change.SERVERS in movable or Change.SERVER_SIZE in movable:
         # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
         most = max(limits.parameter_server_memory_bytes[1], allocation.parameter_server_memory_bytes)
         largest_bytes = min(largest_bytes, most)
     shape = shape_of(job, profile)
-    speed = allocation.workers * shape.batch_size / observation_of(now).iteration_seconds
+    speed = allocation.workers * shape.batch_size / observation_of(pace).iteration_seconds
     epoch_rows = round((profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs)
     return job_profile(
         JobFacts(

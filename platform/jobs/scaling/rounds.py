@@ -112,10 +112,12 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     profiles = [each for each in found if isinstance(each, JobProfile)]
     around = view(platform, settings, known.overheads)
     decided = decide_shared(policy, profiles, around, standing(platform, settings, holders_of(found)))
-    decided = with_forecasts(decided, profiles, around.strategy)
+    forecast_alone = [each.memory for each in found if isinstance(each, NotNow) and each.memory is not None]
+    decided = with_forecasts(decided, [*profiles, *forecast_alone], around.strategy)
+    planned = {each.job_id for each in decided.plans}
     curves = {plan.job_id: _curve(answers[plan.job_id]) for plan in decided.plans if plan.changes}
     return stamped(decided, found, curves, time.time() + settings.plan_lifetime), [
-        each for each in found if isinstance(each, NotNow)
+        each for each in found if isinstance(each, NotNow) and each.job_id not in planned
     ]
 
 

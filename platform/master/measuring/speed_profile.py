@@ -44,20 +44,32 @@ def _places(members: Sequence[Member]) -> Places:
 
 def is_settled(state: JobState) -> bool:
     """Whether every pod is up and has work, and nothing is being changed."""
-    members = state.membership.members.values()
     return (
-        state.phase is Phase.TRAINING
+        are_servers_settled(state)
         and state.saves.quiescing is None
-        and state.has_wanted_servers
         and all(
-            member.is_registered
-            and member.stays
-            and not member.awaits_size
+            _is_in_place(member)
             and not (member.role is Role.WORKER and (member.starved or member.is_idle))
             and (member.orders is None or member.orders_version == member.orders.version)
-            for member in members
+            for member in state.membership.members.values()
         )
     )
+
+
+def are_servers_settled(state: JobState) -> bool:
+    """Whether every parameter server is up with the size that it is to have.
+
+    It is so too while a save is under way and while workers come and go: a job that needs memory cannot wait for those.
+    """
+    return (
+        state.phase is Phase.TRAINING
+        and state.has_wanted_servers
+        and all(_is_in_place(server) for server in state.membership.servers())
+    )
+
+
+def _is_in_place(member: Member) -> bool:
+    return member.is_registered and member.stays and not member.awaits_size
 
 
 def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:

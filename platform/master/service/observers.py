@@ -8,7 +8,13 @@ import pyarrow as pa
 
 from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
-from elastrec.platform.master.measuring.speed_profile import configuration_of, is_settled, server_use, worker_use
+from elastrec.platform.master.measuring.speed_profile import (
+    are_servers_settled,
+    configuration_of,
+    is_settled,
+    server_use,
+    worker_use,
+)
 from elastrec.platform.master.pods import orders, requests, shape_checks
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.master.reporting.explanation import explanation
@@ -139,6 +145,7 @@ class ObserverCalls(ServicePart):
                 ],
                 worker_used_bytes=worker_use(self.state, self._seen.monitor),
                 servers_move=migration.is_possible(self.state),
+                are_servers_settled=are_servers_settled(self.state),
             )
 
     def _failure(self) -> str:

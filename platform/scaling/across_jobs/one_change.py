@@ -25,31 +25,38 @@ def one_change(
     """The round with what memory forecasts ask for, and the verdict of each job in which strategies competed.
 
     Plans that prevent a failure come first. A plan of the policy that brings as much memory as the forecast asks for
-    stands for both.
+    stands for both. A forecast counts alone for a job that the policy was not asked about or has no plan for.
+
+    Args:
+        jobs: of which memory is forecast.
     """
     wished = {job.job_id: job for job in jobs if job.memory_wish is not None}
     urgent, plans, refused, verdicts = list[Plan](), list[Plan](), list[Plan](), dict[str, Verdict]()
-    for plan in decided.plans:
-        job = wished.get(plan.job_id)
+    planned = {plan.job_id for plan in decided.plans}
+    without = [(None, job) for job_id, job in wished.items() if job_id not in planned]
+    for plan, job in (*((plan, wished.get(plan.job_id)) for plan in decided.plans), *without):
+        kept = [] if plan is None else [plan]
         if job is None or job.memory_wish is None:
-            plans.append(plan)
+            plans += kept
             continue
         memory = Plan(
             job_id=job.job_id, policy=MEMORY, before=job.allocation, allocation=job.memory_wish.allocation,
             reason=job.memory_wish.reason,
         )  # fmt: skip
-        if plan.changes and _has_memory_of(plan, memory):
+        if plan is not None and plan.changes and _has_memory_of(plan, memory):
             plans.append(plan)
             continue
         # What is free was divided among the plans already; whether more memory can be had is the cluster's to say.
-        verdict = choose_strategy([_of_memory(memory, job), _of_plan(plan)], past_of(job), UNLIMITED, settings)
+        wishes = [_of_memory(memory, job), *map(_of_plan, kept)]
+        verdict = choose_strategy(wishes, past_of(job), UNLIMITED, settings)
         verdicts[job.job_id] = verdict
         if memory.changes <= job.movable:
             is_first = verdict.chosen is not None and verdict.chosen.strategy == MEMORY
-            (urgent if is_first else plans).append(memory if is_first else plan)
+            urgent += [memory] if is_first else []
+            plans += [] if is_first else kept
         else:
             refused.append(memory)
-            plans.append(plan)
+            plans += kept
     return Round((*refused, *urgent, *plans), decided.problems, decided.proposals), verdicts
 
 

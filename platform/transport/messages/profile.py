@@ -87,6 +87,7 @@ class Profile(Message, frozen=True):
         shape_version: of the shape that is wanted for the job (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
         worker_used_bytes: memory in use by the fullest worker; 0: none has reported it.
+        are_servers_settled: every server is up with the size that it is to have, whatever else is being changed.
         servers_move: whether the number of parameter servers can change now.
     """
 
@@ -106,3 +107,4 @@ class Profile(Message, frozen=True):
     shape_changes: list[ShapeChanged] = []
     worker_used_bytes: int = 0
     servers_move: bool = False
+    are_servers_settled: bool = False

@@ -78,21 +78,44 @@ def test_servers_change_where_the_master_moves_their_rows_within_the_bounds_of_t
     assert profile.limits.parameter_servers == (2, 5)
 
 
-def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_size() -> None:
+def running_out(**changes: Any) -> Profile:
+    """Of a job whose only server is too small for what its table grows to."""
     size = ONE[Role.PARAMETER_SERVER].size.memory_bytes
     rows = [(100_000 * 2**power, round(2.0 * (100_000 * 2**power) ** 0.8)) for power in range(6)]
     growth = TableGrowth(table="user", samples=[s for s, _ in rows], rows=[r for _, r in rows], bytes_per_row=80.0)
     use = ServerUse(pod="ps-0", used_bytes=2**27, limit_bytes=size, table_bytes=80 * rows[-1][1])
-    found = measured_profile(
-        servers_move=True, tables_growth=[growth], servers=[use], trained_samples=rows[-1][0],
-        remaining_samples=2_000_000_000,
-    )  # fmt: skip
-    profile = profile_of("clicks-1", found, SETTINGS, largest_bytes=2.0**36)
+    values: dict[str, Any] = {
+        "servers_move": True, "tables_growth": [growth], "servers": [use], "trained_samples": rows[-1][0],
+        "remaining_samples": 2_000_000_000,
+    }  # fmt: skip
+    return measured_profile(**(values | changes))
+
+
+def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_size() -> None:
+    profile = profile_of("clicks-1", running_out(), SETTINGS, largest_bytes=2.0**36)
     assert isinstance(profile, JobProfile) and profile.memory_wish is not None
     wanted = profile.memory_wish.allocation
+    size = ONE[Role.PARAMETER_SERVER].size.memory_bytes
     assert wanted.parameter_servers > 1 and wanted.parameter_server_memory_bytes == size
     assert wanted.changes(profile.allocation) == {Change.SERVERS}
     assert not profile.lacks_memory(wanted), "after the change it has what its rows need"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_settled": False}, {"configuration": TWO}], ids=["a save is under way", "too few steps"]
+)
+def test_memory_is_forecast_of_a_job_that_other_plans_leave_alone(changes: dict[str, Any]) -> None:
+    found = profile_of("clicks-1", running_out(**changes, are_servers_settled=True), SETTINGS, largest_bytes=2.0**36)
+    assert isinstance(found, NotNow) and found.memory is not None
+    assert found.memory.memory_wish is not None and found.memory.memory_wish.allocation.parameter_servers > 1
+
+
+def test_memory_is_not_forecast_while_servers_change_or_without_a_speed() -> None:
+    changing = profile_of("clicks-1", running_out(is_settled=False), SETTINGS, largest_bytes=2.0**36)
+    unmeasured = running_out(measured=[], are_servers_settled=True)
+    without_speed = profile_of("clicks-1", unmeasured, SETTINGS, largest_bytes=2.0**36)
+    assert isinstance(changing, NotNow) and isinstance(without_speed, NotNow)
+    assert changing.memory is None and without_speed.memory is None
 
 
 def test_there_are_never_more_servers_than_virtual_buckets() -> None:

@@ -8,6 +8,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.speed_profile import (
     SETTLING_SECONDS,
     SpeedProfile,
+    are_servers_settled,
     configuration_of,
     is_settled,
 )
@@ -96,6 +97,28 @@ def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
     assert is_settled(world.state)
     ask(world, parameter_servers=3)
     assert not is_settled(world.state)
+
+
+def test_servers_are_settled_while_workers_come_and_not_while_servers_do():
+    world = running(plan(shape=TWO))
+    assert are_servers_settled(world.state)
+    ask(world, workers=3)
+    assert are_servers_settled(world.state) and not is_settled(world.state)
+    ask(world, parameter_servers=3)
+    assert not are_servers_settled(world.state)
+
+
+def test_servers_are_settled_while_a_save_is_under_way():
+    world = running(plan(shape=TWO))
+    world.handle(events.SaveAsked(time=world.time))
+    assert are_servers_settled(world.state) and not is_settled(world.state)
+
+
+def test_servers_that_wait_for_another_size_are_not_settled():
+    world = running(plan(shape=TWO))
+    membership, larger = world.state.membership, PodSize(7.0, BYTES)
+    membership.ask_for(membership.servers()[0], larger, world.time)
+    assert not are_servers_settled(world.state)
 
 
 def test_a_job_whose_pods_wait_for_another_size_is_not_settled():

@@ -41,3 +41,15 @@ def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None
     assert (memory.policy, memory.allocation) == (MEMORY, MORE.allocation)
     assert plan == round_of(job).plans[0] and plan.allocation.workers > job.allocation.workers
     assert "not memory-forecast: server size: left to the job's master" in describe(verdicts["job"])
+
+
+def test_a_job_that_the_policy_was_not_asked_about_gets_its_memory_and_no_other_plan() -> None:
+    asked, resting = profile(job_id="asked"), profile(job_id="resting", memory_wish=MORE)
+    found, verdicts = one_change(round_of(asked), [asked, resting])
+    assert [(plan.job_id, plan.policy) for plan in found.plans] == [("resting", MEMORY), ("asked", "three-stage")]
+    assert "memory-forecast (prevent failure)" in describe(verdicts["resting"])
+
+
+def test_a_job_that_the_policy_was_not_asked_about_stays_as_it_is_while_its_memory_lasts() -> None:
+    asked = profile(job_id="asked")
+    assert one_change(round_of(asked), [asked, profile(job_id="resting")]) == (round_of(asked), {})
