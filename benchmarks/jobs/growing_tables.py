@@ -1,0 +1,216 @@
+"""A job whose tables outgrow its servers' memory, with the memory forecast and without it: kills by the kernel.
+
+    python -m benchmarks growing_tables [--rounds 3] [--output json]
+
+Both jobs have the same file but for `scaling.enabled`. Every server has a control group whose limit the kernel
+enforces, and the rows of the log take more than that. Rounds of scaling are those of the DAG `auto_scaling`, for both
+jobs alike; those of the job without forecast leave it alone.
+
+Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then killed, too.
+Red also where a forecast waits for a job that is settled, as plans for speed do: `fullest at plan` is then above 0.9 in
+those rounds in which a save is under way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.figures import Figure, interleave, run_benchmark
+from benchmarks.common.jobs import launched, private_platform
+from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.jobs.scaling import rounds as scaling
+from elastrec.platform.jobs.scaling.masters import ask_profile
+from elastrec.platform.jobs.watching.observation import Observation
+from elastrec.platform.scaling.across_jobs.one_change import MEMORY
+from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.scaling import ScalingSettings
+from elastrec.platform.transport.messages.ledger import Explanation
+
+SERVERS = 2
+SERVER_BYTES, MOST_SERVER_BYTES = 512 * 2**20, 2 * 2**30
+"""Of each server when it starts, and at most."""
+WEIGHT, _TIMEOUT_SECONDS, _LOOK_SECONDS = 128, 600.0, 0.5
+SETTINGS = ScalingSettings(round_interval=5.0, least_steps=20, cool_down=2.0)
+"""The job lasts a minute and not an hour: so many rounds of it are as many as an hour has of the default ones."""
+
+
+def click_log(folder: Path) -> GenerateReport:
+    """Few rows, hardly two of which have an id in common."""
+    return generate(
+        GenerateSpec(
+            path=str(folder), rows_per_day=150_000, days=2, seed=1, dense=4, sparse=8, lists=0, heaps_factor=20.0,
+            heaps_exponent=0.95, zipf_exponent=0.3,
+        )
+    )  # fmt: skip
+
+
+def job_content(
+    log: GenerateReport,
+    *,
+    forecast: bool,
+    server_bytes: int = SERVER_BYTES,
+    most_bytes: int = MOST_SERVER_BYTES,
+    start_from: str = "nothing",
+) -> dict[str, Any]:
+    """The job file. Workers and the number of servers are fixed, so that memory is all that a plan can change."""
+    spec = {
+        "model": {"architecture": "wide_and_deep", "embedding_dimension": 255, "options": {"layer_sizes": [8]}},
+        "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
+        "training": {"batch_size": 256, "batches_per_shard": 4},
+        "optimizers": {"rows": {"kind": "adam", "learning_rate": 0.001}},
+        "resources": {
+            "master": {"cores": 0.2, "memory": "512Mi"},
+            "worker": {"count": 1, "cores": 0.25, "memory": "2Gi"},
+            "parameter_server": {"count": SERVERS, "cores": 0.3, "memory": server_bytes},
+        },
+        "scaling": {
+            "enabled": forecast, "minimum_workers": 1, "maximum_workers": 1, "minimum_parameter_servers": SERVERS,
+            "maximum_parameter_servers": SERVERS, "maximum_parameter_server_memory": most_bytes,
+        },
+        "checkpoint": {"interval": "10s"},
+        "continual": {"start_from": start_from},
+    }  # fmt: skip
+    return {"metadata": {"name": "growing"}, "spec": spec}
+
+
+@dataclass
+class Run:
+    """A job from its launch to its end.
+
+    Attributes:
+        seconds: from the launch until all is trained and saved; the evaluation is left out.
+        kills: of servers by the kernel, for memory.
+        fullest: of its limit, the largest share that a server was seen to use.
+        fullest_at_plan: the same when the first plan for memory was carried out; None: there was none.
+        seen: of every round, samples trained, and of every server used bytes and limit.
+    """
+
+    seconds: float = 0.0
+    kills: int = 0
+    fullest: float = 0.0
+    fullest_at_plan: float | None = None
+    seen: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list)
+
+
+def kills_of(story: Explanation) -> int:
+    """How often the kernel ended a server for its memory, by the job's story."""
+    return sum(entry.what.startswith("lost ") and "OutOfMemory" in entry.cause for entry in story.timeline)
+
+
+def train(
+    platform: jobs.Platform,
+    content: dict[str, Any],
+    run: Run,
+    *,
+    settings: ScalingSettings = SETTINGS,
+    until: Callable[[Observation, str], bool] | None = None,
+) -> None:
+    """Trains and evaluates a job, with rounds of scaling as the DAG has them.
+
+    Args:
+        run: is filled; its seconds are added to.
+        until: called with what is seen and the job's id; true ends the job before its own end.
+
+    Raises:
+        RuntimeError: the job failed or did not end in time.
+    """
+    began = time.monotonic()
+    due, deadline = began + settings.round_interval, began + _TIMEOUT_SECONDS
+    trained_at: float | None = None
+    with launched(platform, content) as job_id:
+        while True:
+            seen = jobs.observe(platform, job_id)
+            phase = seen.metrics.phase
+            if trained_at is None and phase in (Phase.EVALUATING, Phase.SUCCEEDED):
+                trained_at = time.monotonic()
+            if phase is Phase.SUCCEEDED or (until is not None and until(seen, job_id)):
+                break
+            if phase.is_final or time.monotonic() > deadline:
+                raise RuntimeError(f"the job did not succeed:\n{jobs.failure_report(platform, job_id)}")
+            if phase is Phase.TRAINING and time.monotonic() >= due:
+                due = time.monotonic() + settings.round_interval
+                _round(platform, settings, job_id, run)
+            time.sleep(_LOOK_SECONDS)
+        run.seconds += (trained_at or time.monotonic()) - began
+        run.kills += kills_of(jobs.explanation(platform, job_id))
+
+
+def _round(platform: jobs.Platform, settings: ScalingSettings, job_id: str, run: Run) -> None:
+    """One round; a master that does not answer just then costs the round."""
+    with contextlib.suppress(ClusterError):
+        profile = ask_profile(platform, job_id)
+        if profile is None or not profile.servers:
+            return
+        uses = [(server.used_bytes, server.limit_bytes) for server in profile.servers]
+        fullest = max(used / limit for used, limit in uses)
+        run.fullest = max(run.fullest, fullest)
+        run.seen.append((profile.trained_samples, uses))
+        decided, left_alone = scaling.plan(platform, settings, [job_id])
+        said = [f"left alone: {each.reason}" for each in left_alone]
+        for plan in decided.plans:
+            applied = scaling.apply(platform, plan)
+            said.append(f"{plan.policy}: {applied.reason}")
+            if applied.changed and plan.policy == MEMORY and run.fullest_at_plan is None:
+                run.fullest_at_plan = fullest
+        print(f"{profile.trained_samples} samples, fullest server {fullest:.2f}: {'; '.join(said)}", file=sys.stderr)
+
+
+def figures_of(with_forecast: list[Run], without: list[Run]) -> list[Figure]:
+    """Kills of all rounds, and how full the servers were."""
+    at_plan = [1.0 if run.fullest_at_plan is None else run.fullest_at_plan for run in with_forecast]
+    settings = {
+        "rounds": len(with_forecast), "servers": SERVERS, "server_mebibytes": SERVER_BYTES >> 20,
+        "seconds": [round(run.seconds, 1) for run in with_forecast],
+        "seconds_without": [round(run.seconds, 1) for run in without],
+    }  # fmt: skip
+    return [
+        Figure("growing_tables.kills", sum(run.kills for run in with_forecast), "by the kernel, in all rounds",
+               at_most=0, settings=settings),
+        Figure("growing_tables.kills_without_forecast", min(run.kills for run in without),
+               "by the kernel, in the round with the fewest", at_least=1),
+        Figure("growing_tables.fullest_at_plan", max(at_plan), "of its limit, the fullest server when memory was given",
+               at_most=0.9, settings={"each": [round(share, 3) for share in at_plan]}),
+        Figure("growing_tables.fullest", statistics.median(run.fullest for run in with_forecast), "of its limit",
+               settings={"without_forecast": [round(run.fullest, 3) for run in without]}),
+    ]  # fmt: skip
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """The two jobs in turn."""
+    with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
+        if not limits_enforced(platform.launcher.nodes()):
+            raise SystemExit("growing_tables: this machine's control groups cannot be written, so pods have no limits")
+        log = click_log(Path(folder) / "clicks")
+
+        def side(*, forecast: bool) -> Callable[[], Run]:
+            def run() -> Run:
+                found = Run()
+                print(f"{'with' if forecast else 'without'} forecast", file=sys.stderr)
+                train(platform, job_content(log, forecast=forecast), found)
+                return found
+
+            return run
+
+        runs = interleave({"with": side(forecast=True), "without": side(forecast=False)}, arguments.rounds)
+    return figures_of(runs["with"], runs["without"])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=3, help="of both jobs (default 3)")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)

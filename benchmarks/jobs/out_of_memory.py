@@ -1,0 +1,111 @@
+"""Completion time of a job whose servers run out of memory: forecast, doubling after a kill, restart by hand.
+
+    python -m benchmarks out_of_memory [--rounds 3] [--output json]
+
+The job is that of `growing_tables`. Its time ends when all is trained and saved. By hand: a person who never looks
+away stops the job as soon as a server was killed and starts it again from its newest record, with the memory that it
+needs; only the time of the machines counts. The goals are those of DLRover-RM for a slow server (Fig. 12), which is
+where the paper has times; for memory it has only counts.
+
+Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then one of the second
+kind, and the ratio is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
+from benchmarks.common.jobs import private_platform
+from benchmarks.jobs.growing_tables import (
+    MOST_SERVER_BYTES,
+    SERVER_BYTES,
+    WEIGHT,
+    Run,
+    add_options,
+    click_log,
+    job_content,
+    kills_of,
+    train,
+)
+from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.data.generating.generator import GenerateReport
+from elastrec.platform.jobs.watching.observation import Observation
+
+GOAL_LEFT_ALONE, GOAL_BY_HAND = 1 - 0.364, 1 - 0.276
+"""Of the completion time, DLRover-RM §6.2: against no intervention and against stop-and-restart."""
+
+
+def restarted_by_hand(platform: jobs.Platform, log: GenerateReport) -> Run:
+    """A job that is stopped at the first kill, and started again with twice the memory."""
+    run, record = Run(), "nothing"
+
+    def is_killed(seen: Observation, job_id: str) -> bool:
+        nonlocal record
+        record = seen.metrics.checkpoint or record
+        return seen.reachable and kills_of(jobs.explanation(platform, job_id)) > 0
+
+    train(platform, job_content(log, forecast=False, most_bytes=SERVER_BYTES), run, until=is_killed)
+    if run.kills:
+        more = job_content(
+            log, forecast=False, server_bytes=2 * SERVER_BYTES, most_bytes=MOST_SERVER_BYTES, start_from=record
+        )
+        train(platform, more, run)
+    return run
+
+
+def figures_of(runs: dict[str, list[Run]]) -> list[Figure]:
+    """Ratios of completion times of rounds that ran next to each other."""
+    seconds = {name: [run.seconds for run in of_side] for name, of_side in runs.items()}
+    kills = {name: [run.kills for run in of_side] for name, of_side in runs.items()}
+    settings = {"rounds": len(runs["forecast"]), "kills": kills}
+    figures = [
+        Figure(f"out_of_memory.against_{name}", ratio(seconds["forecast"], seconds[name]), "of its completion time",
+               at_most=goal, settings=settings)
+        for name, goal in (("left_alone", GOAL_LEFT_ALONE), ("by_hand", GOAL_BY_HAND))
+    ]  # fmt: skip
+    return figures + [
+        Figure(f"out_of_memory.{name}.seconds", statistics.median(each), "s from launch to the last record",
+               settings={"each": [round(one, 1) for one in each]})
+        for name, each in seconds.items()
+    ]  # fmt: skip
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    """The three in turn."""
+    with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
+        if not limits_enforced(platform.launcher.nodes()):
+            raise SystemExit("out_of_memory: this machine's control groups cannot be written, so pods have no limits")
+        log = click_log(Path(folder) / "clicks")
+
+        def trained(*, forecast: bool) -> Run:
+            run = Run()
+            train(platform, job_content(log, forecast=forecast), run)
+            return run
+
+        sides: dict[str, Callable[[], Run]] = {
+            "forecast": lambda: trained(forecast=True),
+            "left_alone": lambda: trained(forecast=False),
+            "by_hand": lambda: restarted_by_hand(platform, log),
+        }
+
+        def spoken(name: str, side: Callable[[], Run]) -> Callable[[], Run]:
+            def run() -> Run:
+                found = side()
+                print(f"{name}: {found.seconds:.1f} s, {found.kills} kills", file=sys.stderr)
+                return found
+
+            return run
+
+        runs = interleave({name: spoken(name, side) for name, side in sides.items()}, arguments.rounds)
+    return figures_of(runs)
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)
