@@ -238,9 +238,7 @@ class Record:
         Raises:
             DamagedRecordError: an array is damaged, or the part is shorter than it was.
         """
-        for group in _neighbours(sorted(entries, key=lambda entry: entry.span)):
-            start = min(entry.span[0] for entry in group)
-            end = max(entry.span[1] for entry in group)
+        for start, end, group in _neighbours(entries):
             data = self._bytes(part, start, end)
             for entry in group:
                 try:
@@ -265,15 +263,16 @@ class Record:
             raise DamagedRecordError(f"{self.uri}/{part.file}: the part cannot be read: {error}") from error
 
     def _array(self, part: PartManifest, section: SectionEntry, entry: ArrayEntry, data: Array, start: int) -> Array:
+        size = entry.nbytes
         # An empty array has no bytes, so its offset may lie outside what was fetched.
-        first = entry.offset - start if entry.nbytes else 0
-        raw = data[first : first + entry.nbytes]
-        if len(raw) != entry.nbytes or xxhash.xxh3_64_intdigest(raw.data) != entry.checksum:
+        first = entry.offset - start if size else 0
+        raw = data[first : first + size]
+        if len(raw) != size or xxhash.xxh3_64_intdigest(raw.data) != entry.checksum:
             raise DamagedRecordError(
                 f"{self.uri}/{part.file}: array {entry.name!r} of section {section.key} is damaged "
-                f"(checksum differs, bytes {entry.offset} to {entry.offset + entry.nbytes}); use an older record"
+                f"(checksum differs, bytes {entry.offset} to {entry.offset + size}); use an older record"
             )
-        if entry.nbytes == 0:
+        if size == 0:
             return np.frombuffer(b"", dtype=entry.dtype).reshape(entry.shape)
         return raw.view(entry.dtype).reshape(entry.shape)
 
@@ -344,24 +343,23 @@ def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None 
                 yield needed
 
 
-def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[list[SectionEntry]]:
-    """Runs of sections that lie closely behind each other, each run at most READ_AHEAD_BYTES long."""
+def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[tuple[int, int, list[SectionEntry]]]:
+    """Runs of sections that lie closely behind each other, each run at most READ_AHEAD_BYTES long.
+
+    With each run its first byte in the part, and one past its last.
+    """
     group: list[SectionEntry] = []
     start = end = 0
-    for entry in entries:
-        first, last = entry.span
-        near = first - end <= 2**20 and last - start <= READ_AHEAD_BYTES
-        if (first, last) == (0, 0) and group:
-            near, first, last = True, end, end
-        if group and not near:
-            yield group
+    for (first, last), entry in sorted(((entry.span, entry) for entry in entries), key=lambda one: one[0]):
+        if group and last and not (first - end <= 2**20 and last - start <= READ_AHEAD_BYTES):
+            yield start, end, group
             group = []
         if not group:
             start, end = first, last
         group.append(entry)
         end = max(end, last)
     if group:
-        yield group
+        yield start, end, group
 
 
 def open_record(uri: str, through: Callable[[Store], Store] = lambda store: store) -> Record:

@@ -163,14 +163,17 @@ class Loader:
         values = columns["values"]
         states = columns.get("state", np.empty((len(recorded), 0), np.float32))
         alike: dict[tuple[SegmentSummary, ...], list[int]] = {}
-        for number in np.flatnonzero(np.bincount(recorded, minlength=len(rows.tables))).tolist():
-            alike.setdefault(self._segments[rows.tables[number]], []).append(number)
+        for number, table in enumerate(rows.tables):
+            if table in self._segments:
+                alike.setdefault(self._segments[table], []).append(number)
         try:
             if len(alike) == 1:
                 return converted_states(next(iter(alike)), store.group.segments, values, states)
             out = np.empty((len(recorded), store.layout.states), np.float32)
             for segments, numbers in alike.items():
                 chosen = np.isin(recorded, numbers)
+                if not chosen.any():
+                    continue
                 out[chosen] = converted_states(segments, store.group.segments, values[chosen], states[chosen])
         except SegmentError as error:
             raise CheckpointError(

@@ -20,6 +20,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     COUNT,
     FROZEN,
     ID,
+    LAST,
     LINES,
     LOGGING,
     START,
@@ -29,9 +30,9 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     read_only_view,
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
-from elastrec.trainers.parameter_server.storage.kernels.index import ABSENT, enter, home_of, search
+from elastrec.trainers.parameter_server.storage.kernels.index import enter_new, home_of
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
-from elastrec.trainers.parameter_server.storage.kernels.pools import append, has_room, offset_of
+from elastrec.trainers.parameter_server.storage.kernels.pools import chain, offset_of
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore
@@ -40,8 +41,7 @@ Array = np.ndarray[Any, Any]
 
 _S32 = np.uint64(32)
 _TABLE_BITS = np.uint32(0xFFFF)
-_LOADED, _NEEDS_SLABS, _FOREIGN = 0, 1, 2
-_RUN, _IN_RUN, _NEXT = 0, 1, 2  # of `progress`
+_NEXT, _USED = 0, 1  # of `progress`
 
 
 @kernel
@@ -175,84 +175,93 @@ def expect_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
 
 @kernel
 def _enter_columns(  # type: ignore[no-untyped-def]
-    handle, buckets, counts, numbers, ids, tables, versions, seen, states, values, hashes, progress
+    handle, buckets, counts, numbers, ids, tables, versions, seen, states, values, slabs, hashes, progress
 ):
-    """See `load_columns`. Until a stripe lacks slabs; `progress` says how far it came.
+    """See `load_columns`; false: the row that `progress` names is of another bucket.
 
     Args:
         numbers: [R] int64, the table of the group for each number in `tables`.
         seen: [0] where none is kept.
+        slabs: [n] int64, empty ones, enough for all rows.
         hashes: [AHEAD] uint64, scratch.
-        progress: [3] int64: number of the bucket in `buckets`, of its next row, of the next row of the columns.
+        progress: [2] int64: the next row of the columns, how many slabs were used.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
-    pool, index, salts = rows.pool, rows.slots, settings.salts
+    pool, salts, lines, longs = rows.pool, settings.salts, rows.slots.lines, rows.slots.longs
+    words, numbered, shape = pool.words, pool.cells, pool.shape
     virtual_buckets = np.uint64(guarded.owned.shape[0])
     mask = virtual_buckets - np.uint64(1)
     is_power = virtual_buckets & mask == 0
-    for run in range(progress[_RUN], buckets.shape[0]):
-        bucket, row = buckets[run], progress[_NEXT]
-        left = counts[run] - progress[_IN_RUN]
-        progress[_RUN] = run
+    row, used = progress[_NEXT], progress[_USED]
+    for run in range(buckets.shape[0]):
+        bucket, end = buckets[run], row + counts[run]
         if not guarded.owned[bucket]:
-            progress[_IN_RUN], progress[_NEXT] = 0, row + left
+            row = end
             continue
         stripe = guarded.stripe_of[bucket]
-        start, lines = index.runs[bucket, START], index.runs[bucket, LINES]
-        code = _LOADED
+        start, length = rows.slots.runs[bucket, START], rows.slots.runs[bucket, LINES]
         lock(guarded.locks, stripe)
         guarded.moves[stripe] += 1
-        while left:
-            some = min(left, AHEAD)
-            while some and not has_room(pool, bucket, stripe, some):
-                some -= 1
-            if not some:
-                code = _NEEDS_SLABS
-                break
+        slab, count = pool.buckets[bucket, LAST], pool.buckets[bucket, COUNT]
+        number, is_foreign = count % shape.per_slab, False
+        while row < end and not is_foreign:
+            some = min(end - row, AHEAD)
             for k in range(some):
                 hashes[k] = splitmix64(np.uint64(ids[row + k]) ^ salts[numbers[tables[row + k]]])
-                prefetch(index.lines, start + home_of(hashes[k], lines))
+                prefetch(lines, start + home_of(hashes[k], length))
                 if np.int64(hashes[k] & mask if is_power else hashes[k] % virtual_buckets) != bucket:
-                    row += k
-                    code = _FOREIGN
+                    some, is_foreign = k, True
                     break
-            if code != _LOADED:
-                break
             for k in range(some):
                 j = row + k
                 key, table = ids[j], numbers[tables[j]]
+                if number == 0:
+                    slab = slabs[used]
+                place = (slab << shape.shift) | number
                 # An id that comes twice is entered once: who checks the record counts the rows.
-                if search(pool, index, bucket, hashes[k], key, np.uint32(table)) != ABSENT:
+                if not enter_new(words, shape, lines, longs, start, length, hashes[k], key, np.uint32(table), place):
                     continue
-                place = append(pool, bucket, stripe)
-                enter(index, bucket, hashes[k], place)
+                if number == 0:
+                    chain(pool, bucket, slab)
+                    used += 1
+                number = number + 1 if number + 1 < shape.per_slab else 0
+                count += 1
                 guarded.usage[bucket, table, 0] += 1
-                at = np.uint64(offset_of(pool.shape, place))
-                pool.words[at + np.uint64(ID)] = np.uint32(key)
-                pool.words[at + np.uint64(ID + 1)] = np.uint32(key >> 32)
-                pool.words[at + np.uint64(CELL_VERSION)] = versions[j]
-                pool.words[at + np.uint64(TABLE)] = np.uint32(table)
+                at = np.uint64(offset_of(shape, place))
+                words[at + np.uint64(ID)] = np.uint32(key)
+                words[at + np.uint64(ID + 1)] = np.uint32(key >> 32)
+                words[at + np.uint64(CELL_VERSION)] = versions[j]
+                words[at + np.uint64(TABLE)] = np.uint32(table)
                 if settings.seen_word:
-                    pool.words[at + np.uint64(settings.seen_word)] = seen[j]
+                    words[at + np.uint64(settings.seen_word)] = seen[j]
                 first = at + np.uint64(settings.state_word)
                 for s in range(states.shape[1]):
-                    pool.cells[first + np.uint64(s)] = states[j, s]
+                    numbered[first + np.uint64(s)] = states[j, s]
                 first = at + np.uint64(settings.value_word)
                 for d in range(values.shape[1]):
-                    pool.cells[first + np.uint64(d)] = values[j, d]
-            left -= some
+                    numbered[first + np.uint64(d)] = values[j, d]
             row += some
+        pool.buckets[bucket, COUNT] = count
         unlock(guarded.locks, stripe)
-        progress[_NEXT] = row
-        if code != _LOADED:
-            progress[_IN_RUN] = counts[run] - left
-            return code
-        progress[_IN_RUN] = 0
-    return _LOADED
+        progress[_NEXT], progress[_USED] = row, used
+        if is_foreign:
+            return False
+    return True
 
 
 def _column(column: Array, dtype: Any) -> Array:
     return read_only_view(np.ascontiguousarray(column, dtype))
+
+
+def _slabs_for(store: RowStore, buckets: Array, counts: Array) -> int:
+    """How many more slabs so many rows need in each owned one of buckets [b], at most."""
+    pool = store.rows_memory.shelf.pool
+    per_slab = pool.shape.per_slab
+    there = counts > 0
+    once, places = np.unique(buckets[there], return_inverse=True)
+    held = pool.buckets[once, COUNT]
+    wanted = held + np.bincount(places, counts[there], len(once)).astype(np.int64)
+    return int((-(-wanted // per_slab) - -(-held // per_slab))[store.owned[once]].sum())
 
 
 def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array, columns: Columns) -> None:
@@ -273,16 +282,16 @@ def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array,
     buckets = np.ascontiguousarray(buckets, np.int64)
     if len(strange := np.flatnonzero(((buckets < 0) | (buckets >= len(store.owned))) & (counts > 0))):
         raise ForeignCellError(int(counts[: strange[0]].sum()))
-    progress, hashes = np.zeros(3, np.int64), np.empty(AHEAD, np.uint64)
+    progress, hashes = np.zeros(2, np.int64), np.empty(AHEAD, np.uint64)
+    memory = store.rows_memory.rows
+    slabs = memory.take(_slabs_for(store, buckets, counts))
     arguments = (
         _column(counts, np.int64), _column(numbers, np.int64), _column(columns["ids"], np.int64),
         _column(columns["tables"], np.uint16), _column(columns["versions"], np.uint32),
         _column(columns["last_seen"] if store.evicts else np.empty(0), np.uint32),
         _column(columns["state"], np.float32), _column(columns["values"], np.float32),
     )  # fmt: skip
-    while (code := _enter_columns(store.handle, buckets, *arguments, hashes, progress)) == _NEEDS_SLABS:
-        stripe = int(store.stripe_of[buckets[progress[_RUN]]])
-        with store.locks.held(stripe):
-            store.rows_memory.rows.refill(stripe)
-    if code == _FOREIGN:
+    has_entered = _enter_columns(store.handle, buckets, *arguments, slabs, hashes, progress)
+    memory.put_back(slabs[progress[_USED] :])
+    if not has_entered:
         raise ForeignCellError(int(progress[_NEXT]))

@@ -130,7 +130,29 @@ class PoolMemory:
                 spares[0] += 1
                 spares[spares[0]] = slab
         if not spares[0]:
-            raise ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
+            raise self._used_up()
+
+    def take(self, count: int) -> Array:
+        """Slabs [count] int64 of no bucket, ascending where none was freed; `put_back` takes those that stay unused.
+
+        Raises:
+            ServerMemoryError: there are not so many left.
+        """
+        with self._lock:
+            if count > len(self._free) + self._slabs - self._next:
+                raise self._used_up()
+            freed = min(count, len(self._free))
+            slabs = [*(self._free.pop() for _ in range(freed)), *range(self._next, self._next + count - freed)]
+            self._next += count - freed
+        return np.array(slabs, np.int64)
+
+    def put_back(self, slabs: Array) -> None:
+        """Takes slabs that `take` gave and nobody wrote into."""
+        with self._lock:
+            self._free.extend(slabs[::-1].tolist())
+
+    def _used_up(self) -> ServerMemoryError:
+        return ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
 
     def take_released(self, stripe: int) -> list[int]:
         """Slabs that a kernel has released in a stripe, of no bucket from now on, for `give_back`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -135,7 +137,41 @@ def test_an_id_that_comes_twice_is_entered_once() -> None:
     runs = np.array([bucket]), np.array([count + 5])
     assert expect_rows(loaded, *runs)
     load_columns(loaded, *runs, TABLES, columns)
-    assert loaded.rows_memory.shelf.pool.buckets[bucket, COUNT] == count == loaded.entries[bucket, :, 0].sum()
+    pool = loaded.rows_memory.shelf.pool
+    assert pool.buckets[bucket, COUNT] == count == loaded.entries[bucket, :, 0].sum()
+    # Room that was taken for rows which came twice was given back.
+    twice = np.tile(np.arange(count), 20)
+    other = store_of()
+    assert expect_rows(other, runs[0], np.array([len(twice)]))
+    load_columns(other, runs[0], np.array([len(twice)]), TABLES, one(columns, twice))
+    memory = other.rows_memory.rows
+    assert memory.bytes == -(-count // memory.pool.shape.per_slab) * memory.slab_bytes
+
+
+def test_a_bucket_may_come_in_pieces_that_end_anywhere() -> None:
+    pushed, loaded = store_of(), store_of()
+    push(pushed)
+    chunk = rows_of(pushed)[0]
+    bucket, count = chunk.buckets[:1], int(chunk.counts[0])
+    columns = row_columns(pushed.layout, chunk.cells[:count])
+    assert expect_rows(loaded, bucket, np.array([count]))
+    memory = loaded.rows_memory.rows
+    ends = [0, 1, 90, 90, count - 1, count]
+    for first, last in itertools.pairwise(ends):
+        load_columns(loaded, bucket, np.array([last - first]), TABLES, one(columns, np.arange(first, last)))
+    assert contents(loaded) == {int(bucket[0]): contents(pushed)[int(bucket[0])]}
+    assert memory.bytes == -(-count // memory.pool.shape.per_slab) * memory.slab_bytes
+
+
+def test_slabs_that_are_not_there_are_not_taken() -> None:
+    memory = store_of(capacity_rows=1000).rows_memory.rows
+    left = len(memory.pool.slabs)
+    with pytest.raises(ServerMemoryError, match=f"all {left} slabs"):
+        memory.take(left + 1)
+    taken = memory.take(left)
+    assert sorted(taken.tolist()) == list(range(left))
+    memory.put_back(taken[5:])
+    assert memory.bytes == 5 * memory.slab_bytes and memory.take(2).tolist() == [5, 6]
 
 
 def test_rows_beyond_the_servers_room_are_refused() -> None:

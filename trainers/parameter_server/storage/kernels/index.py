@@ -148,6 +148,22 @@ def enter(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
     _put(index.lines, index.longs, index.runs[bucket, START], index.runs[bucket, LINES], row_hash, place)
 
 
+@inlined
+def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, place):  # type: ignore[no-untyped-def]
+    """Enters the cell that is to be at `place` into a run that has a slot; false: its id is there already.
+
+    Args:
+        words, shape: of a pool; lines, longs: of its index; start, count: the run's first line, and how many it has.
+    """
+    # Of ids that are not there, most are seen not to be in the line that they enter.
+    line, tag = start + home_of(row_hash, count), _tag_of(row_hash)
+    may_be_there = lines[line, PASSED] != 0 or _slots(longs, line, tag) != 0
+    if may_be_there and _search(words, shape, lines, longs, start, count, row_hash, key, table) != ABSENT:
+        return False
+    _put(lines, longs, start, count, row_hash, place)
+    return True
+
+
 @kernel
 def _slot_of(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
     """(number of the line, slot) of a place that is there."""

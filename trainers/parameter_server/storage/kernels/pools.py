@@ -56,25 +56,31 @@ def has_room(pool, bucket, stripe, cells):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def chain(pool, bucket, slab):  # type: ignore[no-untyped-def]
+    """Puts an empty slab behind the bucket's last one, which is full."""
+    before = pool.buckets[bucket, LAST]
+    pool.slabs[slab, PREVIOUS] = before
+    pool.slabs[slab, FOLLOWING] = -1
+    pool.slabs[slab, OWNER] = bucket
+    if before < 0:
+        pool.slabs[slab, ORDINAL] = 0
+        pool.buckets[bucket, FIRST] = slab
+    else:
+        pool.slabs[slab, ORDINAL] = pool.slabs[before, ORDINAL] + 1
+        pool.slabs[before, FOLLOWING] = slab
+    pool.buckets[bucket, LAST] = slab
+
+
+@kernel
 def append(pool, bucket, stripe):  # type: ignore[no-untyped-def]
     """Place of a new cell, whose words are arbitrary. There is room."""
     count = pool.buckets[bucket, COUNT]
     number = count % pool.shape.per_slab
-    slab = pool.buckets[bucket, LAST]
     if number == 0:
         spares = pool.spares[stripe, 0]
-        before, slab = slab, pool.spares[stripe, spares]
         pool.spares[stripe, 0] = spares - 1
-        pool.slabs[slab, PREVIOUS] = before
-        pool.slabs[slab, FOLLOWING] = -1
-        pool.slabs[slab, OWNER] = bucket
-        if before < 0:
-            pool.slabs[slab, ORDINAL] = 0
-            pool.buckets[bucket, FIRST] = slab
-        else:
-            pool.slabs[slab, ORDINAL] = pool.slabs[before, ORDINAL] + 1
-            pool.slabs[before, FOLLOWING] = slab
-        pool.buckets[bucket, LAST] = slab
+        chain(pool, bucket, pool.spares[stripe, spares])
+    slab = pool.buckets[bucket, LAST]
     pool.buckets[bucket, COUNT] = count + 1
     return (slab << pool.shape.shift) | number
 
