@@ -26,6 +26,13 @@ class Notice:
     def is_given(self) -> bool:
         return self._given is not None
 
+    @property
+    def left_seconds(self) -> float | None:
+        """Until the process is ended; None: it is not about to be."""
+        if self._given is None:
+            return None
+        return max(0.0, self._given + self._grace_seconds - self._clock())
+
     def give(self) -> None:
         """Now; takes no lock, so that a signal handler may call it."""
         self._given = self._clock()

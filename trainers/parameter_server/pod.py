@@ -435,7 +435,7 @@ class ServerPod:
                 transfers=self._server.transfers,
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
-                has_notice=self._notice.is_given,
+                ends_in_seconds=self._notice.left_seconds,
                 load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,

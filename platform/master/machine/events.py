@@ -76,7 +76,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     let_go_version: int = 0
     copied_order_id: str = ""
     taken_order_id: str = ""
-    has_notice: bool = False
+    ends_in_seconds: float | None = None
 
 
 class PodOrdered(_Event, frozen=True, kw_only=True):

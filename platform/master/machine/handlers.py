@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastrec.platform.master.machine import leasing, migration, rollback, saving, stages
+from elastrec.platform.master.machine import leasing, migration, notice, rollback, saving, stages
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import (
     Begun,
@@ -162,8 +162,8 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
         state.saves.take(event.pod, event.saved)
     if event.damaged is not None:
         rollback.record_damaged(state, member, event.damaged, effects)
-    if succession.is_notice(member, event):
-        succession.notice_given(state, member, effects)
+    if event.ends_in_seconds is not None and notice.is_new(member, event):
+        notice.given(state, member, event.ends_in_seconds, effects)
 
 
 def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:

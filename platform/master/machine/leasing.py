@@ -26,7 +26,7 @@ def _worker_of(state: JobState, event: ShardsAsked) -> Member | None:
 def _may_lease(state: JobState, member: Member, event: ShardsAsked) -> bool:
     """Whether a worker gets shards of that kind now."""
     wanted = Phase.TRAINING if event.kind == "train" else Phase.EVALUATING
-    return state.phase is wanted and state.saves.quiescing is None and event.count > 0 and not member.is_idle
+    return state.phase is wanted and not state.saves.is_paused and event.count > 0 and not member.is_idle
 
 
 def _shards_for(state: JobState, member: Member, queue: ShardQueue, event: ShardsAsked) -> list[Shard]:

@@ -73,7 +73,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     for save in [*saves.unknown, *saves.under_way.values()]:
         # What is found complete from here on holds rows that are trained again.
         stages.abandon(state, save, is_committing=save.stage == COMMITTING)
-    saves.unknown, saves.under_way = [], {}
+    saves.unknown, saves.under_way, saves.held_since = [], {}, None
     recovery.roll_back(phases.next_order())
     migration.cancel(state, reason, effects)
     for server in state.owners():

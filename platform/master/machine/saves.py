@@ -120,6 +120,9 @@ class Saves(msgspec.Struct, kw_only=True):
         record_time: of which moment the last complete record is, on the job's clock; memory_time: of which moment all
             servers hold their parts in memory, or in a record. None: of none.
         completed, failed: of all save orders; `final_failures`: of the final one in a row.
+        held_since: since when workers pause until servers that are about to be ended have gone (`notice`); None: they
+            do not.
+        last_seconds: how long the last record took from the order to its manifest, that of training.
     """
 
     record_template: str
@@ -134,6 +137,13 @@ class Saves(msgspec.Struct, kw_only=True):
     completed: int = 0
     failed: int = 0
     final_failures: int = 0
+    held_since: float | None = None
+    last_seconds: float = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether workers pause: for a save, or until servers that are about to be ended have gone."""
+        return self.held_since is not None or self.quiescing is not None
 
     @property
     def quiescing(self) -> Save | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from elastrec.platform.master.machine import leasing, migration, stages
+from elastrec.platform.master.machine import leasing, migration, notice, stages
 from elastrec.platform.master.machine.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Base, Save
@@ -30,6 +30,8 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
     if phases.phase is Phase.TRAINING and state.training.is_done:
         return _finish_training(state, effects)
     if saves.under_way and any(_push_save(state, save, effects) for save in list(saves.under_way.values())):
+        return True
+    if notice.step(state, effects):
         return True
     is_due = saves.is_asked or (saves.next_save is not None and saves.next_save <= time)
     if is_due and saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
@@ -158,6 +160,7 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
     else:
+        state.saves.last_seconds = state.time - save.begun
         _schedule(state)
 
 
@@ -281,7 +284,8 @@ def _end_save(state: JobState, save: Save) -> None:
 
 def _end_pause(state: JobState, save: Save) -> None:
     save.quiesce = False
-    state.training.resume(state.time, state.time - save.begun)
+    if state.saves.held_since is None:
+        state.training.resume(state.time, state.time - save.begun)
 
 
 def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:

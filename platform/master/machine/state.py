@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from elastrec.platform.master.machine import handlers, migration, rollback, saving, stages
+from elastrec.platform.master.machine import handlers, migration, notice, rollback, saving, stages
 from elastrec.platform.master.machine.effects import (
     Decided,
     Effect,
@@ -26,7 +26,7 @@ from elastrec.platform.master.machine.saves import WRITING, Saves
 from elastrec.platform.master.machine.shards import Ended, ShardQueue
 from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_profile import TimeProfile
-from elastrec.platform.master.pods import losses, more_memory, orders, shape, succession
+from elastrec.platform.master.pods import losses, more_memory, orders, shape
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
@@ -181,6 +181,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.recovery.number,
             self.membership.edition,
             saves.content() if saves.under_way else None,
+            saves.held_since is not None,
             self.migration.content() if self.migration is not None else None,
         )
 
@@ -226,7 +227,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         mode = _MODES.get(phases.phase, Mode.IDLE)
         if member is None or member.retiring or phases.phase.is_final or member.is_held_by_another(incarnation):
             mode = Mode.EXIT
-        elif self.saves.quiescing is not None:
+        elif self.saves.is_paused:
             mode = Mode.PAUSE
         save = restore = take = None
         moving = ""
@@ -293,7 +294,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or self.saves.would_copy(report.pod, report.in_memory_order_id)
             or self.saves.would_take(report.pod, report.saved)
             or migration.would_take(self, report)
-            or succession.is_notice(member, report)
+            or notice.is_new(member, report)
         )
 
     def is_swept(self) -> bool:
@@ -303,7 +304,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     def seconds_to_pause(self, now: float) -> float:
         """Until workers pause for a save, as far as is known; 0 while they do."""
         saves = self.saves
-        if saves.quiescing is not None or saves.is_asked:
+        if saves.is_paused or saves.is_asked:
             return 0.0
         if self.phase is not Phase.TRAINING or saves.next_save is None:
             return math.inf
@@ -315,12 +316,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if phases.phase.is_final:
             return self.exit_deadline
         deadlines: list[float] = []
-        if (shape_deadline := shape.deadline(self)) is not None:
-            deadlines.append(shape_deadline)
-        for late in (stages.deadline(self), migration.deadline(self), more_memory.deadline(self)):
-            if late is not None:
+        for part in (shape, stages, migration, more_memory, notice):
+            if (late := part.deadline(self)) is not None:
                 deadlines.append(late)
-        if self.saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
+        if not self.saves.is_paused and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):
             running = {Phase.TRAINING: self.training, Phase.EVALUATING: self.evaluation}.get(phases.phase)
             deadlines.extend(running.deadlines.values() if running else ())
             if self.saves.next_save is not None:

@@ -46,7 +46,7 @@ def is_settled(state: JobState) -> bool:
     """Whether every pod is up and has work, and nothing is being changed."""
     return (
         are_servers_settled(state)
-        and state.saves.quiescing is None
+        and not state.saves.is_paused
         and all(
             _is_in_place(member)
             and not (member.role is Role.WORKER and (member.starved or member.is_idle))

@@ -73,7 +73,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         """Counts the time since the last event; `state` is that before the next one."""
         if seconds <= 0 or state.phase.is_final:
             return
-        if state.phase is not Phase.TRAINING or state.saves.quiescing is not None:
+        if state.phase is not Phase.TRAINING or state.saves.is_paused:
             self.add(_BY_PHASE.get(state.phase, CHECKPOINTING), seconds)
             return
         if self.version != state.phases.version:

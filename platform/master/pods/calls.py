@@ -114,7 +114,7 @@ class PodCalls(ServicePart):
                     let_go_version=message.let_go_version,
                     copied_order_id=message.copied_order_id,
                     taken_order_id=message.taken_order_id,
-                    has_notice=message.has_notice,
+                    ends_in_seconds=message.ends_in_seconds,
                 )
                 if self.state.changes_state(report):
                     effects, _ = self._apply(report)

@@ -109,9 +109,9 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)
-    if pausing is not None:
+    if state.saves.is_paused:
         # Nobody is late with shards meanwhile.
-        if pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
+        if pausing is not None and pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
             for worker in leasing.moving_workers(state):
                 if not phases.phase.is_final:
                     _lose(state, worker, "did not pause for a save in time", effects, delete=True)

@@ -59,7 +59,7 @@ class Member(msgspec.Struct, kw_only=True):
             `let_go_version`: of the last ones under which it has let go of its shards.
         transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
             grow, or its process registered.
-        has_notice: its process has said that it is about to be ended (see Heartbeat).
+        ends_at: when its process is ended, as it has said (see Heartbeat), on the job's clock; None: it has no notice.
     """
 
     name: str
@@ -92,7 +92,12 @@ class Member(msgspec.Struct, kw_only=True):
     let_go_version: int = 0
     transfers: int = 0
     active: float = 0.0
-    has_notice: bool = False
+    ends_at: float | None = None
+
+    @property
+    def has_notice(self) -> bool:
+        """Whether its process has said that it is about to be ended."""
+        return self.ends_at is not None
 
     @property
     def retiring(self) -> bool:
@@ -237,7 +242,7 @@ class Membership(msgspec.Struct, kw_only=True):
             member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
             member.starved = False
             member.transfers, member.active = 0, time
-            member.has_notice = False
+            member.ends_at = None
             self.edition += 1
         elif member.address != address:
             self.edition += 1

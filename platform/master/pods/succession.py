@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.events import PodReported, ShapeAsked, WorkerSlow
+from elastrec.platform.master.machine.events import ShapeAsked, WorkerSlow
 from elastrec.platform.master.pods import losses, requests, shape
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
@@ -72,30 +72,6 @@ def leave_slow_node(state: JobState, event: WorkerSlow, effects: list[Effect]) -
     effects.append(Decided(decision="slow_worker_moved", inputs=inputs))
     move = PodMove(pod=member.name, leaves_node=True)
     shape.shape_asked(state, ShapeAsked(time=event.time, change={}, moves=[move], asked_by="slow worker"), effects)
-
-
-def is_notice(member: Member, report: PodReported) -> bool:
-    """Whether a server's process says for the first time that it is about to be ended."""
-    return report.has_notice and member.role is Role.PARAMETER_SERVER and not member.has_notice
-
-
-def notice_given(state: JobState, member: Member, effects: list[Effect]) -> None:
-    """A record is saved at once, and another server starts to take the buckets over before the process is ended.
-
-    Where that comes too late, what was trained since the record is lost, and the server that has been started for it
-    takes the place (`losses`). Once training is over, its final record has all rows, and no bucket moves any more.
-    """
-    member.has_notice = True
-    if member.retiring or state.phase.is_final:
-        return
-    inputs = {"pod": member.name, "node": member.node, "phase": str(state.phase)}
-    effects.append(Decided(decision="notice_given", inputs=inputs))
-    if state.phase is Phase.TRAINING:
-        state.saves.is_asked = True
-    if member.outgoing or state.phase in (Phase.SAVING, Phase.EVALUATING):
-        return
-    move = PodMove(pod=member.name)
-    shape.shape_asked(state, ShapeAsked(time=state.time, change={}, moves=[move], asked_by="notice"), effects)
 
 
 def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:

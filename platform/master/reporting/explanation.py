@@ -14,6 +14,7 @@ from elastrec.platform.master.measuring.time_profile import PARTS, TimeProfile
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
@@ -91,6 +92,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "notice_given":
             on = f" on {inputs['node']}" if inputs["node"] else ""
             return f"{inputs['pod']}{on} has notice of its end; another server is to take over", "it was sent SIGTERM"
+        case "paused_before_end":
+            what = f"workers pause for a record until {some(inputs['pods'])} has gone"
+            return what, f"its process is ended in {inputs['ends_in_seconds']:.1f} s"
         case "migration_copies":
             return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
         case "migration_hands_over":

@@ -340,7 +340,7 @@ class Heartbeat(Message, frozen=True):
         let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
         copied_order_id: of the order to take buckets over of which little is left to copy; taken_order_id: whose
             buckets the server has taken over. Empty: none.
-        has_notice: of a server, its process was sent SIGTERM: it is about to be ended, and serves until then.
+        ends_in_seconds: of a server whose process was sent SIGTERM: it serves so long at most; None: it was not.
     """
 
     pod: str
@@ -361,7 +361,7 @@ class Heartbeat(Message, frozen=True):
     let_go_version: int = 0
     copied_order_id: str = ""
     taken_order_id: str = ""
-    has_notice: bool = False
+    ends_in_seconds: float | None = None
     memory_bytes: int = 0
     cpu_seconds: float = 0.0
     dense_bytes: int = 0  # of this server's share of the dense parameters

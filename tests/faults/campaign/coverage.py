@@ -30,7 +30,7 @@ _AIRFLOW = (
 )
 _LIVE_JOBS = "faults/test_live_jobs.py::test_"
 _LIVE = f"{_LIVE_JOBS}a_job_whose_servers_change_in_number_size_and_place_"
-_NOTICE = "platform/master/pods/test_notice.py::test_"
+_NOTICE = "platform/master/machine/test_notice.py::test_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
 _TERMS = "platform/master/test_terms.py::test_"

@@ -41,7 +41,7 @@ def disturb(world: World, chance: random.Random) -> None:
         # Another process under the same name.
         world.serial += 1
         world.up[name] |= {"incarnation": str(world.serial), "restored": "", "shards": [], "generation": 0}
-        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": "", "has_notice": False}
+        world.up[name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": "", "ends_at": None}
         world.register(name)
     elif what < 0.89:
         world.commit(succeed=chance.random() < 0.7)

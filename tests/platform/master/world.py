@@ -252,7 +252,7 @@ class World:
                 let_go_version=pod.get("let_go", 0),
                 copied_order_id=pod.get("copied", ""),
                 taken_order_id=pod.get("taken", ""),
-                has_notice=pod.get("has_notice", False),
+                ends_in_seconds=max(0.0, pod["ends_at"] - self.time) if pod.get("ends_at") is not None else None,
             )
         )
 
@@ -279,9 +279,9 @@ class World:
         else:
             pod["shards"] = [[shard, shard.offset] for shard in answer.shards]
 
-    def give_notice(self, name: str) -> None:
+    def give_notice(self, name: str, ends_in_seconds: float = 60.0) -> None:
         """A server is sent SIGTERM, and says so with its next heartbeats."""
-        self.up[name]["has_notice"] = True
+        self.up[name]["ends_at"] = self.time + ends_in_seconds
 
     def lets_go(self, name: str) -> bool:
         """Whether a worker is ordered to be idle."""

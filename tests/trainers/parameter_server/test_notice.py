@@ -87,9 +87,9 @@ def test_a_server_with_notice_serves_until_the_master_lets_it_go(
             client = connected_client(master)
             client.init_dense(np.linspace(-1, 1, 18).astype(np.float32))
             push_steps(client, steps=3, seed=1)
-            assert not master.heartbeats["ps-0"].has_notice
+            assert master.heartbeats["ps-0"].ends_in_seconds is None
             process.send_signal(signal.SIGTERM)
-            master.wait(lambda: master.heartbeats["ps-0"].has_notice, "the server reports its notice")
+            master.wait(lambda: master.heartbeats["ps-0"].ends_in_seconds, "the server reports its notice")
             before = everything(client)
             push_steps(client, steps=3, seed=2)
             assert not np.array_equal(everything(client)[0], before[0]), "it takes pushes as before"

@@ -8,6 +8,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.messages.job import Mode
 from elastrec.platform.transport.messages.observer import ShapeOutcome
 from tests.platform.master.machine.test_migration import check, go_on, long_job, owners
 from tests.platform.master.world import World, plan, running
@@ -22,9 +23,9 @@ def notices(world: World) -> list[Decided]:
     return [effect for effect in world.effects if isinstance(effect, Decided) and effect.decision == "notice_given"]
 
 
-def with_notice(world: World, pod: str = SERVER) -> World:
+def with_notice(world: World, pod: str = SERVER, ends_in_seconds: float = 60.0) -> World:
     """The master knows that the server has notice."""
-    world.give_notice(pod)
+    world.give_notice(pod, ends_in_seconds)
     world.act(pod)
     return world
 
@@ -53,7 +54,7 @@ def test_a_notice_is_journalled_and_counts_once_however_often_it_is_reported():
     member = world.state.membership.members[SERVER]
     report = events.PodReported(
         time=world.time, pod=SERVER, incarnation=member.incarnation, generation=world.state.phases.generation,
-        reached_version=member.reached_version, has_notice=True,
+        reached_version=member.reached_version, ends_in_seconds=60.0,
     )  # fmt: skip
     assert world.state.changes_state(report), "a master that restarts goes on with it"
     world.handle(report)
@@ -129,6 +130,98 @@ def test_another_process_of_the_pod_has_no_notice():
     world = with_notice(long_job())
     assert world.state.membership.members[SERVER].has_notice
     world.serial += 1
-    world.up[SERVER] |= {"incarnation": str(world.serial), "has_notice": False}
+    world.up[SERVER] |= {"incarnation": str(world.serial), "ends_at": None}
     world.register(SERVER)
     assert not world.state.membership.members[SERVER].has_notice
+
+
+def work_without_new_servers(world: World, seconds: float) -> None:
+    """Everybody works, but no pod starts: the cluster has no room."""
+    until = world.time + seconds
+    while world.time < until:
+        for name in list(world.up):
+            world.act(name)
+        world.commit()
+        world.time += 0.25
+        world.tick()
+
+
+def pauses(world: World) -> list[Decided]:
+    return [each for each in world.effects if isinstance(each, Decided) and each.decision == "paused_before_end"]
+
+
+def test_a_server_that_nobody_can_succeed_in_time_costs_no_row():
+    world = long_job()
+    with_notice(world, SERVER, ends_in_seconds=20.0)
+    work_without_new_servers(world, 10.0)
+    assert not pauses(world) and world.state.training.samples > 0
+    work_without_new_servers(world, 9.9)
+    (paused,) = pauses(world)
+    assert paused.inputs["pods"] == [SERVER] and world.directive(SERVER).mode is Mode.PAUSE
+    record = world.state.recovery.record
+    assert record is not None and record.step == world.state.training.samples, "nothing was trained since"
+    trained = world.state.training.covered_rows()
+    world.kill(SERVER)
+    assert world.state.recovery.rollbacks == 1 and world.state.training.covered_rows() == trained
+    assert not world.state.saves.is_paused
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_workers_go_on_once_the_successor_has_the_buckets_of_a_server_with_notice():
+    world = long_job()
+    with_notice(world, SERVER, ends_in_seconds=20.0)
+    work_without_new_servers(world, 19.9)
+    assert world.state.saves.is_paused and not world.state.saves.under_way
+    go_on(world)
+    assert SERVER not in world.state.ownership.servers and not world.state.saves.is_paused
+    assert world.state.recovery.rollbacks == 0
+    samples = world.state.training.samples
+    world.live_on(10)
+    assert world.state.training.samples > samples
+    check(world)
+
+
+def test_a_notice_that_leaves_hardly_any_time_is_answered_by_one_record_for_which_workers_pause_at_once():
+    world = long_job()
+    with_notice(world, SERVER, ends_in_seconds=0.5)
+    assert len(pauses(world)) == 1 and len(world.state.saves.under_way) == 1
+    work_without_new_servers(world, 0.5)
+    record = world.state.recovery.record
+    assert record is not None and record.step == world.state.training.samples and not world.state.saves.under_way
+
+
+def test_a_server_that_outlives_its_notice_is_worked_with_again():
+    world = long_job()
+    with_notice(world, SERVER, ends_in_seconds=5.0)
+    work_without_new_servers(world, 5.0)
+    assert world.state.saves.is_paused
+    samples = world.state.training.samples
+    work_without_new_servers(world, world.state.plan.lease_seconds - 1.0)
+    assert world.state.training.samples == samples
+    work_without_new_servers(world, 3.0)
+    assert not world.state.saves.is_paused and world.state.training.samples > samples
+    assert len(pauses(world)) == 1, "and nobody pauses for it once more"
+
+
+def test_a_master_that_is_started_again_during_the_pause_still_knows_of_it():
+    world = long_job()
+    with_notice(world, SERVER, ends_in_seconds=5.0)
+    work_without_new_servers(world, 5.0)
+    world.handle(events.Restarted(time=world.time, away_seconds=1.0))
+    assert world.state.saves.is_paused and world.directive(SERVER).mode is Mode.PAUSE
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_the_pause_begins_earlier_the_longer_the_last_record_took():
+    world = long_job()
+    world.state.saves.last_seconds = 4.0
+    with_notice(world, SERVER, ends_in_seconds=20.0)
+    world.commits.clear()  # the record of the notice takes for ever
+    while not pauses(world):
+        for name in list(world.up):
+            world.act(name)
+        world.time += 0.25
+        world.tick()
+    assert pauses(world)[0].inputs["ends_in_seconds"] == pytest.approx(1.5 * 4.0 + 1.0, abs=0.3)
