@@ -7,8 +7,6 @@ enforces, and the rows of the log take more than that. Rounds of scaling are tho
 jobs alike; those of the job without forecast leave it alone.
 
 Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then killed, too.
-Red also where a forecast waits for a job that is settled, as plans for speed do: `fullest at plan` is then above 0.9 in
-those rounds in which a save is under way.
 """
 
 from __future__ import annotations
