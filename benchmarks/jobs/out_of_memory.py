@@ -67,7 +67,10 @@ def figures_of(runs: dict[str, list[Run]]) -> list[Figure]:
     settings = {"rounds": len(runs["forecast"]), "kills": kills}
     figures = [
         Figure(f"out_of_memory.against_{name}", ratio(seconds["forecast"], seconds[name]), "of its completion time",
-               at_most=goal, settings=settings)
+               at_most=goal,
+               settings=settings
+               | {"each": [round(mine / other, 3)
+                           for mine, other in zip(seconds["forecast"], seconds[name], strict=True)]})
         for name, goal in (("left_alone", GOAL_LEFT_ALONE), ("by_hand", GOAL_BY_HAND))
     ]  # fmt: skip
     return figures + [
