@@ -8,7 +8,20 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.campaign.plan import FAULTS_PER_RUN, MOST_SERVERS, PLANS_PER_RUN, SHAPES, Kind, Victim, draw_run
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import field_name, named_fields
+from tests.faults.campaign.plan import (
+    FAULTS_PER_RUN,
+    MOST_PODS,
+    PLACES,
+    PLANS_PER_RUN,
+    SHAPES,
+    STAGES,
+    Kind,
+    Victim,
+    draw_run,
+    has_plans,
+)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))
@@ -30,12 +43,34 @@ def test_a_run_strikes_places_that_its_job_has_in_order_of_progress(seed: int, n
 
 
 @given(st.integers(0, 2**32), st.integers(0, 1000))
-def test_plans_arrive_in_every_second_run_each_for_another_number_of_servers(seed: int, number: int) -> None:
-    run = draw_run(seed, 2 * number)
-    assert not draw_run(seed, 2 * number + 1).plans and PLANS_PER_RUN[0] <= len(run.plans) <= PLANS_PER_RUN[1]
-    counts = [run.shape.servers, *(plan.servers for plan in run.plans)]
-    assert all(before != after and 1 <= after <= MOST_SERVERS for before, after in pairwise(counts))
+def test_plans_arrive_in_order_in_three_runs_of_four_each_for_something_else(seed: int, number: int) -> None:
+    run = draw_run(seed, number)
+    assert bool(run.plans) == has_plans(number)
     assert [plan.at for plan in run.plans] == sorted(plan.at for plan in run.plans)
+    counts = {Role.PARAMETER_SERVER: run.shape.servers, Role.WORKER: run.shape.workers}
+    for plan in run.plans:
+        assert plan.change or plan.moved is not None
+        for role, places in plan.change.items():
+            if places.count is not None:
+                assert places.count != counts[role] and 1 <= places.count <= MOST_PODS[role]
+                counts[role] = places.count
+    if run.plans:
+        assert PLANS_PER_RUN[0] <= len({plan.at for plan in run.plans}) <= PLANS_PER_RUN[1]
+
+
+def test_plans_change_everything_that_can_be_asked_for_and_faults_strike_in_every_stage() -> None:
+    plans = [plan for number in range(60) for plan in draw_run(1, number).plans]
+    named = {name for plan in plans for name in named_fields(plan.change)}
+    fields = ("count", "cores", "memory_bytes")
+    assert named == {field_name(role, field) for role in (Role.PARAMETER_SERVER, Role.WORKER) for field in fields}
+    assert {plan.moved[0] for plan in plans if plan.moved} == {Role.PARAMETER_SERVER, Role.WORKER}
+    strikes = [plan.strike for plan in plans if plan.strike is not None]
+    assert {strike.stage for strike in strikes} == set(STAGES)
+    assert {strike.fault.victim for strike in strikes} == {
+        Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.WORKER, Victim.MASTER,
+    }  # fmt: skip
+    assert {strike.fault.kind for strike in strikes} == {Kind.KILL, Kind.TERMINATE, Kind.STOP, Kind.CUT}
+    assert any(before.at == after.at for before, after in pairwise(plans)), "no two plans come together"
 
 
 def test_what_cannot_be_inflicted_is_not_drawn() -> None:
@@ -47,7 +82,9 @@ def test_a_campaign_meets_every_kind_every_victim_and_every_shape() -> None:
     runs = [draw_run(1, number) for number in range(44)]
     faults = Counter((fault.kind, fault.victim) for run in runs for fault in run.faults)
     assert {run.shape for run in runs} == set(SHAPES)
-    assert {kind for kind, _ in faults} == set(Kind) and {victim for _, victim in faults} == set(Victim)
+    assert {kind for kind, _ in faults} == set(Kind) and {victim for _, victim in faults} == {
+        *PLACES[Kind.KILL],
+    }
     assert min(faults.values()) >= 3
     pairs = [strike for run in runs for strike in run.strikes if len(strike.faults) == 2]
     assert any(not strike.faults[1].delay_seconds for strike in pairs)

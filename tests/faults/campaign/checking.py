@@ -6,16 +6,21 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from elastrec.checkpoints import list_records, list_terms, open_record
+from elastrec.checkpoints import SectionKind, list_records, list_terms, open_record
+from elastrec.platform.data import MISSING_ID
 from elastrec.platform.data.manifest import read_manifest
+from elastrec.platform.data.reading.ids import encode_ids
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.master.reporting.explanation import read_explanation
 from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.shape import DONE
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.export import ExportRequest, predictions_folder
 from tests.faults.campaign.accounts import Size, check_ledger, check_restores, journals, rows_reported
@@ -25,6 +30,8 @@ from tests.faults.campaign.leftovers import torn_records
 from tests.faults.campaign.outcome import Outcome
 from tests.faults.campaign.plan import Run
 from tests.faults.campaign.site import Site
+
+Ids = NDArray[np.int64]
 
 AUC_TOLERANCE = 0.003
 DROPPED_BATCHES = 4
@@ -103,19 +110,38 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
             break
         # Oldest first: `-r10` came after `-r9`.
         servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
+    done = [migration for migration in story.migrations if migration.outcome == DONE]
+    outcome.migrations, outcome.pauses = len(done), [round(each.pause_seconds or 0.0, 3) for each in done]
     outcome.problems += check_restores(servers, story, begun, is_fixed=not (outcome.plans or story.migrations))
     outcome.problems += check_rows(site, prepared)
     outcome.problems += torn_records(site.store, job_name)
 
 
 def check_rows(site: Site, prepared: Prepared) -> list[str]:
-    """That the last record has one row for every id of the training data: none was lost, none is there twice."""
+    """That the last record has one row for every id of the training data: none was lost, none is there twice.
+
+    Reading it compares every byte with the checksums that the servers wrote.
+    """
     job = job_from_json(prepared.job_json)
     names = [feature.name for feature in job.spec.data.sparse]
     files = [file.uri for file in read_manifest(prepared.training_manifest).files]
     data = pa.concat_tables([pq.read_table(file, columns=names) for file in files])
     newest, _ = list_records(str(site.store), job.metadata.name, prepared.job_id)[0]
-    held = open_record(newest).manifest.rows
-    # No value has a row of its own, like any other.
-    ids = {name: len(data[name].unique()) for name in names}
-    return [f"table {name}: {held.get(name)} rows of {ids[name]} ids" for name in names if held.get(name) != ids[name]]
+    held: dict[str, list[Ids]] = {name: [] for name in names}
+    for share in open_record(newest).shares():
+        for rows in share.read([SectionKind.ROWS], ["ids", "tables"]):
+            for number, table in enumerate(rows.tables):
+                held[table].append(rows.columns["ids"][rows.columns["tables"] == number])
+    problems = []
+    for name in names:
+        ids, is_missing, _ = encode_ids(data[name].combine_chunks(), "integer", name)
+        # No value has a row of its own, like any other.
+        expected = np.unique(np.where(is_missing, MISSING_ID, ids))
+        found, times = np.unique(np.concatenate([np.empty(0, np.int64), *held[name]]), return_counts=True)
+        lost, foreign = np.setdiff1d(expected, found), np.setdiff1d(found, expected)
+        if len(lost) or len(foreign) or (times > 1).any():
+            problems.append(
+                f"table {name}: of {len(expected)} ids {len(lost)} have no row; {(times > 1).sum()} have several, "
+                f"{len(foreign)} rows are of no id"
+            )
+    return problems

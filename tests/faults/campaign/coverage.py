@@ -50,7 +50,7 @@ TRIED = (
         (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so", RANDOM),
     ),
     Tried(
-        "plans for other servers arrive, also while faults strike",
+        "plans for other servers, workers, sizes and places arrive, also while faults strike",
         (),
         (f"{_LIVE}trains_on_and_every_row_counts_once", RANDOM),
     ),

@@ -16,7 +16,6 @@ import msgspec
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.identity import secret_of
-from elastrec.platform.jobs.scaling.asking import ask_for_shape
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
@@ -24,7 +23,6 @@ from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
-from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.checking import DROPPED_BATCHES, HELD_BATCHES, check_accounts, check_model
@@ -34,6 +32,7 @@ from tests.faults.campaign.keeping import Keeper
 from tests.faults.campaign.leftovers import leftovers, shared_memory
 from tests.faults.campaign.outcome import Outcome
 from tests.faults.campaign.plan import Fault, Run, Strike, Victim
+from tests.faults.campaign.plans import Plans
 from tests.faults.campaign.site import Site, users_code
 from tests.faults.campaign.watching import Hit, Watch, recovery_seconds
 
@@ -52,7 +51,8 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
         seed=run.seed, number=run.number, shape=str(run.shape),
         plan=[
             *(f"at {strike.at:.2f}: {fault}" for strike in run.strikes for fault in strike.faults),
-            *(f"at {plan.at:.2f}: {plan.servers} servers are asked for" for plan in run.plans),
+            *(f"at {plan.at:.2f}: asked for {plan}" for plan in run.plans),
+            *(f"at {plan.at:.2f}: {plan.strike}" for plan in run.plans if plan.strike is not None),
         ],
     )  # fmt: skip
     began, before = time.monotonic(), shared_memory()
@@ -103,7 +103,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     threads.start(partial(kept.follow, watch.is_over))
     struck: list[list[Hit]] = []
     striking = threads.start(lambda: _strike_all(run.strikes, watch, scene, struck, outcome))
-    asking = threads.start(lambda: _ask_all(run, platform, job_id, watch, outcome))
+    asking = threads.start(lambda: Plans(platform, job_id, watch, scene, struck, outcome).ask_for(run.plans))
     deadline = time.monotonic() + LONGEST_RUN_SECONDS
     try:
         while not ((observation := _observe(platform, job_id)) and observation.metrics.phase.is_final):
@@ -122,6 +122,7 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     if not outcome.generations and not outcome.plans:
         # A server that comes later has not counted from the beginning.
         outcome.in_flight = watch.rows
+    outcome.requests = [f"{one.wanted}: {one.outcome}" for one in watch.requests.values()]
     lost_workers = sum(pod.restarts for pod in observation.metrics.pods if pod.role is Role.WORKER)
     shaken = sum(fault.victim is not Victim.AGENT for fault in run.faults) * run.shape.workers
     outcome.in_flight_allowed = (lost_workers * HELD_BATCHES + shaken * DROPPED_BATCHES) * BATCH_ROWS
@@ -161,22 +162,6 @@ def _rows(platform: jobs.Platform, job_id: str) -> int | None:
     except (TransportError, ClusterError):
         return None
     return max(taken, default=None)
-
-
-def _ask_all(run: Run, platform: jobs.Platform, job_id: str, watch: Watch, outcome: Outcome) -> None:
-    """Asks for the servers of each plan once it is due, as often as it takes until the master answers."""
-    for plan in run.plans:
-        if watch.wait_for_share(plan.at) is None:
-            return
-        wanted = {Role.PARAMETER_SERVER: PlacesChange(count=plan.servers)}
-        while not watch.is_over.is_set():
-            try:
-                answer = ask_for_shape(platform, job_id, wanted)
-            except (ClusterError, TransportError):
-                time.sleep(_OBSERVE_SECONDS)  # the master or the node agent is away
-                continue
-            outcome.plans.append(f"{plan.servers} servers: {answer.reason or 'accepted'}")
-            break
 
 
 def _strike_all(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +24,10 @@ from tests.faults.campaign.sockets import cut, take_port
 from tests.faults.campaign.watching import Hit
 from tests.processes import pod_processes
 
-AGENT_CORES = 8.0
+AGENT_CORES = 16.0
 _ROLE = {Victim.WORKER: "worker", Victim.SERVER: "ps", Victim.MASTER: "master"}
-_VICTIM_SECONDS = 12.0
+_VICTIM_SECONDS, _PLACE_SECONDS = 12.0, 4.0
+"""So long a fault waits for a victim, and for one in its very place: a plan may have taken that away."""
 _PORT_SECONDS = 5.0
 _HOG_SECONDS = 30.0
 _DYING_SECONDS = 10.0
@@ -47,22 +49,42 @@ class Scene:
     is_over: threading.Event = field(default_factory=threading.Event)
     agent: threading.Lock = field(default_factory=threading.Lock)
 
-    def process(self, fault: Fault) -> psutil.Process | None:
-        """The newest process of a fault's place; waits for a replacement that is just starting."""
-        role = _ROLE[fault.victim]
-        place = role if fault.victim is Victim.MASTER else f"{role}-{fault.index}"
-        deadline = time.monotonic() + _VICTIM_SECONDS
-        while time.monotonic() < deadline and not self.is_over.is_set():
-            found = pod_processes(self.job_id, place, self.home)
+    def process(self, fault: Fault, pods: Sequence[str] = ()) -> psutil.Process | None:
+        """The newest process of a fault's place; waits for a replacement that is just starting.
+
+        Args:
+            pods: names of those that a fault may hit that strikes while servers change; else its place says whom.
+        """
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < _VICTIM_SECONDS and not self.is_over.is_set():
             with contextlib.suppress(psutil.Error):
-                if found:
+                if found := self._candidates(fault, pods, is_patient=waited < _PLACE_SECONDS):
                     return max(found, key=lambda process: process.create_time())
             time.sleep(0.05)
         return None
 
+    def _candidates(self, fault: Fault, pods: Sequence[str], *, is_patient: bool) -> list[psutil.Process]:
+        if pods:
+            everybody = pod_processes(self.job_id, "", self.home)
+            named = [process for process in everybody if process.environ()["ELASTREC_POD"] in pods]
+            names = sorted({process.environ()["ELASTREC_POD"] for process in named})
+            chosen = names[fault.index % len(names)] if names else ""
+            return [process for process in named if process.environ()["ELASTREC_POD"] == chosen]
+        role = _ROLE[fault.victim]
+        if fault.victim is Victim.MASTER:
+            return pod_processes(self.job_id, role, self.home)
+        found = pod_processes(self.job_id, f"{role}-{fault.index}", self.home)
+        # A place that runs out of memory twice is given up for good reason: there is no other place for that.
+        if found or is_patient or fault.kind is Kind.OUT_OF_MEMORY:
+            return found
+        return pod_processes(self.job_id, f"{role}-", self.home)
 
-def inflict(fault: Fault, scene: Scene) -> Hit | None:
+
+def inflict(fault: Fault, scene: Scene, pods: Sequence[str] = ()) -> Hit | None:
     """Does it, and returns when it is over; None when the job ended before there was a victim.
+
+    Args:
+        pods: as of Scene.process.
 
     Raises:
         AssertionError: the fault could not be inflicted although its victim was there.
@@ -72,7 +94,7 @@ def inflict(fault: Fault, scene: Scene) -> Hit | None:
             began = time.monotonic()
             _hurt_agent(fault, scene)
         return Hit("", began, time.monotonic())
-    process = scene.process(fault)
+    process = scene.process(fault, pods)
     if process is None:
         return None
     try:

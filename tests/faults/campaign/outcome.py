@@ -10,7 +10,9 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     Attributes:
         faults: those that were inflicted, by name; a job may end before its last ones.
-        plans: for other servers that arrived, and what the master said to them.
+        plans: for other pods that arrived, and what the master said to them.
+        requests: what became of each as far as its master reported; one that lost its journal forgets them.
+        migrations: how often buckets have changed servers; pauses: seconds of each hand-over.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
         in_flight: rows that servers applied but the master never learned of, because the worker that sent them was
@@ -25,6 +27,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     plan: list[str] = []
     faults: list[str] = []
     plans: list[str] = []
+    requests: list[str] = []
+    migrations: int = 0
+    pauses: list[float] = []
     recoveries: list[float] = []
     problems: list[str] = []
     lost: int = 0

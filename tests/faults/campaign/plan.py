@@ -6,12 +6,27 @@ Run k of a seed is the same whatever other runs are made, so that one that faile
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
+from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange, named_fields
+
 FAULTS_PER_RUN = 5, 9
-PLANS_PER_RUN, MOST_SERVERS = (1, 3), 3
-"""Plans for other servers that arrive in every second run, and how many servers they ask for at most."""
+PLANS_PER_RUN = 1, 3
+MOST_PODS = {Role.PARAMETER_SERVER: 3, Role.WORKER: 4}
+"""So many pods plans ask for at most."""
+CORES = 1.0, 1.25, 1.5
+MEMORY_BYTES = {
+    Role.PARAMETER_SERVER: tuple(mebibytes * 2**20 for mebibytes in (512, 640, 768)),
+    Role.WORKER: tuple(mebibytes * 2**20 for mebibytes in (1024, 1280, 1536)),
+}
+"""Sizes that plans ask for: none below that of the job file."""
+STAGES = STARTING, COPYING, HANDING_OVER
 
 
 class Kind(StrEnum):
@@ -33,14 +48,21 @@ class Victim(StrEnum):
     SERVER = "server"
     MASTER = "master"
     AGENT = "node agent"
+    OLD_SERVER = "old server"
+    NEW_SERVER = "new server"
+
+    @property
+    def is_server(self) -> bool:
+        return self in (Victim.SERVER, Victim.OLD_SERVER, Victim.NEW_SERVER)
 
 
 # Whom each kind can hit.
+_PODS_AND_AGENT = (Victim.WORKER, Victim.SERVER, Victim.MASTER, Victim.AGENT)
 PLACES = {
-    Kind.KILL: tuple(Victim),
+    Kind.KILL: _PODS_AND_AGENT,
     # To the node agent it is the order to end all pods.
     Kind.TERMINATE: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
-    Kind.STOP: tuple(Victim),
+    Kind.STOP: _PODS_AND_AGENT,
     Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
     Kind.CUT: (Victim.SERVER,),  # from all workers
     Kind.PORT: (Victim.MASTER, Victim.AGENT),  # the others get another port with every process
@@ -55,6 +77,11 @@ _WEIGHTS = {
     Kind.PORT: 2,
     Kind.JOURNAL: 2,
 }
+# Of faults that strike while servers change.
+_STAGE_WEIGHTS = {Kind.KILL: 4, Kind.TERMINATE: 3, Kind.STOP: 2, Kind.CUT: 1}
+_STAGE_VICTIMS = (Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.WORKER, Victim.MASTER)
+_STAGE_SHARE, _MOVE_SHARE, _AT_ONCE_SHARE = 0.6, 0.4, 0.3
+"""Of plans: those during which a fault strikes, those that move a pod, those that come together with the next one."""
 # Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
 _SECONDS = {
     Kind.KILL: (0.2, 3.0),
@@ -125,15 +152,36 @@ class Strike:
 
 
 @dataclass(frozen=True)
+class StageStrike:
+    """One fault as soon as servers that change are in a stage; after the change where that was too quick."""
+
+    stage: str
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.fault.kind} {self.fault.victim} while {self.stage}"
+
+
+@dataclass(frozen=True)
 class Planned:
-    """Somebody asks for so many servers.
+    """Somebody asks for other pods.
 
     Attributes:
         at: as of a strike.
+        moved: role of a pod whose place another one is to take, and a number that chooses it among those that are
+            there.
+        strike: what happens meanwhile.
     """
 
     at: float
-    servers: int
+    change: Mapping[Role, PlacesChange]
+    moved: tuple[Role, int] | None = None
+    strike: StageStrike | None = None
+
+    def __str__(self) -> str:
+        words = [f"{name} {value:g}" for name, value in named_fields(self.change).items()]
+        words += [f"a {self.moved[0]} moved"] if self.moved else []
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -180,19 +228,59 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
         strikes.append(Strike(at, tuple(faults)))
         left -= size
     strikes.sort(key=lambda strike: strike.at)
-    return Run(seed, number, shape, tuple(strikes), _draw_plans(seed, number, shape))
+    return Run(seed, number, shape, tuple(strikes), _draw_plans(seed, number, shape, kinds))
 
 
-def _draw_plans(seed: int, number: int, shape: Shape) -> tuple[Planned, ...]:
+def _draw_plans(seed: int, number: int, shape: Shape, kinds: tuple[Kind, ...]) -> tuple[Planned, ...]:
     """Others than the faults' dice: a run has the same faults with and without plans."""
-    if number % 2:
+    if not has_plans(number):
         return ()
     dice = random.Random(f"{seed}/{number}/plans")
-    plans, before = list[Planned](), shape.servers
-    for at in sorted(dice.uniform(0.02, 0.9) for _ in range(dice.randint(*PLANS_PER_RUN))):
-        before = dice.choice([count for count in range(1, MOST_SERVERS + 1) if count != before])
-        plans.append(Planned(at, before))
+    moments: list[float] = []
+    for _ in range(dice.randint(*PLANS_PER_RUN)):
+        at = dice.uniform(0.02, 0.85)
+        moments += [at, at] if dice.random() < _AT_ONCE_SHARE else [at]
+    counts = {Role.WORKER: shape.workers, Role.PARAMETER_SERVER: shape.servers}
+    plans = []
+    for place, at in enumerate(sorted(moments)):
+        change, moved = _draw_change(dice, counts)
+        is_last_of_moment = at not in sorted(moments)[place + 1 :]
+        strike = _draw_stage_strike(dice, kinds) if is_last_of_moment and dice.random() < _STAGE_SHARE else None
+        plans.append(Planned(at, change, moved, strike))
     return tuple(plans)
+
+
+def has_plans(number: int) -> bool:
+    """In three runs of four, with and without deltas; the others say what faults alone do."""
+    return number % 4 != 3
+
+
+def _draw_change(
+    dice: random.Random, counts: dict[Role, int]
+) -> tuple[dict[Role, PlacesChange], tuple[Role, int] | None]:
+    """What one plan names; notes in `counts` how many pods are wanted from then on."""
+    # Servers twice as often: that they change is the harder part.
+    role = dice.choice((Role.PARAMETER_SERVER, Role.PARAMETER_SERVER, Role.WORKER))
+    moved = (role, dice.randrange(12)) if dice.random() < _MOVE_SHARE else None
+    named = dice.sample(("count", "cores", "memory_bytes"), dice.choice((0, 1, 2) if moved else (1, 1, 2)))
+    values: dict[str, int | float] = {}
+    if "count" in named:
+        counts[role] = dice.choice([count for count in range(1, MOST_PODS[role] + 1) if count != counts[role]])
+        values["count"] = counts[role]
+    if "cores" in named:
+        values["cores"] = dice.choice(CORES)
+    if "memory_bytes" in named:
+        values["memory_bytes"] = dice.choice(MEMORY_BYTES[role])
+    return ({role: msgspec.convert(values, PlacesChange)} if values else {}), moved
+
+
+def _draw_stage_strike(dice: random.Random, kinds: tuple[Kind, ...]) -> StageStrike:
+    possible = [kind for kind in _STAGE_WEIGHTS if kind in kinds]
+    kind = dice.choices(possible, [_STAGE_WEIGHTS[kind] for kind in possible])[0]
+    victims = [victim for victim in _STAGE_VICTIMS if kind is not Kind.CUT or victim.is_server]
+    seconds = 0.0 if kind is Kind.KILL else round(dice.uniform(*_SECONDS[kind]), 2)
+    fault = Fault(kind, dice.choice(victims), dice.randrange(2), 0.0, seconds)
+    return StageStrike(dice.choice(STAGES), fault)
 
 
 def _draw_fault(

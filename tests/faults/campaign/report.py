@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from elastrec.platform.specs.metrics import Role
 from tests.faults.campaign.checking import AUC_TOLERANCE
 from tests.faults.campaign.coverage import TRIED, Tried
 from tests.faults.campaign.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
 from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import MOST_PODS
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -30,6 +32,11 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def faults(self) -> Counter[str]:
         return Counter(fault for outcome in self.outcomes for fault in outcome.faults)
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How requests for other pods ended, as far as masters that kept their journals reported it."""
+        return Counter(request.rpartition(": ")[2] for outcome in self.outcomes for request in outcome.requests)
 
     @property
     def recoveries(self) -> list[float]:
@@ -60,7 +67,9 @@ def as_page(report: Report) -> str:
         "runs": f"{len(outcomes)}",
         "faults": f"{report.faults.total()}",
         "runs in which something did not hold": f"{len(report.failed)}",
-        "plans for other servers that arrived meanwhile": f"{sum(len(outcome.plans) for outcome in outcomes)}",
+        "plans for other pods that arrived meanwhile": f"{sum(len(outcome.plans) for outcome in outcomes)}",
+        "changes of servers that ended, each without a rollback": f"{sum(outcome.migrations for outcome in outcomes)}",
+        "training paused to hand buckets over, median; longest": _pauses(outcomes),
         "samples to train": f"{trained:,}",
         "lost samples": f"{sum(outcome.lost for outcome in outcomes):,}",
         "rollbacks to a record": f"{rollbacks}",
@@ -89,7 +98,8 @@ def as_page(report: Report) -> str:
         "  stood, after a rollback at the offset in that one record. Nothing is missing, nothing was repeated but what",
         "  a rollback had thrown away. In runs without rollbacks the servers' own count of rows shows what a worker",
         "  had pushed without having reported it when it was lost: no more than it can have had in flight.",
-        "- The last record has exactly one row for every id of the training data.",
+        "- The last record has exactly one row for every id of the training data, and none beside. Its bytes agree",
+        "  with the checksums that the servers wrote.",
         "- After a rollback all servers say that they restored the same record, together all of its rows.",
         "- The final record is exported, loaded and scored; the probabilities are those that the workers computed, the",
         f"  AUC is within {AUC_TOLERANCE} of the run without faults of the same job.",
@@ -100,8 +110,13 @@ def as_page(report: Report) -> str:
         *_table(("Fault", "Times"), ((name, str(count)) for name, count in sorted(report.faults.items()))),
         "",
         *([f"Not possible on the machine, and left out: {', '.join(report.left_out)}.", ""] if report.left_out else []),
-        "In every second run one to three plans arrive at any time, each for another number of servers (1 to 3). With",
-        "async and ssp buckets change servers while the job trains, with bsp a record is saved and restored.",
+        "In three runs of four, plans arrive at one to three random moments, one or two at each: for other numbers of",
+        f"servers (1 to {MOST_PODS[Role.PARAMETER_SERVER]}) or workers (1 to {MOST_PODS[Role.WORKER]}), other cores or "
+        "memory of either, or another pod in the",
+        "place of one. While servers change, further faults strike in a stage that is drawn: old servers, new ones, a",
+        "worker or the master; where the change was quicker than the fault, it strikes after it.",
+        "",
+        *_table(("Request", "Times"), ((name, str(count)) for name, count in sorted(report.requests.items()))),
         "",
         "Every second run saves deltas: after each full record three that hold only what has changed, and a rollback",
         "restores the chain.",
@@ -124,10 +139,10 @@ def as_page(report: Report) -> str:
         "## Runs",
         "",
         *_table(
-            ("Run", "Job", "Faults", "Rollbacks", "Lost", "Repeated", "Recovery (s)", "AUC", "Undisturbed"),
+            ("Run", "Job", "Faults", "Plans", "Rollbacks", "Lost", "Repeated", "Recovery (s)", "AUC", "Undisturbed"),
             (
                 (
-                    str(o.number), o.shape, ", ".join(o.faults), str(o.generations), str(o.lost),
+                    str(o.number), o.shape, ", ".join(o.faults), "; ".join(o.plans), str(o.generations), str(o.lost),
                     f"{o.repeated:,}", ", ".join(f"{seconds:.1f}" for seconds in o.recoveries),
                     f"{o.auc:.5f}", f"{report.undisturbed[o.shape]:.5f}",
                 )
@@ -150,6 +165,11 @@ def _in_flight(outcomes: Sequence[Outcome]) -> str:
     counted = [outcome for outcome in outcomes if outcome.in_flight is not None]
     rows, allowed = sum(o.in_flight or 0 for o in counted), sum(o.in_flight_allowed for o in counted)
     return f"{rows:,} in {len(counted)} runs without rollbacks (allowed: {allowed:,})"
+
+
+def _pauses(outcomes: Sequence[Outcome]) -> str:
+    pauses = [seconds for outcome in outcomes for seconds in outcome.pauses] or [0.0]
+    return f"{statistics.median(pauses):.2f} s; {max(pauses):.2f} s"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.messages.observer import GetStatus, Status
+from elastrec.platform.transport.messages.observer import GetStatus, ShapeOutcome, ShapeRequest, Status
 
-_PERIOD_SECONDS = 0.1
+_PERIOD_SECONDS, _STAGE_PERIOD_SECONDS = 0.1, 0.01
+"""Between two questions; the latter while a stage is waited for, which may be over in a moment."""
 _ANSWER_SECONDS = 0.7
 _LAST_LOOK_SECONDS = 10.0
 _DURING_TRAINING = (Phase.PENDING, Phase.STARTING, Phase.TRAINING, Phase.RECOVERING)
@@ -45,6 +46,7 @@ class Watch:
     Attributes:
         count_rows: asks the servers how many rows their steps have had; None when one does not answer.
         rows: what it said when training was over; None when nobody could be asked.
+        requests: for other pods, by id, as the master reported each last.
     """
 
     client: RpcClient
@@ -52,6 +54,8 @@ class Watch:
     rows: int | None = None
     samples: list[Sample] = field(default_factory=list)
     last: TrainingMetrics | None = None
+    requests: dict[str, ShapeRequest] = field(default_factory=dict)
+    period_seconds: float = _PERIOD_SECONDS
     changed: threading.Condition = field(default_factory=threading.Condition)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -64,7 +68,7 @@ class Watch:
                 self.rows = self.count_rows()
             if sample is not None and sample.phase.is_final:
                 self.is_over.set()
-            time.sleep(_PERIOD_SECONDS)
+            time.sleep(self.period_seconds)
         # The master may just be starting again.
         deadline = time.monotonic() + _LAST_LOOK_SECONDS
         while not (self.samples and self.samples[-1].phase.is_final) and time.monotonic() < deadline:
@@ -86,6 +90,7 @@ class Watch:
         )
         with self.changed:
             self.last = metrics
+            self.requests |= {request.request_id: request for request in status.shape_requests}
             self.samples.append(sample)
             self.changed.notify_all()
         return sample
@@ -100,6 +105,27 @@ class Watch:
                 if self.is_over.is_set():
                     return None
                 self.changed.wait(0.2)
+
+    def wait_for_stage(self, stage: str, request_ids: Sequence[str], seconds: float) -> TrainingMetrics | None:
+        """The metrics while servers that change are in a stage; None: these requests ended before, or time is over."""
+        deadline = time.monotonic() + seconds
+        self.period_seconds = _STAGE_PERIOD_SECONDS
+        try:
+            with self.changed:
+                while time.monotonic() < deadline and not self.is_over.is_set():
+                    if self.last is not None and self.last.migration is not None:
+                        if self.last.migration.stage == stage:
+                            return self.last
+                    elif all(self._has_ended(request) for request in request_ids):
+                        return None
+                    self.changed.wait(0.2)
+        finally:
+            self.period_seconds = _PERIOD_SECONDS
+        return None
+
+    def _has_ended(self, request_id: str) -> bool:
+        request = self.requests.get(request_id)
+        return request is not None and request.outcome is not ShapeOutcome.OPEN
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""Asks a running job for what the plans of a run name, and strikes it while its servers change."""
+
+from __future__ import annotations
+
+import time
+
+from elastrec.platform import jobs
+from elastrec.platform.jobs.scaling.asking import ask_for_shape
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.transport.messages.observer import PodMove
+from tests.faults.campaign.injury import Scene, inflict
+from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import Planned, StageStrike, Victim
+from tests.faults.campaign.watching import Hit, Watch
+
+_AGAIN_SECONDS = 0.5
+_STAGE_SECONDS = 30.0
+
+
+class Plans:
+    """Those of one run.
+
+    Args:
+        struck: takes what the strikes hit.
+    """
+
+    def __init__(
+        self,
+        platform: jobs.Platform,
+        job_id: str,
+        watch: Watch,
+        scene: Scene,
+        struck: list[list[Hit]],
+        outcome: Outcome,
+    ) -> None:
+        self._platform, self._job_id, self._watch = platform, job_id, watch
+        self._scene, self._struck, self._outcome = scene, struck, outcome
+
+    def ask_for(self, plans: tuple[Planned, ...]) -> None:
+        """Asks for each plan once it is due, as often as it takes until the master answers."""
+        together: list[str] = []
+        for plan in plans:
+            if self._watch.wait_for_share(plan.at) is None:
+                return
+            if request := self._ask_for(plan):
+                together.append(request)
+            if plan.strike is not None:
+                self._strike(plan.strike, together)
+                together = []
+
+    def _ask_for(self, plan: Planned) -> str:
+        """The request's id; empty: it was refused, or the job is over."""
+        while not self._watch.is_over.is_set():
+            moves = self._moves(plan)
+            if not plan.change and not moves:
+                time.sleep(_AGAIN_SECONDS)  # no pod of the role is there at the moment
+                continue
+            try:
+                answer = ask_for_shape(self._platform, self._job_id, plan.change, moves=moves)
+            except (ClusterError, TransportError):
+                time.sleep(_AGAIN_SECONDS)  # the master or the node agent is away
+                continue
+            self._outcome.plans.append(f"{plan}: {answer.reason or 'accepted'}")
+            return answer.request_id
+        return ""
+
+    def _moves(self, plan: Planned) -> list[PodMove]:
+        metrics = self._watch.last
+        if plan.moved is None or metrics is None:
+            return []
+        role, number = plan.moved
+        names = sorted(pod.name for pod in metrics.pods if pod.role is role and pod.state == "Running")
+        return [PodMove(pod=names[number % len(names)])] if names else []
+
+    def _strike(self, strike: StageStrike, requests: list[str]) -> None:
+        metrics = self._watch.wait_for_stage(strike.stage, requests, _STAGE_SECONDS) if requests else None
+        when = f"while {strike.stage}" if metrics is not None else "after a change"
+        metrics = metrics or self._watch.last
+        if metrics is None:
+            return
+        hit = inflict(strike.fault, self._scene, _victims(strike.fault.victim, metrics))
+        if hit is not None:
+            self._struck.append([hit])
+            self._outcome.faults.append(f"{strike.fault.kind} {strike.fault.victim} {when}")
+
+
+def _victims(victim: Victim, metrics: TrainingMetrics) -> list[str]:
+    """Names of the pods that a fault may hit; none: its place says whom.
+
+    Where no server leaves, those that give buckets away are hit as old ones; where none joins, those that take them.
+    """
+    if not victim.is_server:
+        return []
+    servers = {pod.name for pod in metrics.pods if pod.role is Role.PARAMETER_SERVER}
+    migration = metrics.migration
+    joining, leaving = (set(migration.joining), set(migration.leaving)) if migration else (set[str](), set[str]())
+    if victim is Victim.OLD_SERVER:
+        return sorted(leaving or servers - joining)
+    return sorted(joining or servers - leaving)
