@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -52,11 +53,13 @@ class TrackingServer:
                 if self._process.poll() is not None:
                     break
                 time.sleep(0.1)
+        self.stop()
         raise RuntimeError((self._folder / "server.log").read_text()[-3000:])
 
     def stop(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 

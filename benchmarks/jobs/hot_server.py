@@ -1,0 +1,168 @@
+"""Completion time of a job with a hot parameter server: relieved by a move of buckets, left alone, or restarted.
+
+    python -m benchmarks hot_server [--rounds 1] [--output json]
+
+Eight of the 256 buckets, all of one of three servers, hold the ids of half of all look-ups, so that every step
+waits for that server. Relief is the product's own default: nobody asks for anything. The restart is ordered as soon as
+the relieved job's master has decided, saves, and goes on with four servers of together as many cores, among which the
+hot buckets are spread evenly. Every pod has a fraction of a core by its control group.
+
+DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart. A master that never relieves (`HotServers.look`:
+return None) makes both figures red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
+from benchmarks.common.jobs import private_platform
+from benchmarks.common.live_jobs import Trained, happened, leave_alone, restart, train
+from elastrec.platform import jobs
+from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.trainers.parameter_server.hashing import buckets_of
+
+_SERVERS, _SERVER_CORES, _WORKERS, _WORKER_CORES = 3, 0.04, 2, 0.3
+_BUCKETS, _HOT_BUCKETS, _HOT_SHARE = 256, 8, 0.5
+_ROWS, _SPARSE, _POOL_IDS = 20_000, 12, 40_000
+_RESTART = {
+    "spec.resources.parameter_server.count": _SERVERS + 1,
+    "spec.resources.parameter_server.cores": _SERVERS * _SERVER_CORES / (_SERVERS + 1),
+}
+
+
+def hot_ids(table: str, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Ids of a table in the hot buckets: the first ones of server 0, which begins with every third bucket."""
+    ids = rng.integers(1, 2**31, _POOL_IDS)
+    return np.asarray(ids[np.isin(buckets_of(ids, table, _BUCKETS), _SERVERS * np.arange(_HOT_BUCKETS))])
+
+
+def skewed_log(folder: Path) -> GenerateReport:
+    """A click log; in each column a share of the ids is drawn from those of the hot buckets."""
+    log = generate(GenerateSpec(path=str(folder), rows_per_day=_ROWS, days=2, seed=1, dense=4, sparse=_SPARSE, lists=0))
+    rng = np.random.default_rng(3)
+    pools = {f"C{i + 1}": hot_ids(f"C{i + 1}", rng) for i in range(_SPARSE)}
+    cold = {name: rng.integers(1, 2**31, _POOL_IDS) for name in pools}
+    for file in sorted(folder.rglob("*.parquet")):
+        table = pq.read_table(file)
+        for name, pool in pools.items():
+            is_hot = rng.random(len(table)) < _HOT_SHARE
+            ids = np.where(is_hot, rng.choice(pool, len(table)), rng.choice(cold[name], len(table)))
+            column = table.schema.get_field_index(name)
+            table = table.set_column(column, name, pa.array(ids, table.schema.field(name).type))
+        pq.write_table(table, file, row_group_size=16_384)
+    return log
+
+
+def job_content(log: GenerateReport, epochs: int, *, relieves: bool = True) -> dict[str, Any]:
+    """Long rows under Adam and hardly a network: servers are what limits."""
+    spec = {
+        "model": {"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
+        "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
+        "training": {"batch_size": 1024, "batches_per_shard": 2, "epochs": epochs, "overlap_pull": True},
+        "optimizers": {"rows": {"kind": "adam", "learning_rate": 0.001}},
+        "resources": {
+            "master": {"cores": 0.2, "memory": "512Mi"},
+            "worker": {"count": _WORKERS, "cores": _WORKER_CORES, "memory": "2Gi"},
+            "parameter_server": {"count": _SERVERS, "cores": _SERVER_CORES, "memory": "1Gi"},
+            "virtual_buckets": _BUCKETS,
+        },
+        "scaling": {"relieve_hot_servers": relieves},
+        "checkpoint": {"interval": "0s"},
+    }
+    return {"metadata": {"name": "hot"}, "spec": spec}
+
+
+class Restart:
+    """Restarts a job once, when so many seconds of its training are over."""
+
+    def __init__(self, platform: jobs.Platform, seconds: float, overrides: dict[str, Any]) -> None:
+        self._platform, self._seconds, self._overrides = platform, seconds, overrides
+        self.is_done = False
+
+    def __call__(self, job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
+        if not self.is_done and seconds >= self._seconds:
+            self.is_done = True
+            restart(self._platform, job_id, self._overrides)
+
+
+def relieved_seconds(trained: Trained) -> float:
+    """From the begin of training until the first relief.
+
+    Raises:
+        RuntimeError: there was none.
+    """
+    began = next(e.seconds for e in trained.explanation.timeline if e.what.endswith("-> Training"))
+    moments = [e.seconds - began for e in trained.explanation.timeline if "hot buckets leave" in e.what]
+    if not moments:
+        raise RuntimeError("the hot server was not relieved")
+    return moments[0]
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0) as platform, OtherLoad() as load:
+        if not limits_enforced(platform.launcher.nodes()):
+            raise SystemExit("hot_server: this machine's control groups cannot be written, so pods have no limits")
+        log = skewed_log(Path(folder) / "clicks")
+        content = job_content(log, arguments.epochs)
+        decided: list[float] = []
+
+        def side(name: str, run: Callable[[], Trained]) -> Callable[[], float]:
+            def timed() -> float:
+                trained = run()
+                print(f"{name}: {trained.seconds:.1f} s {happened(trained, 'hot buckets')}", file=sys.stderr)
+                if name == "relieved":
+                    decided.append(relieved_seconds(trained))
+                return trained.seconds
+
+            return timed
+
+        alone = job_content(log, arguments.epochs, relieves=False)
+        results = interleave(
+            {
+                "relieved": side("relieved", lambda: train(platform, content, leave_alone)),
+                "alone": side("alone", lambda: train(platform, alone, leave_alone)),
+                "restarted": side(
+                    "restarted", lambda: train(platform, alone, Restart(platform, decided[-1], _RESTART))
+                ),
+            },
+            arguments.rounds,
+        )
+    return figures_of(results, decided, load.cores)
+
+
+def figures_of(results: dict[str, list[float]], decided: list[float], others: float) -> list[Figure]:
+    settings = {
+        "seconds": {name: [round(value, 1) for value in values] for name, values in results.items()},
+        "relieved_after_seconds": [round(value, 1) for value in decided], "server_cores": _SERVER_CORES,
+        "hot_share": _HOT_SHARE, "all_cores": round(others, 2),
+    }  # fmt: skip
+    return [
+        Figure("hot_server.to_restart", 100 * (ratio(results["relieved"], results["restarted"]) - 1),
+               "% of completion time, relieved against restarted", at_most=-27.6, settings=settings),
+        Figure("hot_server.to_none", 100 * (ratio(results["relieved"], results["alone"]) - 1),
+               "% of completion time, relieved against left alone", at_most=-27.6, settings=settings),
+        Figure("hot_server.relieved_after", statistics.median(decided), "s of training"),
+    ]  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
+    parser.add_argument("--epochs", type=int, default=64, help="over 20,000 rows (default 64)")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)
