@@ -1,0 +1,163 @@
+"""A job of real processes, and what a person may ask of it while it trains.
+
+It trains as long as a file lies there in slow steps, so that what somebody waits for happens while it trains; then in
+quick ones, to the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from elastrec.checkpoints import list_terms
+from elastrec.platform import jobs
+from elastrec.platform.clusters.pods import PodStatus
+from elastrec.platform.jobs.identity import secret_of
+from elastrec.platform.jobs.scaling import asking
+from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
+from elastrec.platform.master.pods.launch import master_pod
+from elastrec.platform.master.reporting.explanation import Explanation, read_explanation
+from elastrec.platform.master.reporting.ledger import read_ledger
+from elastrec.platform.specs.errors import ClusterError, TransportError
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport import RpcClient, new_token
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from elastrec.trainers.parameter_server.messages import GetStats, Stats
+from tests.faults.campaign.accounts import Accounts, check_ledger, journals
+from tests.faults.campaign.checking import SIZE
+from tests.faults.campaign.job import EPOCHS, campaign_job
+from tests.faults.campaign.plan import Shape
+from tests.faults.campaign.site import Site
+from tests.shapes import change
+
+WORKERS, SERVERS = 2, 2
+SLOW_SECONDS = 0.25
+MOST_BYTES = 2 * 2**30
+PATIENCE_SECONDS, _LOOK_SECONDS = 120.0, 0.2
+
+
+class LiveJob:
+    """A job under way.
+
+    Args:
+        is_slow: until `hurry`.
+        epochs: over the site's rows.
+        checkpoint: further fields of the section.
+    """
+
+    def __init__(
+        self, site: Site, name: str, *, is_slow: bool, mode: str = "bsp", epochs: int = EPOCHS, **checkpoint: Any
+    ) -> None:
+        self.site, self.platform, self._epochs = site, site.platform, epochs
+        self._slow = site.home / f"{name} is slow"
+        self._slow.touch() if is_slow else None
+        content = json.loads(campaign_job(Shape(mode, 0, WORKERS, SERVERS), site.data).model_dump_json(by_alias=True))
+        content["metadata"]["name"] = name
+        spec = content["spec"]
+        spec["model"]["options"] = {"pause_seconds": SLOW_SECONDS, "pause_while": str(self._slow)}
+        spec["resources"]["worker"]["cores"] = 1.0
+        spec["training"]["epochs"] = epochs
+        spec["checkpoint"] |= checkpoint
+        spec["scaling"] |= {"maximum_parameter_server_memory": MOST_BYTES}
+        self.name = name
+        self.prepared = jobs.prepare(self.platform, job_from_json(json.dumps(content)), jobs.job_id_for(name, "1"))
+        self.job_id = self.prepared.job_id
+        request = jobs.launch_request(self.prepared, jobs.warm_start(self.platform, self.prepared))
+        self.platform.launcher.submit(master_pod(request, self.platform.cluster_config, new_token()))
+        wait_for_master(self.platform, self.job_id).close()
+        self.rows_of_steps: dict[str, dict[int, int]] = {}
+
+    def hurry(self) -> None:
+        self._slow.unlink(missing_ok=True)
+
+    def metrics(self) -> TrainingMetrics:
+        return jobs.observe(self.platform, self.job_id).metrics
+
+    def ask_for(self, *moved: str, **shape: int) -> str:
+        """The request's id."""
+        moves = [PodMove(pod=pod) for pod in moved]
+        for dry_run in (True, False):
+            answer = asking.ask_for_shape(self.platform, self.job_id, change(**shape), moves=moves, dry_run=dry_run)
+            assert not answer.reason and answer.accepted is not dry_run
+        return answer.request_id
+
+    def change(self, *moved: str, **shape: int) -> None:
+        """Returns once all that was asked for is reached."""
+        request = self.ask_for(*moved, **shape)
+        *_, last = asking.follow_request(self.platform, self.job_id, request)
+        assert last.outcome is ShapeOutcome.DONE, last
+
+    def pods(self, role: Role) -> dict[str, PodStatus]:
+        """By name; without those that end, or have ended and are still there for their logs."""
+        pods = self.platform.launcher.pods(self.job_id)
+        return {pod.name: pod for pod in pods if pod.role is role and not (pod.is_ending or pod.phase.is_final)}
+
+    def sizes_of_servers(self) -> list[int]:
+        return [pod.size.memory_bytes for pod in self.pods(Role.PARAMETER_SERVER).values()]
+
+    def workers_at_work(self) -> list[str]:
+        """Workers that have trained since they were there."""
+        pods = self.metrics().pods
+        return [pod.name for pod in pods if pod.role is Role.WORKER and pod.state == "Running" and pod.samples]
+
+    def has_workers(self, count: int) -> Callable[[], bool]:
+        def has() -> bool:
+            pods = [pod for pod in self.platform.launcher.pods(self.job_id) if pod.role is Role.WORKER]
+            return len(self.workers_at_work()) == len(pods) == count
+
+        return has
+
+    def look_at_steps(self) -> None:
+        """Keeps how many rows the servers' steps have had until now."""
+        with contextlib.suppress(TransportError, ClusterError):
+            master = pod_of_master(self.platform, self.job_id)
+            secret = secret_of(self.platform, master) if master else None
+            pods = [p for p in self.platform.launcher.pods(self.job_id) if p.role is Role.PARAMETER_SERVER]
+            for pod in pods if secret is not None else []:
+                with contextlib.closing(RpcClient(pod.address, secret.token, secret.tls)) as client:
+                    self.rows_of_steps[pod.name] = client.call(GetStats(), Stats, timeout_seconds=1.0).steps_by_rows
+
+    def train_to_the_end(self) -> TrainingMetrics:
+        self.hurry()
+
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (metrics := self.metrics()).phase.is_final:
+            assert time.monotonic() < deadline, f"the job does not end: {metrics.model_dump_json()}"
+            if metrics.phase is Phase.EVALUATING:
+                self.look_at_steps()
+            time.sleep(_LOOK_SECONDS)
+        assert metrics.phase is Phase.SUCCEEDED, metrics.reason
+        jobs.finish(self.platform, self.job_id)
+        return metrics
+
+    def accounts(self) -> tuple[Accounts, Explanation]:
+        """What its ledger says, checked against its story."""
+        store = str(self.site.store)
+        ledger, story = read_ledger(store, self.job_id), read_explanation(store, self.job_id)
+        assert ledger is not None and story is not None
+        begun = journals(list_terms(store, self.name, self.job_id))
+        size = dataclasses.replace(SIZE, epochs=self._epochs)
+        return check_ledger(ledger.to_pylist(), story, size, begun=begun), story
+
+    def stop(self) -> None:
+        self.hurry()
+        jobs.stop(self.platform, self.job_id, "the test is over")
+
+
+@contextlib.contextmanager
+def live_job(site: Site, name: str, *, is_slow: bool = True, **options: Any) -> Iterator[LiveJob]:
+    """Stopped at the end; `options` as of `LiveJob`."""
+    job = LiveJob(site, name, is_slow=is_slow, **options)
+    try:
+        yield job
+    except BaseException:
+        # pytest shows it with the failure: the master's decisions, each with its inputs.
+        print(*site.platform.launcher.logs(f"{job.job_id}-master", tail_lines=200), sep="\n")
+        raise
+    finally:
+        job.stop()
