@@ -35,7 +35,7 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.trainers.parameter_server.hashing import buckets_of
 
-_SERVERS, _SERVER_CORES, _WORKERS, _WORKER_CORES = 3, 0.04, 2, 0.3
+_SERVERS, _SERVER_CORES, _WORKERS, _WORKER_CORES = 3, 0.04, 2, 0.5
 _BUCKETS, _HOT_BUCKETS, _HOT_SHARE = 256, 8, 0.5
 _ROWS, _SPARSE, _POOL_IDS = 20_000, 12, 40_000
 _RESTART = {

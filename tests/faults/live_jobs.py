@@ -157,7 +157,8 @@ def live_job(site: Site, name: str, *, is_slow: bool = True, **options: Any) -> 
         yield job
     except BaseException:
         # pytest shows it with the failure: the master's decisions, each with its inputs.
-        print(*site.platform.launcher.logs(f"{job.job_id}-master", tail_lines=200), sep="\n")
+        with contextlib.suppress(ClusterError):  # the master has gone
+            print(*site.platform.launcher.logs(f"{job.job_id}-master", tail_lines=200), sep="\n")
         raise
     finally:
         job.stop()
