@@ -54,7 +54,7 @@ FIRST = (
     "tests/e2e/test_run.py",
     "tests/faults/test_campaign.py",
     _SERVERS,
-    "tests/faults/test_live_jobs.py",
+    "tests/faults/live/test_live_jobs.py",
     "tests/faults/test_resume.py",
     "tests/faults/test_surroundings.py",
     "tests/faults/test_bad_stores.py",

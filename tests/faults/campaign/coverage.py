@@ -28,7 +28,7 @@ _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
-_LIVE_JOBS = "faults/test_live_jobs.py::test_"
+_LIVE_JOBS = "faults/live/test_live_jobs.py::test_"
 _LIVE = f"{_LIVE_JOBS}a_job_whose_servers_change_in_number_size_and_place_"
 _NOTICE = "platform/master/machine/test_notice.py::test_"
 _RESUME = "faults/test_resume.py::test_"

@@ -19,7 +19,7 @@ from tests.faults.campaign.injury import kinds_that_work, starve
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS
 from tests.faults.campaign.plan import Kind
 from tests.faults.campaign.site import Site, site_at
-from tests.faults.live_jobs import PATIENCE_SECONDS, WORKERS, live_job
+from tests.faults.live.jobs import PATIENCE_SECONDS, WORKERS, live_job
 from tests.processes import pod_processes, wait_for
 
 GLOBAL_BATCH = WORKERS * BATCH_ROWS

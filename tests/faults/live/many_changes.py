@@ -1,4 +1,4 @@
-"""`python -m tests.faults.many_changes [--count 100] [--seed 1]`: one real job that is changed again and again.
+"""`python -m tests.faults.live.many_changes [--count 100] [--seed 1]`: one real job that is changed again and again.
 
 Servers and workers become more and fewer, servers move to new pods and get more or less memory, each change while the
 one before it is over and the job trains. At the end no row was trained twice or not at all, the processes that lived
@@ -27,7 +27,7 @@ from elastrec.platform.specs.metrics import Role
 from tests.faults.campaign.job import ROWS
 from tests.faults.campaign.leftovers import leftovers, shared_memory
 from tests.faults.campaign.site import site_at
-from tests.faults.live_jobs import PATIENCE_SECONDS, SERVERS, SLOW_SECONDS, WORKERS, LiveJob, live_job
+from tests.faults.live.jobs import PATIENCE_SECONDS, SERVERS, SLOW_SECONDS, WORKERS, LiveJob, live_job
 from tests.processes import pod_processes, wait_for
 
 MEMORY_BYTES = (512 * 2**20, 640 * 2**20, 768 * 2**20)

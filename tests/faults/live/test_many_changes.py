@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.many_changes import MEMORY_BYTES, MOST_SERVERS, MOST_WORKERS, Change, Use, Watched, draw
+from tests.faults.live.many_changes import MEMORY_BYTES, MOST_SERVERS, MOST_WORKERS, Change, Use, Watched, draw
 
 USE = Use(rss_bytes=200 * 2**20, threads=20, files=40)
 

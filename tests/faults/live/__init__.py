@@ -1,0 +1,1 @@
+"""Jobs of real processes that change while they train."""
