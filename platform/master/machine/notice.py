@@ -20,8 +20,9 @@ from elastrec.platform.transport.messages.observer import PodMove
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
-_RECORD_FACTOR, _MARGIN_SECONDS = 1.5, 1.0
-"""The last record has so many times as long as the one before it took, and a second: steps end, heartbeats arrive."""
+_RECORD_FACTOR, _MARGIN_SECONDS = 1.5, 5.0
+"""The last record has so many times as long as the one before it took, and so many seconds more: on a busy node steps
+and heartbeats are late, and a record that is late by a moment is as good as none."""
 
 
 def is_new(member: Member, report: PodReported) -> bool:

@@ -224,4 +224,4 @@ def test_the_pause_begins_earlier_the_longer_the_last_record_took():
             world.act(name)
         world.time += 0.25
         world.tick()
-    assert pauses(world)[0].inputs["ends_in_seconds"] == pytest.approx(1.5 * 4.0 + 1.0, abs=0.3)
+    assert pauses(world)[0].inputs["ends_in_seconds"] == pytest.approx(1.5 * 4.0 + 5.0, abs=0.3)
