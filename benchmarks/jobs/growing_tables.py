@@ -36,6 +36,7 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.transport.messages.ledger import Explanation
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 SERVERS = 2
 SERVER_BYTES, MOST_SERVER_BYTES = 512 * 2**20, 2 * 2**30
@@ -191,6 +192,8 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
         if not limits_enforced(platform.launcher.nodes()):
             raise SystemExit("growing_tables: this machine's control groups cannot be written, so pods have no limits")
+        # Servers that compile their kernels have taken more than their limit before the first row.
+        warm_kernels()
         log = click_log(Path(folder) / "clicks")
 
         def side(*, forecast: bool) -> Callable[[], Run]:
