@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import field_name, named_fields
+from tests.faults.campaign.injury import Scene
 from tests.faults.campaign.plan import (
     FAULTS_PER_RUN,
     MOST_PODS,
@@ -17,6 +20,7 @@ from tests.faults.campaign.plan import (
     PLANS_PER_RUN,
     SHAPES,
     STAGES,
+    Fault,
     Kind,
     Victim,
     draw_run,
@@ -95,3 +99,9 @@ def test_the_shapes_mix_modes_workers_and_servers_evenly() -> None:
     assert len(set(SHAPES)) == 6 and all(shape.workers > 1 for shape in SHAPES)
     for pair in (("mode", "workers"), ("mode", "servers"), ("workers", "servers")):
         assert len({tuple(getattr(shape, name) for name in pair) for shape in SHAPES}) == 6
+
+
+@pytest.mark.parametrize("victim", [victim for victim in Victim if victim is not Victim.AGENT])
+def test_every_victim_has_a_place_although_nobody_knows_its_name(victim: Victim, tmp_path: Path) -> None:
+    scene = Scene(home=tmp_path, job_id="nobody", master_port=1)
+    assert scene._candidates(Fault(Kind.KILL, victim, 0, 0.0, 0.0), (), is_patient=False) == []

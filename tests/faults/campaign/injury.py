@@ -25,7 +25,11 @@ from tests.faults.campaign.watching import Hit
 from tests.processes import pod_processes
 
 AGENT_CORES = 16.0
-_ROLE = {Victim.WORKER: "worker", Victim.SERVER: "ps", Victim.MASTER: "master"}
+_ROLE = {
+    Victim.WORKER: "worker", Victim.MASTER: "master",
+    # By their place where nobody knows at the moment which servers leave or join.
+    **dict.fromkeys((Victim.SERVER, Victim.OLD_SERVER, Victim.NEW_SERVER), "ps"),
+}  # fmt: skip
 _VICTIM_SECONDS, _PLACE_SECONDS = 12.0, 4.0
 """So long a fault waits for a victim, and for one in its very place: a plan may have taken that away."""
 _LISTENING_SECONDS = 60.0

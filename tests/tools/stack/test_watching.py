@@ -22,7 +22,8 @@ from tools.stack.watching import Watch, keep_running
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceStack]:
     """A stack whose Airflow is a program that waits."""
     program = tmp_path / "airflow"
-    script = "echo the $1 waits; trap 'echo its stacks' QUIT; while :; do sleep 600 & wait; done"
+    # It says that it waits once the signal does not end it any more.
+    script = "trap 'echo its stacks' QUIT; echo the $1 waits; while :; do sleep 600 & wait; done"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(services, "_tool", lambda name: str(program))
@@ -69,7 +70,6 @@ def test_a_service_that_ends_again_and_again_is_named_with_its_log(stack: Servic
 def test_a_service_that_is_unhealthy_for_long_writes_its_stacks_and_is_started_again(
     stack: ServiceStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "_TRACE_SECONDS", 0.5)
     health = {"scheduler": "healthy", "triggerer": "unhealthy", "dag_processor": "unhealthy"}
     monkeypatch.setattr(stack, "airflow_health", lambda: dict(health))
     triggerer, scheduler = (stack.services[name].process.pid for name in ("triggerer", "scheduler"))
