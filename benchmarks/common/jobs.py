@@ -25,6 +25,7 @@ import structlog
 from benchmarks.common.groups import outweigh_other_load
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import start_agent, stop_agent
+from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport.messages.ledger import Explanation
@@ -73,6 +74,16 @@ def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Plat
             stop_agent(home / "agent")
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def expect_limits(platform: jobs.Platform, benchmark: str) -> None:
+    """Ends a benchmark that means nothing without the limits of its pods.
+
+    Raises:
+        SystemExit: this machine does not enforce them.
+    """
+    if not limits_enforced(platform.launcher.nodes()):
+        raise SystemExit(f"{benchmark}: this machine's control groups cannot be written, so pods have no limits")
 
 
 @contextlib.contextmanager

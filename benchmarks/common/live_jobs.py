@@ -72,22 +72,20 @@ def leave_alone(job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
     """Nothing is done to the job."""
 
 
-def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any], *, saves: bool = True) -> None:
+def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) -> None:
     """Saves a job, stops it, and launches it again with other values of its file; returns when a master is there.
 
     Args:
         overrides: by dotted path.
-        saves: before it is stopped; one that has failed goes on from the record that it has.
     """
-    if saves:
-        before = jobs.observe(platform, job_id).metrics.checkpoint
-        with contextlib.closing(wait_for_master(platform, job_id)) as client:
-            client.call(SaveNow(), Done, timeout_seconds=15.0)
-        deadline = time.monotonic() + _SAVE_SECONDS
-        while jobs.observe(platform, job_id).metrics.checkpoint == before:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the job was not saved within {_SAVE_SECONDS:.0f} s")
-            time.sleep(_LOOK_SECONDS)
+    before = jobs.observe(platform, job_id).metrics.checkpoint
+    with contextlib.closing(wait_for_master(platform, job_id)) as client:
+        client.call(SaveNow(), Done, timeout_seconds=15.0)
+    deadline = time.monotonic() + _SAVE_SECONDS
+    while jobs.observe(platform, job_id).metrics.checkpoint == before:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the job was not saved within {_SAVE_SECONDS:.0f} s")
+        time.sleep(_LOOK_SECONDS)
     jobs.stop(platform, job_id, "restarted with other sizes")
     kept = jobs.resumable(platform, job_id)
     prepared = jobs.prepare_again(platform, kept, overrides)

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.figures import Figure, interleave, run_benchmark
-from benchmarks.common.jobs import launched, private_platform
+from benchmarks.common.jobs import expect_limits, launched, private_platform
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling.masters import ask_profile
@@ -190,8 +189,7 @@ def figures_of(with_forecast: list[Run], without: list[Run]) -> list[Figure]:
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """The two jobs in turn."""
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("growing_tables: this machine's control groups cannot be written, so pods have no limits")
+        expect_limits(platform, "growing_tables")
         # Servers that compile their kernels have taken more than their limit before the first row.
         warm_kernels()
         log = click_log(Path(folder) / "clicks")

@@ -27,10 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
-from benchmarks.common.jobs import private_platform
+from benchmarks.common.jobs import expect_limits, private_platform
 from benchmarks.common.live_jobs import Trained, happened, leave_alone, restart, train
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.trainers.parameter_server.hashing import buckets_of
@@ -114,8 +113,7 @@ def relieved_seconds(trained: Trained) -> float:
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0) as platform, OtherLoad() as load:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("hot_server: this machine's control groups cannot be written, so pods have no limits")
+        expect_limits(platform, "hot_server")
         log = skewed_log(Path(folder) / "clicks")
         content = job_content(log, arguments.epochs)
         decided: list[float] = []

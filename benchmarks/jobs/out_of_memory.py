@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
-from benchmarks.common.jobs import private_platform
+from benchmarks.common.jobs import expect_limits, private_platform
 from benchmarks.jobs.growing_tables import (
     MOST_SERVER_BYTES,
     SERVER_BYTES,
@@ -34,7 +34,6 @@ from benchmarks.jobs.growing_tables import (
     train,
 )
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.watching.observation import Observation
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -84,8 +83,7 @@ def figures_of(runs: dict[str, list[Run]]) -> list[Figure]:
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """The three in turn."""
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("out_of_memory: this machine's control groups cannot be written, so pods have no limits")
+        expect_limits(platform, "out_of_memory")
         # Servers that compile their kernels have taken more than their limit before the first row.
         warm_kernels()
         log = click_log(Path(folder) / "clicks")

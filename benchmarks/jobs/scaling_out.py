@@ -27,9 +27,8 @@ import pyarrow as pa
 
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.groups import Throttling, pod_groups, throttling
-from benchmarks.common.jobs import private_platform, run_job
+from benchmarks.common.jobs import expect_limits, private_platform, run_job
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
@@ -206,8 +205,7 @@ def measure_case(platform: jobs.Platform, log: GenerateReport, name: str, rounds
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """All cases, one after the other."""
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("scaling_out: this machine's control groups cannot be written, so pods have no limits")
+        expect_limits(platform, "scaling_out")
         figures = []
         for name in arguments.case or list(CASES):
             log = click_log(Path(folder) / name, CASES[name])

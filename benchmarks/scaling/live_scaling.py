@@ -26,9 +26,8 @@ import msgspec
 
 from benchmarks.common.configurations import Shape, measure_shapes
 from benchmarks.common.figures import Figure, run_benchmark
-from benchmarks.common.jobs import launched, private_platform
+from benchmarks.common.jobs import expect_limits, launched, private_platform
 from elastrec.platform import jobs
-from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.history.scaling_figures import Decision, Timed, throughput
 from elastrec.platform.jobs.scaling import rounds as scaling
@@ -184,8 +183,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         no_reversal=5.0 * arguments.round_seconds,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, private_platform(cores=6.0, weight=_WEIGHT) as platform:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("live_scaling: this machine's control groups cannot be written, so pods have no limits")
+        expect_limits(platform, "live_scaling")
         log = generate(
             GenerateSpec(path=f"{folder}/clicks", rows_per_day=60_000, days=2, seed=1, dense=8, sparse=12, lists=0)
         )

@@ -27,8 +27,7 @@ import numpy as np
 
 from benchmarks.common.configurations import Shape, measure_shapes
 from benchmarks.common.figures import Figure, run_benchmark
-from benchmarks.common.jobs import private_platform
-from elastrec.platform.clusters.nodes import limits_enforced
+from benchmarks.common.jobs import expect_limits, private_platform
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.jobs.scaling.profiles import observation_of
 from elastrec.platform.scaling.model.columns import Columns
@@ -103,8 +102,7 @@ def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]
     if not missing:
         return runs
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=_WEIGHT) as platform:
-        if not limits_enforced(platform.launcher.nodes()):
-            raise SystemExit("throughput_model_real: control groups cannot be written here, so pods have no limits")
+        expect_limits(platform, "throughput_model_real")
         log = generate(
             GenerateSpec(path=f"{folder}/clicks", rows_per_day=_ROWS, days=2, seed=1, dense=8, sparse=12, lists=0)
         )

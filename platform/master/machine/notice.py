@@ -58,7 +58,8 @@ def step(state: JobState, effects: list[Effect]) -> bool:
     if saves.held_since is not None:
         if leaving:
             return False
-        release(state)
+        state.training.resume(state.time, state.time - saves.held_since)
+        saves.held_since = None
         return True
     due = deadline(state)
     if due is None or due > state.time:
@@ -71,13 +72,6 @@ def step(state: JobState, effects: list[Effect]) -> bool:
     }
     effects.append(Decided(decision="paused_before_end", inputs=inputs))
     return True
-
-
-def release(state: JobState) -> None:
-    """Workers go on."""
-    held_since, state.saves.held_since = state.saves.held_since, None
-    if held_since is not None:
-        state.training.resume(state.time, state.time - held_since)
 
 
 def deadline(state: JobState) -> float | None:

@@ -24,7 +24,7 @@ import psutil
 
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.metrics import Role
-from tests.faults.campaign.job import ROWS
+from tests.faults.campaign.job import BATCH_ROWS, ROWS
 from tests.faults.campaign.leftovers import leftovers, shared_memory
 from tests.faults.campaign.site import site_at
 from tests.faults.live.jobs import PATIENCE_SECONDS, SERVERS, SLOW_SECONDS, WORKERS, LiveJob, live_job
@@ -144,7 +144,7 @@ def report(folder: Path, count: int, seed: int) -> dict[str, Any]:
     before = shared_memory()
     # Every worker makes a slow step at a time; the fewer there are, the longer the job lasts.
     steps = count * _SECONDS_PER_CHANGE / SLOW_SECONDS * MOST_WORKERS
-    epochs = max(2, round(steps * 128 / ROWS))
+    epochs = max(2, round(steps * BATCH_ROWS / ROWS))
     with site_at(folder / "home") as site:
         with live_job(site, "often-changed", mode="async", epochs=epochs, interval="10s", keep=3) as job:
             watched, made = change_often(job, site.home, count, seed)
