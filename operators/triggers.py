@@ -36,6 +36,8 @@ TIMED_OUT = "task timed out"
 """Outcome of a wait whose task has used up its `execution_timeout`."""
 GONE = "gone"
 """Outcome of a wait for a request whose job has ended."""
+ENDED_BY_A_PERSON = "__airflow_user_action__"
+"""With this message Airflow cancels a trigger whose task a person ended; one that it shuts down gets none."""
 _CLEARED = ""
 _ANOTHER_TRY_STATES = {
     _CLEARED,
@@ -121,6 +123,12 @@ class JobTrigger(BaseTrigger):
         try:
             event = await self.first_event()
             await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
+        except asyncio.CancelledError as error:
+            # Airflow writes a line to its log before it calls `on_kill`. A second cancellation that arrives while this
+            # line waits for a thread makes it skip the call, so the decision begins here.
+            if error.args == (ENDED_BY_A_PERSON,):
+                self._begin_decision()
+            raise
         finally:
             first_question.cancel()
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
@@ -146,8 +154,12 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Stops the job when a person ended the task for good; leaves it to the next try when the task was cleared."""
-        self._decision = asyncio.create_task(self._decide())
-        await asyncio.shield(self._decision)
+        await asyncio.shield(self._begin_decision())
+
+    def _begin_decision(self) -> asyncio.Task[None]:
+        if self._decision is None:
+            self._decision = asyncio.create_task(self._decide())
+        return self._decision
 
     async def cleanup(self) -> None:
         """Waits for the decision about a kill.

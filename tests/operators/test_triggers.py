@@ -8,16 +8,25 @@ import importlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from airflow.jobs import triggerer_job_runner
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import TriggerEvent
 from structlog.testing import capture_logs
 
 from elastrec.operators import settings
-from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, JobTrigger, TrackingTrigger
+from elastrec.operators.triggers import (
+    ENDED_BY_A_PERSON,
+    TIMED_OUT,
+    EvaluatorTrigger,
+    JobPhaseTrigger,
+    JobTrigger,
+    TrackingTrigger,
+)
 from elastrec.platform.jobs import EvaluatorState, Observation
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -303,6 +312,64 @@ def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwh
         assert task.cancelled() and kills == [MINE]
 
     asyncio.run(kill())
+
+
+def test_a_kill_is_carried_out_although_airflow_is_cancelled_before_it_calls_for_it(
+    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]], states: dict[str, Any]
+) -> None:
+    states["task"] = "failed"
+    observed, gate = threading.Event(), threading.Event()
+
+    def observe(platform: Any, job_id: str) -> Observation:
+        observed.set()
+        assert gate.wait(60)
+        return seen(Phase.TRAINING)
+
+    monkeypatch.setattr("elastrec.platform.jobs.observe", observe)
+
+    async def kill() -> None:
+        # One thread, which looks at the job: the line that Airflow writes before it calls `on_kill` waits for it.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        runner = TriggerRunner()
+        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
+        # That the trigger starts is logged by the same thread, before it looks at the job.
+        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
+        runner.triggers[1]["task"] = task
+        while not observed.is_set():
+            await asyncio.sleep(0.01)
+        for _ in range(2):
+            runner.to_cancel.append(1)
+            await runner.cancel_triggers()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert not task.done() and kills == []
+        gate.set()
+        await asyncio.wait({task}, timeout=60)
+        assert task.cancelled() and kills == [MINE]
+
+    asyncio.run(kill())
+
+
+def test_a_trigger_whose_triggerer_shuts_down_leaves_the_job_alone(
+    kills: list[tuple[str, str]], script: Callable[..., None], states: dict[str, Any]
+) -> None:
+    states["task"] = "failed"
+    script(seen(Phase.TRAINING))
+
+    async def shut_down() -> None:
+        runner = TriggerRunner()
+        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
+        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        await asyncio.wait({task}, timeout=60)
+        assert task.cancelled() and kills == []
+
+    asyncio.run(shut_down())
+
+
+def test_the_message_of_airflows_kill_is_known() -> None:
+    assert triggerer_job_runner._USER_ACTION_CANCEL_MSG == ENDED_BY_A_PERSON
 
 
 def test_airflow_is_asked_before_there_is_a_kill_and_nothing_waits_for_its_answer(
