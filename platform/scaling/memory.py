@@ -23,6 +23,10 @@ from elastrec.platform.specs.errors import ScalingError
 
 _MEMORY_STEP = 256 * 2**20
 _CURVE_POINTS = 33
+_NEVER = (math.inf, math.inf, math.inf)
+
+Band = tuple[float, float, float]
+"""Two ends and, between them, what is most likely."""
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +162,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the fullest server, and what to do.
 
     Attributes:
-        seconds_to_limit: (early, likely, late): when the limit less its margin is reached; infinity: never, and for all
-            three where nothing is to be done.
+        samples_to_limit: (early, likely, late): more of them to be trained until the limit less its margin is reached;
+            infinity: never, and for all three where nothing is to be done.
+        seconds_to_limit: the same in time, with the band of the speed on top; None: the speed is not known.
         bytes_at_end: (low, likely, high) when the job has trained all of its samples.
         needed_bytes: per server at `needed_servers` servers, margin included, for the high end of the band.
         base_bytes: of a server, besides its rows; `rows_bytes`: of all rows at the end, high end of the band.
@@ -167,8 +172,9 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
     action: Action
     reason: str
-    seconds_to_limit: tuple[float, float, float]
-    bytes_at_end: tuple[float, float, float]
+    samples_to_limit: Band
+    seconds_to_limit: Band | None
+    bytes_at_end: Band
     needed_bytes: int
     needed_servers: int
     base_bytes: float
@@ -214,25 +220,29 @@ def forecast(
     servers: Servers,
     trained_samples: float,
     remaining_samples: float,
-    samples_per_second: float,
+    samples_per_second: float | None,
     rules: MemoryRules | None = None,
     *,
+    speed_deviation: float = 0.0,
     fresh_samples: float = math.inf,
 ) -> Forecast:
     """Whether the fullest server reaches its limit before the job ends, and what prevents it.
 
     What a server holds besides rows (measured use less its rows) is taken to stay. Action is asked for as soon as the
-    pessimistic end of the band reaches the limit before the job's end.
+    pessimistic end of the band reaches the limit before the job's end: a question of samples, which needs no speed.
 
     Args:
+        samples_per_second: at the moment; None: not known. Only the times in the answer depend on it.
+        speed_deviation: one standard deviation of it, samples/s.
         fresh_samples: of the remaining ones, those that may bring new ids: a second epoch brings none.
 
     Raises:
-        ScalingError: no speed, or counts that mean nothing.
+        ScalingError: a speed or counts that mean nothing.
     """
     rules = rules or MemoryRules()
-    usable = math.isfinite(samples_per_second) and samples_per_second > 0
-    require(usable, "samples_per_second", samples_per_second, "above 0", "forecast jobs that train")
+    if samples_per_second is not None:
+        usable = math.isfinite(samples_per_second) and samples_per_second > 0
+        require(usable, "samples_per_second", samples_per_second, "above 0", "None where it is not known")
     require(servers.count >= 1 and servers.imbalance >= 1, "servers", servers, "count ≥ 1, imbalance ≥ 1", "measure")
     for name, value in (("used_bytes", servers.used_bytes), ("limit_bytes", servers.limit_bytes)):
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
@@ -244,16 +254,17 @@ def forecast(
     base = max(0.0, servers.used_bytes - share * float(now_and_end_B2[1, 0]))
     safe = servers.limit_bytes * (1.0 - rules.margin)
     high, middle, low = (base + share * now_and_end_B2[:, 1]).tolist()
-    seconds_left = remaining_samples / samples_per_second
     needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
 
-    times = (math.inf, math.inf, math.inf)
-
-    def answer(action: Action, reason: str, needed_bytes: int, needed_servers: int) -> Forecast:
+    def answer(
+        action: Action, reason: str, needed_bytes: int, needed_servers: int,
+        samples_to_limit: Band = _NEVER, seconds_to_limit: Band | None = _NEVER,
+    ) -> Forecast:  # fmt: skip
         return Forecast(
             action=action,
             reason=reason,
-            seconds_to_limit=times,
+            samples_to_limit=samples_to_limit,
+            seconds_to_limit=seconds_to_limit,
             bytes_at_end=(low, middle, high),
             needed_bytes=needed_bytes,
             needed_servers=needed_servers,
@@ -264,11 +275,25 @@ def forecast(
     if high <= safe:
         reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
         return answer(Action.NONE, reason, needed, servers.count)
-    times = _times_to(lambda samples: base + share * total(samples), safe, trained_samples, samples_per_second)
-    when = f"in {times[0]:.0f} s at the earliest, {seconds_left:.0f} s before its end are left to train"
+    samples = _samples_to(lambda samples: base + share * total(samples), safe, trained_samples)
+    if samples_per_second is None:
+        seconds = None
+        when = f"in {samples[0]:,.0f} samples at the earliest, {remaining_samples:,.0f} are left to train"
+        when += " (the speed is not known yet)"
+    else:
+        moved = rules.deviations * speed_deviation
+        slowest = samples_per_second - moved
+        seconds = (
+            samples[0] / (samples_per_second + moved),
+            samples[1] / samples_per_second,
+            samples[2] / slowest if slowest > 0 else math.inf,
+        )
+        when = f"{_in_words(seconds)} at {samples_per_second:,.0f} samples/s"
+        when += f" (± {moved:,.0f})" if moved else ""
+        when += f", {remaining_samples / samples_per_second:.0f} s are left to train"
     if needed <= servers.largest_bytes:
         reason = f"the limit less {100 * rules.margin:g} % is reached {when}: {_gib(needed)} per server hold to the end"
-        return answer(Action.MORE_MEMORY, reason, needed, servers.count)
+        return answer(Action.MORE_MEMORY, reason, needed, servers.count, samples, seconds)
     room = servers.largest_bytes * (1.0 - rules.margin) - base
     if room <= 0:
         raise ScalingError(
@@ -278,7 +303,17 @@ def forecast(
     count = math.ceil(servers.imbalance * float(now_and_end_B2[0, 1]) / room)
     per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
     reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
-    return answer(Action.MORE_SERVERS, reason, min(per_server, int(servers.largest_bytes)), count)
+    most = min(per_server, int(servers.largest_bytes))
+    return answer(Action.MORE_SERVERS, reason, most, count, samples, seconds)
+
+
+def _in_words(seconds: Band) -> str:
+    early, likely, late = seconds
+    if math.isinf(likely):
+        return f"in {early:.0f} s at the earliest"
+    if math.isinf(late):
+        return f"in {early:.0f} s at the earliest, likely in {likely:.0f} s,"
+    return f"in {early:.0f} to {late:.0f} s, likely in {likely:.0f} s,"
 
 
 def _rows_bytes(growths: Sequence[Growth], last_fresh: float, rules: MemoryRules) -> Callable[[Floats], Floats]:
@@ -315,10 +350,8 @@ def memory_curve(
     )  # fmt: skip
 
 
-def _times_to(
-    bytes_at: Callable[[Floats], Floats], safe: float, now: float, samples_per_second: float
-) -> tuple[float, float, float]:
-    """Seconds until each of three rising curves passes `safe`: doublings, then 64 parts of the interval five times.
+def _samples_to(bytes_at: Callable[[Floats], Floats], safe: float, now: float) -> Band:
+    """Samples until each of three rising curves passes `safe`: doublings, then 64 parts of the interval five times.
 
     Infinity where it does not within 2^60 ×.
 
@@ -336,8 +369,8 @@ def _times_to(
         inside_3S[:, -1] = True
         part_3 = np.maximum(inside_3S.argmax(axis=1), 1)
         low_3, high_3 = parts_3S[curves, part_3 - 1], parts_3S[curves, part_3]
-    seconds_3 = np.where(first_3 == 0, 0.0, (high_3 - now) / samples_per_second)
-    early, likely, late = np.where(above_3S.any(axis=1), seconds_3, math.inf).tolist()
+    samples_3 = np.where(first_3 == 0, 0.0, high_3 - now)
+    early, likely, late = np.where(above_3S.any(axis=1), samples_3, math.inf).tolist()
     return early, likely, late
 
 

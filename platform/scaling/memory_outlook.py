@@ -31,7 +31,8 @@ class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
         servers: None: no server, or not every one, has reported what it uses.
         worker_used_bytes: of the fullest worker; 0: none has reported it.
         trained, remaining: samples; `fresh`: of the remaining ones, those that may bring new ids.
-        samples_per_second: now.
+        samples_per_second: at the moment, whatever was measured of the job's configurations; None: not known.
+        speed_deviation: one standard deviation of it, samples/s.
     """
 
     tables: tuple[TableHistory, ...]
@@ -39,7 +40,8 @@ class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
     worker_used_bytes: float
     trained: float
     remaining: float
-    samples_per_second: float
+    samples_per_second: float | None
+    speed_deviation: float = 0.0
     fresh: float = math.inf
 
 
@@ -69,7 +71,7 @@ def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
         try:
             found = forecast(
                 [fit_growth(each) for each in seen.tables], servers, seen.trained, seen.remaining,
-                seen.samples_per_second, rules, fresh_samples=seen.fresh,
+                seen.samples_per_second, rules, speed_deviation=seen.speed_deviation, fresh_samples=seen.fresh,
             )  # fmt: skip
             return MemoryOutlook(need=_need_of(found, servers, worker, rules), forecast=found)
         except ScalingError as error:
@@ -81,7 +83,7 @@ def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
 
 def _is_enough(seen: MemorySeen) -> bool:
     points = [len(set(each.samples)) for each in seen.tables]
-    return bool(points) and min(points) >= LEAST_POINTS and seen.samples_per_second > 0
+    return bool(points) and min(points) >= LEAST_POINTS
 
 
 def curve_of(seen: MemorySeen) -> MemoryCurve | None:
@@ -129,4 +131,5 @@ def wish_of(allocation: Allocation, found: Forecast | None, limits: Limits) -> M
             f"; the job is allowed {servers} (scaling.maximum_parameter_servers) of this memory at most "
             "(scaling.maximum_parameter_server_memory)"
         )
-    return MemoryWish(allocation=wanted, reason=reason, seconds_to_limit=found.seconds_to_limit[0])
+    earliest = None if found.seconds_to_limit is None else found.seconds_to_limit[0]
+    return MemoryWish(allocation=wanted, reason=reason, seconds_to_limit=earliest)

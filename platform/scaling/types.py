@@ -125,12 +125,12 @@ class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
     """What a memory forecast asks for so that servers do not run out of it before the job ends.
 
     Attributes:
-        seconds_to_limit: until the limit less its margin is reached, at the earliest.
+        seconds_to_limit: until the limit less its margin is reached, at the earliest; None: the speed is not known.
     """
 
     allocation: Allocation
     reason: str
-    seconds_to_limit: float
+    seconds_to_limit: float | None
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.profile import Profile, TableGrowth
 
 
-def memory_seen(job: TrainingJob, profile: Profile, samples_per_second: float, largest_bytes: float) -> MemorySeen:
+def memory_seen(job: TrainingJob, profile: Profile, largest_bytes: float) -> MemorySeen:
     """Tables, servers and the fullest worker, as the job's master knows them.
 
     Args:
@@ -23,7 +23,8 @@ def memory_seen(job: TrainingJob, profile: Profile, samples_per_second: float, l
         trained=float(profile.trained_samples),
         remaining=float(profile.remaining_samples),
         fresh=max(0.0, epoch_samples - profile.trained_samples),
-        samples_per_second=samples_per_second,
+        samples_per_second=profile.samples_per_second or None,
+        speed_deviation=profile.speed_deviation,
     )
 
 

@@ -30,7 +30,7 @@ class NotNow(msgspec.Struct, frozen=True):
         holder: what it can give back all the same; None where it takes no part in scaling.
         shape_version: see JobProfile.
         memory: the job for a forecast of its memory, which waits for less than other plans do: a job is killed in the
-            middle of a save, too. None where its servers are being changed, or nothing was measured.
+            middle of a save, too, and in its first minute. None where its servers are being changed.
     """
 
     job_id: str
@@ -65,15 +65,13 @@ def profile_of(
         priority=team.priority,
     )
     now = next((each for each in profile.measured if each.configuration == profile.configuration), None)
-    # What a forecast asks for does not depend on the speed, only the time that it names: another configuration's does.
-    paces = [each for each in (*profile.measured, now) if each is not None and each.steps]
-    known = _job_profile(job_id, job, profile, settings, past, largest_bytes, holder, paces[-1]) if paces else None
+    known = _job_profile(job_id, job, profile, settings, past, largest_bytes, holder)
     steps, why = 0 if now is None else now.steps_ever, ""
     if not profile.is_settled:
         why = "pods are coming or going"
-    elif known is None or steps < settings.least_steps:
+    elif steps < settings.least_steps:
         why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
-    if known is not None and not why:
+    if not why:
         return known
     return NotNow(job_id, why, holder, profile.shape_version, known if profile.are_servers_settled else None)
 
@@ -86,28 +84,25 @@ def _job_profile(
     past: Sequence[PastJob],
     largest_bytes: float,
     holder: Holder,
-    pace: Measured,
 ) -> JobProfile:
-    """The job as it is now; `pace` is what its speed is taken from."""
+    """The job as it is now."""
     allocation = holder.allocation
     limits, movable = _limits_of(job, holder.least_workers, allocation), movable_of(profile, job)
     if Change.SERVERS in movable or Change.SERVER_SIZE in movable:
         # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
         most = max(limits.parameter_server_memory_bytes[1], allocation.parameter_server_memory_bytes)
         largest_bytes = min(largest_bytes, most)
-    shape = shape_of(job, profile)
-    speed = allocation.workers * shape.batch_size / observation_of(pace).iteration_seconds
     epoch_rows = round((profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs)
     return job_profile(
         JobFacts(
             job_id=job_id,
-            shape=shape,
+            shape=shape_of(job, profile),
             allocation=allocation,
-            started_with=Allocation.of(profile.measured[0].configuration),
+            started_with=Allocation.of(profile.measured[0].configuration) if profile.measured else allocation,
             remaining_samples=float(profile.remaining_samples),
             observations=observations_of(profile),
             prior=prior_of(features_of(job, epoch_rows), [each for each in past if each.job_id != job_id]),
-            outlook=look_ahead(memory_seen(job, profile, speed, largest_bytes), allocation),
+            outlook=look_ahead(memory_seen(job, profile, largest_bytes), allocation),
             changes=tuple(
                 PastChange(
                     before=Allocation.of(each.before), after=Allocation.of(each.after), seconds_ago=each.seconds_ago,

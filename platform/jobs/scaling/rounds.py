@@ -122,10 +122,10 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
 
 
 def _curve(answer: Profile | str) -> MemoryCurve | None:
-    """The forecast of a job's memory, for the picture of its plan: of samples, whatever the speed and the nodes."""
+    """The forecast of a job's memory, for the picture of its plan: of samples, whatever the nodes."""
     if isinstance(answer, str):
         return None
-    return curve_of(memory_seen(job_from_json(answer.job_json), answer, samples_per_second=1.0, largest_bytes=0.0))
+    return curve_of(memory_seen(job_from_json(answer.job_json), answer, largest_bytes=0.0))
 
 
 def stamped(
@@ -215,4 +215,5 @@ def _change(wanted: Plan) -> ChangeShape:
         plan_id=wanted.plan_id,
         expected_version=wanted.shape_version,
         asked_by=wanted.asked_by,
+        reason=wanted.reason,
     )

@@ -209,6 +209,7 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     change: dict[Role, PlacesChange]
     expected_version: int | None = None
     asked_by: str = ""
+    reason: str = ""
     moves: list[PodMove] = []
     plan_id: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS

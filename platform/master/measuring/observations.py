@@ -20,9 +20,10 @@ from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.growth_profile import GrowthPoint, GrowthProfile
 from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Relief
 from elastrec.platform.master.measuring.migration_profile import MigrationProfile
+from elastrec.platform.master.measuring.momentary_speed import MomentarySpeed
 from elastrec.platform.master.measuring.monitor import Monitor, Window
 from elastrec.platform.master.measuring.slow_workers import SlowWorker, SlowWorkers
-from elastrec.platform.master.measuring.speed_profile import SpeedProfile, is_settled
+from elastrec.platform.master.measuring.speed_profile import SpeedProfile, are_servers_settled
 from elastrec.platform.master.measuring.start_profile import Start, StartProfile
 from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
@@ -65,6 +66,7 @@ class Observations:
         self._hot_servers = HotServers()
         self._slow_workers = SlowWorkers()
         self.growth = GrowthProfile()
+        self.speed = MomentarySpeed()
         self.migrations = MigrationProfile()
         self.window: Window | None = None
         self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
@@ -180,6 +182,9 @@ class Observations:
         window = self.monitor.close_window(now)
         if window.samples:
             self.window = window
-        if is_settled(state):
+        if state.phase is Phase.TRAINING:
+            self.speed.add(window.samples, window.seconds)
+        # Rows count while a save is under way and while workers come and go: the forecast waits for neither.
+        if are_servers_settled(state):
             self.growth.add(state.training.samples, state.phases.generation, self.monitor.tables())
         return True

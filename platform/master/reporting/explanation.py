@@ -76,7 +76,8 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return f"found {inputs['record']} damaged", inputs["reason"]
         case "shape_asked":
             by = f" by {inputs['asked_by']}" if inputs.get("asked_by") else ""
-            return f"was asked for another shape{by} ({inputs['request']}): {inputs['wanted']}", ""
+            what = f"was asked for another shape{by} ({inputs['request']}): {inputs['wanted']}"
+            return what, inputs.get("reason", "")
         case "shape_refused":
             by = inputs["asked_by"] or "an observer"
             why = f"made for version {inputs['expected_version']} of the shape, which is at {inputs['version']}"

@@ -146,6 +146,8 @@ class ObserverCalls(ServicePart):
                 worker_used_bytes=worker_use(self.state, self._seen.monitor),
                 servers_move=migration.is_possible(self.state),
                 are_servers_settled=are_servers_settled(self.state),
+                samples_per_second=self._seen.speed.samples_per_second,
+                speed_deviation=self._seen.speed.deviation,
             )
 
     def _failure(self) -> str:
@@ -221,6 +223,7 @@ class ObserverCalls(ServicePart):
                 change=message.change,
                 expected_version=message.expected_version,
                 asked_by=message.asked_by,
+                reason=message.reason,
                 moves=message.moves,
                 plan_id=message.plan_id,
                 timeout_seconds=message.timeout_seconds,

@@ -112,7 +112,7 @@ class ChangeShape(Message, frozen=True):
         plan_id: of the plan behind it. The same id asked twice is the same request; empty: each is another one.
         expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
             whatever it is now.
-        asked_by: who wants it, for the job's history: a policy's name.
+        asked_by: who wants it, for the job's history: a policy's name; `reason`: why, in words.
         timeout_seconds: a request that is not reached by then is given up; the pods that work stay as they are.
         dry_run: only say whether and how it is possible: the answer has no id, and no reason when it is.
     """
@@ -122,6 +122,7 @@ class ChangeShape(Message, frozen=True):
     plan_id: str = ""
     expected_version: int | None = None
     asked_by: str = ""
+    reason: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     dry_run: bool = False
 

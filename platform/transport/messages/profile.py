@@ -89,6 +89,8 @@ class Profile(Message, frozen=True):
         worker_used_bytes: memory in use by the fullest worker; 0: none has reported it.
         are_servers_settled: every server is up with the size that it is to have, whatever else is being changed.
         servers_move: whether the number of parameter servers can change now.
+        samples_per_second: of its last windows together, whatever its configuration was; 0: not known yet.
+        speed_deviation: of single windows from it, one standard deviation in samples/s.
     """
 
     job_json: bytes
@@ -108,3 +110,5 @@ class Profile(Message, frozen=True):
     worker_used_bytes: int = 0
     servers_move: bool = False
     are_servers_settled: bool = False
+    samples_per_second: float = 0.0
+    speed_deviation: float = 0.0

@@ -84,7 +84,32 @@ def test_time_to_the_limit_is_where_the_curve_meets_it() -> None:
     early, likely, late = answer.seconds_to_limit
     assert likely == pytest.approx(4e7 / SPEED, rel=1e-3)
     assert early <= likely <= late
+    assert answer.samples_to_limit[1] == pytest.approx(4e7, rel=1e-3)
     assert answer.bytes_at_end[1] == pytest.approx(rows_at(1e8) * 100.0, rel=1e-6)
+
+
+def test_what_is_needed_is_known_without_a_speed_and_only_the_times_are_missing() -> None:
+    limit = rows_at(5e7) * 100.0 / 0.9
+    known = forecast([fit_growth(history(noise=0.02))], servers(limit), 1e7, 9e7, SPEED)
+    unknown = forecast([fit_growth(history(noise=0.02))], servers(limit), 1e7, 9e7, None)
+    assert unknown.action is Action.MORE_MEMORY and unknown.seconds_to_limit is None
+    for field in ("action", "needed_bytes", "needed_servers", "bytes_at_end", "samples_to_limit"):
+        assert getattr(unknown, field) == getattr(known, field), field
+    assert f"in {known.samples_to_limit[0]:,.0f} samples at the earliest, 90,000,000 are left" in unknown.reason
+
+
+def test_a_speed_that_varies_widens_the_band_of_the_time_to_the_limit() -> None:
+    limit = rows_at(5e7) * 100.0 / 0.9
+    steady, varying, halting = (
+        forecast([fit_growth(history())], servers(limit), 1e7, 9e7, SPEED, speed_deviation=share * SPEED)
+        for share in (0.0, 0.1, 0.6)
+    )
+    assert steady.seconds_to_limit == pytest.approx((4e3, 4e3, 4e3), rel=1e-3)
+    assert varying.seconds_to_limit == pytest.approx((4e3 / 1.2, 4e3, 4e3 / 0.8), rel=1e-3)
+    assert halting.seconds_to_limit == pytest.approx((4e3 / 2.2, 4e3, math.inf), rel=1e-3)
+    words = "in 3333 to 5000 s, likely in 4000 s, at 10,000 samples/s (± 2,000), 9000 s are left to train"
+    assert words in varying.reason
+    assert "in 1818 s at the earliest, likely in 4000 s, at 10,000 samples/s" in halting.reason
 
 
 def test_a_job_that_ends_before_its_limit_is_left_alone() -> None:
@@ -140,7 +165,7 @@ def test_counts_that_fall_are_refused() -> None:
         fit_growth(history(samples=(3.0, 2.0, 1.0), rows=(1.0, 2.0, 3.0)))
 
 
-def test_a_job_without_speed_is_refused() -> None:
+def test_a_speed_that_means_nothing_is_refused() -> None:
     with pytest.raises(ScalingError, match="samples_per_second: 0"):
         forecast([fit_growth(history())], servers(GIB), 1e7, 9e7, 0.0)
 

@@ -86,7 +86,7 @@ def running_out(**changes: Any) -> Profile:
     use = ServerUse(pod="ps-0", used_bytes=2**27, limit_bytes=size, table_bytes=80 * rows[-1][1])
     values: dict[str, Any] = {
         "servers_move": True, "tables_growth": [growth], "servers": [use], "trained_samples": rows[-1][0],
-        "remaining_samples": 2_000_000_000,
+        "remaining_samples": 2_000_000_000, "samples_per_second": 12_000.0, "speed_deviation": 500.0,
     }  # fmt: skip
     return measured_profile(**(values | changes))
 
@@ -102,20 +102,29 @@ def test_a_job_that_will_run_out_of_memory_is_split_over_more_servers_of_its_siz
 
 
 @pytest.mark.parametrize(
-    "changes", [{"is_settled": False}, {"configuration": TWO}], ids=["a save is under way", "too few steps"]
+    "changes",
+    [
+        {"is_settled": False},
+        {"configuration": TWO},
+        {"measured": []},
+        {"measured": [], "is_settled": False},
+        {"measured": [], "samples_per_second": 0.0, "speed_deviation": 0.0},
+    ],
+    ids=["a save is under way", "too few steps", "no speed of any size", "it saves all the time", "no speed at all"],
 )
 def test_memory_is_forecast_of_a_job_that_other_plans_leave_alone(changes: dict[str, Any]) -> None:
     found = profile_of("clicks-1", running_out(**changes, are_servers_settled=True), SETTINGS, largest_bytes=2.0**36)
     assert isinstance(found, NotNow) and found.memory is not None
-    assert found.memory.memory_wish is not None and found.memory.memory_wish.allocation.parameter_servers > 1
+    wish = found.memory.memory_wish
+    assert wish is not None and wish.allocation.parameter_servers > 1
+    is_unknown = changes.get("samples_per_second") == 0.0
+    assert (wish.seconds_to_limit is None) == is_unknown
+    assert ("the speed is not known yet" if is_unknown else "at 12,000 samples/s (± 1,000)") in wish.reason
 
 
-def test_memory_is_not_forecast_while_servers_change_or_without_a_speed() -> None:
-    changing = profile_of("clicks-1", running_out(is_settled=False), SETTINGS, largest_bytes=2.0**36)
-    unmeasured = running_out(measured=[], are_servers_settled=True)
-    without_speed = profile_of("clicks-1", unmeasured, SETTINGS, largest_bytes=2.0**36)
-    assert isinstance(changing, NotNow) and isinstance(without_speed, NotNow)
-    assert changing.memory is None and without_speed.memory is None
+def test_memory_is_not_forecast_while_servers_change() -> None:
+    found = profile_of("clicks-1", running_out(is_settled=False), SETTINGS, largest_bytes=2.0**36)
+    assert isinstance(found, NotNow) and found.memory is None
 
 
 def test_there_are_never_more_servers_than_virtual_buckets() -> None:

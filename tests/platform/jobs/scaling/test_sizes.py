@@ -89,6 +89,7 @@ def test_a_master_is_asked_for_the_memory_that_a_forecast_wants(cluster: Masters
     servers = message.change[Role.PARAMETER_SERVER]
     assert servers.count is None and servers.memory_bytes is not None and servers.memory_bytes > GIB
     assert (message.asked_by, message.plan_id) == ("memory-forecast", plan.plan_id)
+    assert message.reason == plan.reason and "at 10,000 samples/s" in message.reason
 
 
 def test_a_plan_carries_the_forecast_that_stood_behind_it_and_where_there_was_none_nothing(cluster: Masters) -> None:
@@ -103,7 +104,7 @@ def test_a_plan_carries_the_forecast_that_stood_behind_it_and_where_there_was_no
     assert curve.likely[0] == pytest.approx(growing.servers[0].used_bytes), "it begins with what is measured"
     assert all(low <= likely <= high for low, likely, high in zip(curve.low, curve.likely, curve.high, strict=True))
     assert curve.likely[-1] > curve.safe_bytes == pytest.approx(0.9 * GIB)
-    outlook = look_ahead(memory_seen(job_from_json(growing.job_json), growing, 1.0, 2.0**36), Allocation.of(ONE))
+    outlook = look_ahead(memory_seen(job_from_json(growing.job_json), growing, 2.0**36), Allocation.of(ONE))
     assert outlook.forecast is not None
     assert (curve.low[-1], curve.likely[-1], curve.high[-1]) == pytest.approx(outlook.forecast.bytes_at_end)
     again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(plans["clicks-1"])), Plan)

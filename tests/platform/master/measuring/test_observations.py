@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Observations
+from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
+from elastrec.platform.transport.messages.job import Heartbeat, TableUsage, WindowMetrics
 from tests.platform.master.world import World, running
 
 
@@ -60,3 +64,22 @@ def test_seconds_of_a_window_wait_for_rows_only_where_the_job_trained_when_it_ca
     assert seen.monitor._worked == 0.0
     report(world, seen, 3)
     assert seen.monitor.take_waiting_share() is None, "after the end nobody trains"
+
+
+def test_a_job_that_is_never_left_alone_for_two_seconds_has_rows_against_samples_and_a_speed():
+    """It saves all the time, so that no speed of its configuration is ever measured."""
+    world = running()
+    seen = Observations(world.time)
+    world.handle(events.SaveAsked(time=world.time))
+    for second in range(1, 5):
+        world.state.training.samples = 128 * second
+        tables = [TableUsage(table="user", rows=100 * second, bytes=8000 * second)]
+        beat = Heartbeat(pod="j-ps-0", incarnation="i", generation=0, reached_version=1, tables=tables)
+        seen.heartbeat(beat, world.state, world.time)
+        report(world, seen, second)
+        assert not is_settled(world.state)
+        assert seen.close_window(world.state, world.time + second)
+    (user,) = seen.growth.tables()
+    assert len(user.samples) >= 3 and user.rows[-1] == 400
+    assert seen.speed.samples_per_second == pytest.approx(128.0)
+    assert seen.profile.measured() == []

@@ -34,6 +34,7 @@ from tests.platform.master.disturbing import disturb
 from tests.platform.master.fakes import job
 from tests.platform.master.service.test_service import Stage, stage  # noqa: F401
 from tests.platform.master.world import World, plan
+from tests.shapes import change
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -161,6 +162,17 @@ def test_looking_at_the_profile_does_not_change_it():
 def test_events_are_shown_with_their_causes(decision: str, inputs: dict[str, object], what: str, cause: str):
     entry = timeline_entry(1.0, 1e9, decision, inputs)
     assert what in entry.what and cause in entry.cause
+
+
+def test_why_another_shape_was_asked_for_is_in_the_story():
+    world = World(plan())
+    in_training(world)
+    asked = events.ShapeAsked(
+        time=world.time, change=change(workers=3), asked_by="memory-forecast", reason="the limit is reached in 40 s"
+    )
+    (inputs,) = [effect.inputs for effect in world.handle(asked) if getattr(effect, "decision", "") == "shape_asked"]
+    entry = timeline_entry(1.0, 1e9, "shape_asked", inputs)
+    assert "by memory-forecast" in entry.what and entry.cause == "the limit is reached in 40 s"
 
 
 def test_every_decision_of_a_disturbed_job_can_be_explained(tmp_path: Path):
