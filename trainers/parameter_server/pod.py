@@ -260,11 +260,10 @@ class ServerPod:
     def _move(self, directive: Directive) -> bool:
         """What is ordered of a change of servers; false when buckets could not be taken over under this directive."""
         assert self._server is not None and self._mover is not None
+        self._server.drop_left_before(directive.routing.epoch, directive.moving)
         order = directive.take
         if order is None:
             self._mover.cancel()
-            if not directive.moving:
-                self._server.drop_left()
             return True
         if not order.is_due(directive.routing, self._settings.pod):
             self._mover.follow(order, directive.generation)

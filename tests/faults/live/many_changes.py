@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,10 @@ def lasting(job: LiveJob, home: Path) -> dict[str, psutil.Process]:
     return found
 
 
+def has_pods(job: LiveJob, servers: int, workers: int) -> Callable[[], bool]:
+    return lambda: (len(job.pods(Role.PARAMETER_SERVER)), len(job.pods(Role.WORKER))) == (servers, workers)
+
+
 def change_often(job: LiveJob, home: Path, count: int, seed: int) -> tuple[Watched, list[dict[str, Any]]]:
     """Makes the changes, each after the one before it."""
     random_, watched, made = random.Random(seed), Watched(), []
@@ -129,7 +134,8 @@ def change_often(job: LiveJob, home: Path, count: int, seed: int) -> tuple[Watch
         servers = drawn.shape.get("parameter_servers", servers)
         workers = drawn.shape.get("workers", workers)
         memory_bytes = drawn.shape.get("parameter_server_memory_bytes", memory_bytes)
-        assert len(job.pods(Role.PARAMETER_SERVER)) == servers and len(job.pods(Role.WORKER)) == workers
+        # A request is over when nothing depends on what leaves; that ends a moment later.
+        wait_for(has_pods(job, servers, workers), PATIENCE_SECONDS, f"{servers} servers and {workers} workers")
         reached = job.metrics().samples_trained
         wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "a step")  # noqa: B023
         watched.look(lasting(job, home))

@@ -91,7 +91,7 @@ class Giver:
             if server.model is None or server.generation != request.generation:
                 return self._stale(), []
             if request.routing.epoch > server.epoch:
-                server.give_away(request.routing)
+                server.give_away(request.routing, request.order_id)
             elif request.routing.epoch < server.epoch:
                 return self._stale(), []
             left, place = server.left, Place.under(request.routing, request.server)

@@ -61,10 +61,12 @@ class HandOver(Message, frozen=True):
     """Asks for what `server` owns under a routing table, and the owner before it still holds.
 
     Attributes:
+        order_id: of the change of servers.
         routing: newer than the owner's, or the one that it has adopted already.
     """
 
     server: str
+    order_id: str
     generation: int
     routing: RoutingTable
 

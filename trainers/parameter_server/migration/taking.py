@@ -96,6 +96,7 @@ class Taker:
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._server, self._generation, self._connect, self._is_wanted = server, generation, connect, is_wanted
+        self._order_id = order.order_id
         self._is_due = self._is_short = False
         self._copy_share = _COPY_SHARE
         buckets = [bucket for source in order.sources for bucket in source.buckets]
@@ -196,7 +197,9 @@ class Taker:
         layout: list[Parameter] = []
         dense: list[DenseBucket] = []
         for source in self._sources:
-            request = HandOver(server=self._server.name, generation=self._generation, routing=routing)
+            request = HandOver(
+                server=self._server.name, order_id=self._order_id, generation=self._generation, routing=routing
+            )
             answer, arrays = self._ask(source, request, HandedOver)
             attendances.append(answer.attendance)
             marks += answer.marks

@@ -76,8 +76,11 @@ class Left:
         place: the buckets; their rows are still in the stores.
         layout: of all dense parameters; empty: there are none yet.
         attendance: of the moment in which it was given away.
+        order_id: of the change of servers in which it was; epoch: of the routing table that gives it to others.
     """
 
+    order_id: str
+    epoch: int
     place: Place
     attendance: Attendance
     marks: list[BucketMarks]

@@ -231,11 +231,12 @@ class ParameterServer(RequestHandlers):
 
     # Buckets that change servers; see `migration`
 
-    def give_away(self, routing: RoutingTable) -> None:
+    def give_away(self, routing: RoutingTable, order_id: str) -> None:
         """Serves under a newer routing table; buckets that are others' now stay in `left` until `drop_left`.
 
-        Pushes that are not applied come again, laid out for the owners under that table. The gate is closed, and
-        `changed` is held.
+        What is still there of an earlier change of servers goes: there is another one only once that is over. Pushes
+        that are not applied come again, laid out for the owners under that table. The gate is closed, and `changed` is
+        held.
 
         Raises:
             ElastrecError: the routing table gives the server buckets that it does not hold.
@@ -248,14 +249,16 @@ class ParameterServer(RequestHandlers):
                 f"server {self.name} is given buckets under epoch {routing.epoch} that it does not hold"
             )
         if not leaving.is_empty:
-            assert self.left is None, "what was given away before has not been dropped"
+            self.drop_left()
             marks, dense, numbers = self.pushes.marks.values(), self.model.dense, np.flatnonzero(leaving.dense_owned)
             copies = [] if dense is None else dense.copies(numbers.tolist())
             if dense is not None:
                 dense.drop(numbers.tolist())
             layout = [] if dense is None else dense.layout
             self.pushes.begin_again()
-            self.left = Left(leaving, self.pushes.attendance(), marks_within(marks, leaving), layout, copies)
+            self.left = Left(
+                order_id, routing.epoch, leaving, self.pushes.attendance(), marks_within(marks, leaving), layout, copies
+            )
             self._change_place(place, marks_within(marks, place))
             log.info(
                 "given_away", buckets=int(leaving.owned.sum()), dense_buckets=len(numbers), epoch=routing.epoch
@@ -266,6 +269,19 @@ class ParameterServer(RequestHandlers):
         assert self.model is not None
         self.model.place, self._found = place, FoundRows()
         self.pushes.marks = Marks(place.owned, place.dense_owned, marks)
+
+    def drop_left_before(self, epoch: int, moving: str) -> None:
+        """Drops what was given away, if a directive says that its new owners have all of it.
+
+        A server does not get every directive: the one between two changes of servers may never reach it, and one from
+        before a hand-over may reach it afterwards.
+
+        Args:
+            epoch: of the directive's routing table; moving: see Directive.
+        """
+        left = self.left
+        if left is not None and epoch >= left.epoch and moving != left.order_id:
+            self.drop_left()
 
     def drop_left(self) -> None:
         """Gives back the memory of what was given away: its new owners have all of it."""

@@ -84,8 +84,17 @@ class Cluster:
     def connect(self, address: str) -> Any:
         return RpcClient(address, TOKEN).open_stream(ANSWERS)
 
-    def move(self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None) -> None:
-        """Gives everything to so many servers while they serve."""
+    def move(
+        self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None, *, is_heard_of: bool = True
+    ) -> None:
+        """Gives everything to so many servers while they serve.
+
+        Args:
+            is_heard_of: servers get the directive that says that the change is over.
+        """
+        for name, server in self.servers.items():
+            if name not in self.routing.servers and server.model is not None:
+                server.forget()
         after = self.table(count, self.routing.owners)
         takers = [Taker(self.servers[name], order, 1, self.connect) for name, order in self.orders(after).items()]
         for _ in range(rounds):
@@ -97,9 +106,9 @@ class Cluster:
         for name, server in self.servers.items():
             if name in after.servers:
                 server.adopt(after, 1, self.members, -1, moves=True)
-                server.drop_left()
-            elif server.model is not None:
-                server.forget()
+            # One that has given everything away goes on until the next move: workers learn from it where that went.
+            if is_heard_of:
+                server.drop_left_before(after.epoch, "")
         self.routing = after
 
     def held(self) -> list[DenseBucket]:

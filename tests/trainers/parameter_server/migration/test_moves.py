@@ -95,7 +95,9 @@ def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
         taker.copy_round()
         worker.step()
         giver = moved.givers["ps-0"]
-        giver.hand_over(HandOver(server="ps-1", generation=1, routing=after), [])  # nobody hears the answer
+        giver.hand_over(
+            HandOver(server="ps-1", order_id="move-2", generation=1, routing=after), []
+        )  # nobody hears the answer
         taker.take_over(after)
         moved.servers["ps-0"].drop_left()
         worker.step()
@@ -248,6 +250,61 @@ def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> Non
         assert mover.take_over(order, 1, after, lambda: True) and mover.taken == order.order_id == reports[-1]
         mover.cancel()
         moved.servers["ps-0"].drop_left()
+        worker.step()
+        check_as_without_moves(worker, moved)
+
+
+@pytest.mark.parametrize("count", [3, 1])
+def test_a_change_that_follows_another_before_servers_hear_of_its_end_is_carried_out(count: int) -> None:
+    with cluster(3, 1) as moved:
+        worker = Worker(moved.routing)
+        worker.step()
+        moved.move(2, is_heard_of=False)
+        worker.step()
+        giver = moved.servers["ps-0"]
+        assert giver.left is not None and giver.left.place.owned.sum() == BUCKETS // 2
+        for server in moved.servers.values():
+            server.drop_left_before(moved.routing.epoch, "the next change")
+        # The first server gives more away, or takes what it gave away.
+        moved.move(count)
+        worker.step()
+        check_as_without_moves(worker, moved)
+
+
+def test_a_hand_over_ends_what_is_left_of_the_change_before_it() -> None:
+    with cluster(3, 1) as moved:
+        worker = Worker(moved.routing)
+        for count in (2, 3):
+            worker.step()
+            # No directive has said to the first server that there is another change.
+            moved.move(count, is_heard_of=False)
+        left, held = moved.servers["ps-0"].left, moved.servers["ps-0"].stores[0].owned.sum()
+        assert left is not None and left.order_id == "move-3" and left.epoch == moved.routing.epoch
+        assert held == sum(owner == 0 for owner in moved.routing.owners) + left.place.owned.sum()
+        worker.step()
+        for server in moved.servers.values():
+            server.drop_left()
+        check_as_without_moves(worker, moved)
+
+
+def test_a_directive_from_before_a_hand_over_does_not_drop_what_it_left() -> None:
+    with cluster(2, 1) as moved:
+        worker = Worker(moved.routing)
+        worker.step()
+        before, giver = moved.routing, moved.servers["ps-0"]
+        after = moved.table(2, before.owners)
+        taker = Taker(moved.servers["ps-1"], moved.orders(after)["ps-1"], 1, moved.connect)
+        taker.copy_round()
+        worker.step()
+        moved.givers["ps-0"].hand_over(
+            HandOver(server="ps-1", order_id="move-2", generation=1, routing=after), []
+        )  # nobody hears the answer
+        giver.drop_left_before(before.epoch, "")
+        giver.drop_left_before(after.epoch, "move-2")
+        assert giver.left is not None
+        taker.take_over(after)
+        giver.drop_left_before(after.epoch, "")
+        assert giver.left is None
         worker.step()
         check_as_without_moves(worker, moved)
 

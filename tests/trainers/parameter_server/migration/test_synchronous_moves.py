@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -96,6 +97,8 @@ def train(servers: Cluster, job: TrainingJob, between: Callable[[list[Synchronou
                 worker.step()
             worker.leave()
         except BaseException as error:
+            # What waits for the worker's steps fails first.
+            traceback.print_exc()
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=(worker,)) for worker in workers]
