@@ -11,6 +11,7 @@ import psutil
 from elastrec.platform.specs.environment import POD
 
 _CPU_TIME_MOUNT = Path("/sys/fs/cgroup/cpuacct")
+_CPU_MOUNTS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 # Of one process outside of any group.
 _V1_WEIGHT, _V2_WEIGHT, _V2_MOST_WEIGHT = 1024, 100, 10_000
 
@@ -72,12 +73,27 @@ def outweigh_other_load(agent_id: str, processes: int) -> None:
 
     Does nothing where the agent has no groups.
     """
-    for mount in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
-        folder = mount / f"elastrec-{agent_id}"
+    for folder in (mount / f"elastrec-{agent_id}" for mount in _CPU_MOUNTS):
         if (folder / "cpu.shares").exists():
             (folder / "cpu.shares").write_text(str(_V1_WEIGHT * processes))
         elif (folder / "cpu.weight").exists():
             (folder / "cpu.weight").write_text(str(min(_V2_MOST_WEIGHT, _V2_WEIGHT * processes)))
+
+
+def hold_back(agent_id: str, uid: str, cores: float) -> None:
+    """Lets a pod have fewer cores than its agent has granted it, until the agent sets its limit again.
+
+    A group around all pods of an agent would not do: under version 1 no group may have less than one inside it.
+    """
+    for group in (mount / f"elastrec-{agent_id}" / uid for mount in _CPU_MOUNTS):
+        # The pod may just be going.
+        with contextlib.suppress(FileNotFoundError):
+            if (group / "cpu.max").exists():
+                _, period = (group / "cpu.max").read_text().split()
+                (group / "cpu.max").write_text(f"{round(cores * int(period))} {period}")
+            elif (group / "cpu.cfs_quota_us").exists():
+                period = (group / "cpu.cfs_period_us").read_text()
+                (group / "cpu.cfs_quota_us").write_text(str(round(cores * int(period))))
 
 
 def _cpu_group(text: str) -> Path | None:

@@ -24,6 +24,7 @@ import structlog
 
 from benchmarks.common.groups import outweigh_other_load
 from elastrec.platform import jobs
+from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.specs.job import TrainingJob
@@ -51,6 +52,19 @@ class Ended:
 
 
 @contextlib.contextmanager
+def private_home() -> Iterator[Path]:
+    """A folder that is gone afterwards, however the benchmark ends."""
+    signal.signal(signal.SIGTERM, _end)
+    # Decisions are no part of a benchmark's output.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+    home = Path(tempfile.mkdtemp(prefix="elastrec-benchmark-"))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Platform]:
     """A node agent in a folder of its own; agent, pods and folder are gone afterwards, however the benchmark ends.
 
@@ -58,22 +72,21 @@ def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Plat
         cores: that the agent may grant; the machine may have fewer.
         weight: of all pods together against other load, in busy processes.
     """
-    signal.signal(signal.SIGTERM, _end)
-    # Decisions are no part of a benchmark's output.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
-    home = Path(tempfile.mkdtemp(prefix="elastrec-benchmark-"))
-    try:
+    with private_home() as home:
         cluster = start_agent(home / "agent", cores=cores, memory_bytes=64 * 2**30)
         try:
             outweigh_other_load(cluster.agent().agent_id, weight)
-            work = home / "work"
-            work.mkdir()
-            yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(work))
+            yield platform_on(home, cluster.config)
         finally:
             cluster.close()
             stop_agent(home / "agent")
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+
+
+def platform_on(home: Path, config: ClusterConfig) -> jobs.Platform:
+    """The platform of a cluster, whose history and work folder lie in `home`."""
+    work = home / "work"
+    work.mkdir(exist_ok=True)
+    return jobs.Platform.connect(config, f"sqlite:///{home}/mlflow.db", str(work))
 
 
 def expect_limits(platform: jobs.Platform, benchmark: str) -> None:

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
+from benchmarks.common.nodes import NodesConfig, started_nodes
+from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
 from elastrec.platform.clusters.pods import EndReason, PodEventKind, PodPhase, PodSize, ResizeState
 from elastrec.platform.clusters.protocol import snapshot
 from elastrec.platform.specs.errors import ClusterError
@@ -16,12 +18,12 @@ from elastrec.platform.specs.metrics import Role
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
 from tests.platform.clusters.fake_local import FakeLocal
 from tests.spikes.kubernetes.lab import NODE_SIZE, Namespace
-from tests.spikes.testbeds import Bed, FakeBed, KubernetesBed, LocalBed, Observer, spec
+from tests.spikes.testbeds import Bed, FakeBed, KubernetesBed, LocalBed, NodesBed, Observer, spec
 
 LARGE = PodSize(2.5, 1 << 30)
 
 
-KINDS = ("fake Kubernetes", "Kubernetes", "fake agent", "local agent")
+KINDS = ("fake Kubernetes", "Kubernetes", "fake agent", "local agent", "two local agents")
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,17 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Loca
     yield folder, cluster
     cluster.close()
     stop_agent(folder)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, LocalCluster, NodesConfig]]:
+    """Two node agents as one cluster, the second cordoned: the first one's folder, its client, and the cluster."""
+    home = tmp_path_factory.mktemp("nodes")
+    with started_nodes(home, {"n1": NODE_SIZE, "n2": NODE_SIZE}, limits="threads") as config:
+        cluster = find_agent(home / "n1")
+        assert cluster is not None
+        yield home / "n1", cluster, msgspec.structs.replace(config, unschedulable=("n2",))
+        cluster.close()
 
 
 @pytest.fixture(params=KINDS)
@@ -48,6 +61,10 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Bed]:
             local = LocalBed(*request.getfixturevalue("agent"))
             yield local
             local.close()
+        case "two local agents":
+            several = NodesBed(*request.getfixturevalue("nodes"))
+            yield several
+            several.close()
         case _:
             namespace = Namespace(request.getfixturevalue("kubernetes"))
             yield KubernetesBed(namespace)

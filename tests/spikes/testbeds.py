@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.common.nodes import NodesConfig
+from elastrec.platform.clusters import connect_fleet
 from elastrec.platform.clusters.local import LocalCluster
 from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSpec, PodStatus
 from elastrec.platform.clusters.protocol import Fleet
@@ -163,7 +165,7 @@ class LocalBed:
 
     def __init__(self, folder: Path, cluster: LocalCluster) -> None:
         self._folder, self._cluster = folder, cluster
-        self.fleet = cluster.fleet(JOB)
+        self.fleet: Fleet = cluster.fleet(JOB)
 
     def settle(self) -> None:
         return
@@ -183,6 +185,18 @@ class LocalBed:
         """The agent is as it was: without pods."""
         for pod in self._cluster.list():
             self._cluster.delete(pod.name, grace_seconds=0.0)
+
+
+class NodesBed(LocalBed):
+    """On two agents as one cluster, of which the second takes no pods: it is watched all the same.
+
+    Args:
+        folder: of the first agent.
+    """
+
+    def __init__(self, folder: Path, cluster: LocalCluster, config: NodesConfig) -> None:
+        super().__init__(folder, cluster)
+        self.fleet = connect_fleet(config, JOB)
 
 
 def _order_exit(work: Path, reason: EndReason) -> None:

@@ -1,0 +1,229 @@
+"""Completion time of a job with a worker on a slow node: moved to another node, left alone, or restarted there.
+
+    python -m benchmarks slow_worker [--mode bsp] [--rounds 1] [--output json]
+
+Two workers train on two nodes, each with an agent of its own. The slow node is made, not found: from the first trained
+row on, the kernel gives every pod there a fifth of the cores that it was granted. The move is the product's own
+default: nobody asks for anything. The restart is ordered as soon as the master of the moved job has decided, saves, and
+goes on with both workers on the good node, because the slow one takes no pods any more.
+
+With `bsp` every step waits for the slow worker; it is what a job has whose steps shall not depend on timing, and the
+only mode in which one slow worker costs more than its own share. With `async`, the default, shards are taken as workers
+go: without its slow worker entirely, a job of two loses half of its speed at most, one of ten a tenth. `ssp` lets the
+fast worker run `staleness` steps ahead, once; from then on it is as slow as `bsp`.
+
+DLRover-RM (Fig. 13) reports 48.5 % less than without intervention and 37 % less than with stop-and-restart, for a
+worker that has 3 % of its cores. A master that never finds a slow worker (`SlowWorkers.look`: return None) ends this
+benchmark: its job is left alone, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
+from benchmarks.common.groups import hold_back, outweigh_other_load
+from benchmarks.common.jobs import expect_limits, platform_on, private_home
+from benchmarks.common.live_jobs import Interfere, Trained, happened, leave_alone, restart, train
+from benchmarks.common.nodes import started_nodes
+from benchmarks.common.nodes.backend import connect
+from elastrec.platform import jobs
+from elastrec.platform.clusters.local import LocalCluster
+from elastrec.platform.clusters.pods import PodSize
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
+from elastrec.platform.specs.metrics import TrainingMetrics
+
+GOOD, SLOW = "good-node", "slow-node"
+_SLOW_SHARE = 0.2
+"""Of the cores that a pod on the slow node was granted."""
+_WORKERS, _WORKER_CORES = 2, 0.5
+_LAYERS = [1024, 512, 256]
+_ROWS, _NODE, _WEIGHT = 20_000, PodSize(3.0, 16 * 2**30), 8
+_CONSISTENCY: dict[str, dict[str, Any]] = {
+    "async": {"mode": "async"},
+    "bsp": {"mode": "bsp"},
+    "ssp": {"mode": "ssp", "staleness": 4},
+}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Of all jobs of the benchmark.
+
+    Attributes:
+        platform: on both nodes.
+        without_slow: the same, where the slow node takes no new pods.
+        slow_agent: of the slow node.
+        log: what all of them train on.
+    """
+
+    platform: jobs.Platform
+    without_slow: jobs.Platform
+    slow_agent: LocalCluster
+    log: GenerateReport
+
+
+def click_log(folder: Path) -> GenerateReport:
+    """An ordinary one."""
+    return generate(GenerateSpec(path=str(folder), rows_per_day=_ROWS, days=2, seed=1, lists=0))
+
+
+def job_content(log: GenerateReport, mode: str, epochs: int, *, moves: bool = True) -> dict[str, Any]:
+    """Workers are what limits: a network of some size, and a server that has enough."""
+    spec = {
+        "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {"layer_sizes": _LAYERS}},
+        "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
+        "training": {
+            "batch_size": 512, "batches_per_shard": 2, "epochs": epochs, "consistency": _CONSISTENCY[mode],
+        },
+        "resources": {
+            "master": {"cores": 0.2, "memory": "512Mi"},
+            "worker": {"count": _WORKERS, "cores": _WORKER_CORES, "memory": "2Gi"},
+            "parameter_server": {"count": 1, "cores": 0.5, "memory": "1Gi"},
+        },
+        "checkpoint": {"interval": "0s"},
+    }  # fmt: skip
+    if not moves:
+        spec["faults"] = {"slow_worker_moves": 0}
+    return {"metadata": {"name": "slow"}, "spec": spec}
+
+
+class SlowNode:
+    """Holds back every pod of a job that is on the node, whenever it is called: its agent may set limits again.
+
+    Attributes:
+        seen: names of those pods.
+    """
+
+    def __init__(self, agent: LocalCluster) -> None:
+        self._agent, self._agent_id = agent, agent.agent().agent_id
+        self.seen: set[str] = set()
+
+    def __call__(self, job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
+        for pod in self._agent.list(job_id):
+            self.seen.add(pod.name)
+            hold_back(self._agent_id, pod.uid, _SLOW_SHARE * pod.size.cores)
+
+
+class Restart:
+    """Restarts a job once on the good node, when so many seconds of its training are over."""
+
+    def __init__(self, platform: jobs.Platform, seconds: float) -> None:
+        self._platform, self._seconds = platform, seconds
+        self.is_done = False
+
+    def __call__(self, job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
+        if not self.is_done and seconds >= self._seconds:
+            self.is_done = True
+            restart(self._platform, job_id, {})
+
+
+def moved_seconds(trained: Trained) -> float:
+    """From the begin of training until the decision to move the slow worker.
+
+    Raises:
+        RuntimeError: there was none.
+    """
+    began = next(e.seconds for e in trained.explanation.timeline if e.what.endswith("-> Training"))
+    moments = [e.seconds - began for e in trained.explanation.timeline if "is slow: its successor" in e.what]
+    if not moments:
+        raise RuntimeError("the slow worker was not moved")
+    return moments[0]
+
+
+@contextlib.contextmanager
+def surroundings() -> Iterator[Surroundings]:
+    """Both nodes, empty, and a click log."""
+    with private_home() as home, started_nodes(home / "nodes", {GOOD: _NODE, SLOW: _NODE}) as config:
+        cluster = connect(config)
+        for agent in cluster.agents.values():
+            outweigh_other_load(agent.agent().agent_id, _WEIGHT)
+        cordoned = msgspec.structs.replace(config, unschedulable=(SLOW,))
+        try:
+            yield Surroundings(
+                platform_on(home, config), platform_on(home, cordoned), cluster.agents[SLOW], click_log(home / "clicks")
+            )
+        finally:
+            cluster.close()
+
+
+def run(around: Surroundings, content: dict[str, Any], also: Interfere) -> Trained:
+    """Trains a job whose second worker begins on the slow node.
+
+    Raises:
+        RuntimeError: none of its pods was there.
+    """
+    slow = SlowNode(around.slow_agent)
+
+    def interfere(job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
+        slow(job_id, seconds, metrics)
+        also(job_id, seconds, metrics)
+
+    trained = train(around.platform, content, interfere)
+    if not any("-worker-" in pod for pod in slow.seen):
+        raise RuntimeError(f"no worker was on the slow node; its pods: {sorted(slow.seen)}")
+    return trained
+
+
+def measure(arguments: argparse.Namespace) -> list[Figure]:
+    with surroundings() as around, OtherLoad() as load:
+        expect_limits(around.platform, "slow_worker")
+        content, alone = (
+            job_content(around.log, arguments.mode, arguments.epochs, moves=moves) for moves in (True, False)
+        )
+        decided: list[float] = []
+
+        def side(name: str, content: dict[str, Any], also: Callable[[], Interfere]) -> Callable[[], float]:
+            def timed() -> float:
+                trained = run(around, content, also())
+                print(f"{name}: {trained.seconds:.1f} s {happened(trained, 'worker-')}", file=sys.stderr)
+                if name == "moved":
+                    decided.append(moved_seconds(trained))
+                return trained.seconds
+
+            return timed
+
+        results = interleave(
+            {
+                "moved": side("moved", content, lambda: leave_alone),
+                "alone": side("alone", alone, lambda: leave_alone),
+                "restarted": side("restarted", alone, lambda: Restart(around.without_slow, decided[-1])),
+            },
+            arguments.rounds,
+        )
+    return figures_of(results, decided, arguments.mode, load.cores)
+
+
+def figures_of(results: dict[str, list[float]], decided: list[float], mode: str, others: float) -> list[Figure]:
+    settings = {
+        "seconds": {name: [round(value, 1) for value in values] for name, values in results.items()},
+        "moved_after_seconds": [round(value, 1) for value in decided], "mode": mode, "workers": _WORKERS,
+        "slow_share": _SLOW_SHARE, "all_cores": round(others, 2),
+    }  # fmt: skip
+    return [
+        Figure("slow_worker.to_restart", 100 * (ratio(results["moved"], results["restarted"]) - 1),
+               "% of completion time, moved against restarted", at_most=-37.0, settings=settings),
+        Figure("slow_worker.to_none", 100 * (ratio(results["moved"], results["alone"]) - 1),
+               "% of completion time, moved against left alone", at_most=-48.5, settings=settings),
+        Figure("slow_worker.moved_after", statistics.median(decided), "s of training"),
+    ]  # fmt: skip
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mode", choices=tuple(_CONSISTENCY), default="bsp", help="how workers wait (default bsp)")
+    parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
+    parser.add_argument("--epochs", type=int, default=22, help="over 20,000 rows (default 22)")
+
+
+if __name__ == "__main__":
+    run_benchmark(__doc__, measure, add_options)

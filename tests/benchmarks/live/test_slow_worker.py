@@ -1,0 +1,65 @@
+"""What the benchmark of a slow worker makes of jobs; the jobs themselves are not run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common.live_jobs import Trained
+from benchmarks.jobs import slow_worker
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
+
+MOVED = "slow-1-worker-1 is slow: its successor starts on another node than slow-node"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> GenerateReport:
+    return generate(GenerateSpec(path=str(tmp_path / "clicks"), rows_per_day=1_000, days=2, dense=2, sparse=3, lists=0))
+
+
+def trained(*story: tuple[float, str]) -> Trained:
+    entries = [TimelineEntry(unix_seconds=1e9 + seconds, seconds=seconds, what=what) for seconds, what in story]
+    return Trained(
+        90.0, TrainingMetrics(job="slow", phase=Phase.SUCCEEDED), Explanation("slow", "Done", 90.0, {}, 1.0, entries)
+    )
+
+
+@pytest.mark.parametrize("mode", ["async", "bsp", "ssp"])
+def test_the_sides_differ_in_nothing_but_whether_a_slow_worker_is_moved(log: GenerateReport, mode: str) -> None:
+    moved, alone = (
+        TrainingJob.model_validate(slow_worker.job_content(log, mode, 4, moves=moves)).spec for moves in (True, False)
+    )
+    assert moved.training.consistency.mode == mode
+    assert moved.faults.slow_worker_moves > 0, "the default"
+    assert alone.faults.slow_worker_moves == 0
+    faults = alone.faults.model_copy(update={"slow_worker_moves": moved.faults.slow_worker_moves})
+    assert alone.model_copy(update={"faults": faults}) == moved
+
+
+def test_a_node_has_room_for_all_pods_of_the_job(log: GenerateReport) -> None:
+    """So the successor of the slow worker finds room on the good node, and so does the restarted job."""
+    resources = TrainingJob.model_validate(slow_worker.job_content(log, "bsp", 4)).spec.resources
+    pods = [resources.master, resources.worker, resources.parameter_server]
+    assert sum(pod.count * pod.cores for pod in pods) <= slow_worker._NODE.cores
+    assert sum(pod.count * pod.memory for pod in pods) <= slow_worker._NODE.memory_bytes
+
+
+def test_the_move_is_timed_from_the_begin_of_training() -> None:
+    assert slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training"), (71.0, MOVED))) == 67.0
+
+
+def test_a_job_whose_worker_was_not_moved_is_no_figure() -> None:
+    with pytest.raises(RuntimeError, match="not moved"):
+        slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training")))
+
+
+def test_a_figure_is_the_time_saved_against_the_same_run() -> None:
+    results = {"moved": [60.0, 75.0], "alone": [120.0, 120.0], "restarted": [100.0, 150.0]}
+    to_restart, to_none, after = slow_worker.figures_of(results, [67.0, 69.0], "bsp", 1.0)
+    assert to_restart.value == pytest.approx(-45.0) and to_restart.met
+    assert to_none.value == pytest.approx(-43.75) and to_none.met is False
+    assert after.value == 68.0 and to_none.settings["mode"] == "bsp"
