@@ -6,7 +6,6 @@ forward and backward. Exit code 0, or 1 with a JSON list of problems as the last
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import sys
@@ -14,11 +13,14 @@ import traceback
 
 import msgspec
 
-from elastrec.trainers.imports import without_collector
+from elastrec.trainers.imports import postpone_torchrec, without_collector
 
 with without_collector():
+    postpone_torchrec()
     import torch
-    from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+    from torch import Tensor, nn
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.job import TrainingJob
@@ -34,14 +36,9 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     """Every problem of the job's model and feature transform; empty when both are usable."""
     problems = _check_transform(job)
     try:
-        # One row per table is enough: every made-up id is 0. The prefix keeps names such as `items` apart from the
-        # methods of torchrec's module dictionary.
-        tables = [
-            dataclasses.replace(table, num_embeddings=1, name=f"table_{table.name}") for table in embedding_tables(job)
-        ]
         model = build_model(
             job.spec.model,
-            EmbeddingBagCollection(tables=tables),
+            _OneRowTables(embedding_tables(job)),
             FeatureSchema.from_job(job),
             seed=job.spec.training.seed,
         )
@@ -54,6 +51,30 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     except SpecError as error:
         return problems + error.problems
     return problems + _check_gate(job, heads) + _check_step(job, model, heads)
+
+
+class _OneRowTables(nn.Module):
+    """Embeddings for made-up samples, every id of which is 0: KeyedJaggedTensor to KeyedTensor, as torchrec's."""
+
+    def __init__(self, tables: list[EmbeddingBagConfig]) -> None:
+        super().__init__()
+        self._uses = [(number, table, name) for number, table in enumerate(tables) for name in table.feature_names]
+        self._rows = nn.ParameterList(torch.empty(1, table.embedding_dim).uniform_(-1, 1) for table in tables)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        jagged = features.to_dict()
+        pooled: list[Tensor] = []
+        for number, table, name in self._uses:
+            mode = "mean" if table.pooling is PoolingType.MEAN else "sum"
+            values, offsets = jagged[name].values(), jagged[name].offsets()
+            pooled.append(
+                nn.functional.embedding_bag(values, self._rows[number], offsets, mode=mode, include_last_offset=True)
+            )
+        return KeyedTensor(
+            keys=[name for _, _, name in self._uses],
+            length_per_key=[table.embedding_dim for _, table, _ in self._uses],
+            values=torch.cat(pooled, dim=1),
+        )
 
 
 def _check_gate(job: TrainingJob, heads: JobHeads) -> list[FieldProblem]:

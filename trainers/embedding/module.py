@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollectionInterface, get_embedding_names_by_table
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.specs.errors import FieldProblem, SpecError
@@ -60,7 +59,7 @@ class _Request:
     batch: int
 
 
-class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
+class RemoteEmbeddingBagCollection(nn.Module):
     """Pooled embeddings over parameter servers; a drop-in for `torchrec.EmbeddingBagCollection`.
 
     Input: KeyedJaggedTensor with the tables' features as keys, in any order, bags of any length; values are 64-bit
@@ -88,11 +87,11 @@ class RemoteEmbeddingBagCollection(EmbeddingBagCollectionInterface):
         self._check(tables, client)
         self._tables = tables
         self.client = client
-        names_by_table = get_embedding_names_by_table(tables)
         plan = client.plan
         uses = [(table, feature) for table in tables for feature in table.feature_names]
         is_pooled = [feature not in sequences for _, feature in uses]
-        names = [name for names in names_by_table for name in names]
+        shared = repeated(feature for _, feature in uses)
+        names = [f"{feature}@{table.name}" if feature in shared else feature for table, feature in uses]
         self._names = [name for name, pooled in zip(names, is_pooled, strict=True) if pooled]
         lengths = [table.embedding_dim if pooled else 0 for (table, _), pooled in zip(uses, is_pooled, strict=True)]
         self._lengths = [length for length in lengths if length]

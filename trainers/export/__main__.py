@@ -15,8 +15,9 @@ from elastrec.trainers.threads import prepare_process
 # Before numpy and torch are imported: they read these settings once.
 prepare_process(os.environ, sys.orig_argv)
 
-from elastrec.trainers.imports import without_collector  # noqa: E402
+from elastrec.trainers.imports import postpone_torchrec, without_collector  # noqa: E402
 
+postpone_torchrec()
 with without_collector():
     from elastrec.trainers.export.pod import main
 

@@ -6,11 +6,12 @@ https://arxiv.org/abs/1906.00091. Both MLPs are torchrec's.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torchrec.models.dlrm import DenseArch, OverArch
+from torchrec.modules.mlp import MLP
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.trainers.models import options
@@ -67,13 +68,16 @@ class Dlrm(nn.Module):
         top_sizes = options.layer_sizes("top_layer_sizes", top_layer_sizes)
         fields, dimension = len(schema.sparse_names), schema.embedding_dimension
         self.embedding_bag_collection = embedding_bag_collection
-        self.bottom: DenseArch | None = None
+        # Parameters have the names that they have in torchrec's DenseArch and OverArch.
+        self.bottom: nn.Module | None = None
         if schema.dense_names:
-            self.bottom = DenseArch(len(schema.dense_names), [*bottom_sizes, dimension])
+            bottom = MLP(len(schema.dense_names), [*bottom_sizes, dimension], activation="relu")
+            self.bottom = nn.Sequential(OrderedDict(model=bottom))
         else:
             self.constant_D = nn.Parameter(torch.empty(dimension).uniform_(-(dimension**-0.5), dimension**-0.5))
         self.interaction = PairwiseProducts(fields)
-        self.top = OverArch(dimension + fields + fields * (fields - 1) // 2, [*top_sizes, 1])
+        hidden = MLP(dimension + fields + fields * (fields - 1) // 2, top_sizes, activation="relu")
+        self.top = nn.Sequential(OrderedDict(model=nn.Sequential(hidden, nn.Linear(top_sizes[-1], 1))))
 
     @staticmethod
     def row_dimension(embedding_dimension: int) -> int:
@@ -86,4 +90,5 @@ class Dlrm(nn.Module):
         else:
             dense_BD = self.constant_D.expand(rows_BFD.shape[0], -1)
         # Under autocast the bottom MLP gives bfloat16 while the rows are float32.
-        return self.top(self.interaction(dense_BD.to(rows_BFD.dtype), rows_BFD)).squeeze(1)
+        logits_B1: Tensor = self.top(self.interaction(dense_BD.to(rows_BFD.dtype), rows_BFD))
+        return logits_B1.squeeze(1)

@@ -15,7 +15,7 @@ from elastrec.trainers.threads import prepare_process
 prepare_process(os.environ, sys.orig_argv)
 
 from elastrec.platform.specs.errors import ElastrecError  # noqa: E402
-from elastrec.trainers.imports import without_collector  # noqa: E402
+from elastrec.trainers.imports import postpone_torchrec, without_collector  # noqa: E402
 from elastrec.trainers.worker.identity import Identity  # noqa: E402
 
 
@@ -26,6 +26,7 @@ def main() -> int:
     except ElastrecError as error:
         sys.stderr.write(f"the worker cannot start: {error}\n")
         return 2
+    postpone_torchrec()
     with without_collector():
         from elastrec.trainers.worker.process import run_worker
 
