@@ -1,11 +1,14 @@
-"""The one place where a `JobProfile` is made: a policy sees live and simulated jobs in the same way."""
+"""The one place where it is decided what a round may ask of a job: live and simulated jobs go through it alike."""
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 
+from elastrec.platform.scaling.across_jobs.quota import Holder
 from elastrec.platform.scaling.amounts import Allocation, Change
-from elastrec.platform.scaling.memory_outlook import MemoryOutlook, wish_of
+from elastrec.platform.scaling.memory_outlook import MemoryOutlook, MemorySeen, look_ahead, wish_of
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, PastChange, Prior
 
 
@@ -15,8 +18,12 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         observations: the older a step is, the less it counts in them (`specs.metrics.share_kept`).
         prior: of the most similar finished job; None: none is similar.
-        outlook: None: the job's memory is no subject (a simulated job without tables).
+        memory: what was measured of it, `largest_bytes` of a pod by the nodes alone; None: the job's memory is no
+            subject (a simulated job without tables).
         changes: the latest ones of its shape.
+        is_settled: every pod is up and at work, and nothing is being changed or saved.
+        are_servers_settled: every server is up with the size that it is to have, whatever else is going on.
+        steps: of single workers, ever made in the present configuration; `least_steps`: so many are needed.
 
     The others are those of `JobProfile`.
     """
@@ -28,7 +35,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     remaining_samples: float
     observations: tuple[Observation, ...]
     prior: Prior | None
-    outlook: MemoryOutlook | None
+    memory: MemorySeen | None
     changes: tuple[PastChange, ...]
     shape_version: int
     limits: Limits
@@ -36,11 +43,74 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     until_next_change_seconds: float
     team: str
     priority: float
+    is_settled: bool
+    are_servers_settled: bool
+    steps: int
+    least_steps: int
+
+
+class NotNow(msgspec.Struct, frozen=True):
+    """A running job of which no plan can be made this round, and why.
+
+    Attributes:
+        holder: what it can give back all the same; None where it takes no part in scaling.
+        shape_version: see JobProfile.
+        memory: the job for a forecast of its memory, which waits for less than other plans do: a job is killed in the
+            middle of a save, too, and in its first minute. None where its servers are being changed.
+    """
+
+    job_id: str
+    reason: str
+    holder: Holder | None = None
+    shape_version: int = 0
+    memory: JobProfile | None = None
+
+
+def decidable(known: JobFacts) -> JobProfile | NotNow:
+    """The profile that a decision about the job is made from, or why none can be made now."""
+    outlook = _outlook(known)
+    profile = _profile(known, outlook)
+    if not known.is_settled:
+        why = "pods are coming or going"
+    elif known.steps < known.least_steps:
+        why = f"{known.steps} steps in its present configuration; {known.least_steps} are needed"
+    else:
+        return profile
+    if known.are_servers_settled and outlook is not None:
+        why = f"{why}; memory: {outlook.in_words}"
+    return NotNow(
+        job_id=known.job_id,
+        reason=why,
+        holder=Holder(
+            job_id=known.job_id,
+            team=known.team,
+            allocation=known.allocation,
+            least_workers=known.limits.workers[0],
+            priority=known.priority,
+        ),
+        shape_version=known.shape_version,
+        memory=profile if known.are_servers_settled else None,
+    )
 
 
 def job_profile(known: JobFacts) -> JobProfile:
-    """What a decision about the job needs."""
-    outlook = known.outlook
+    """What a decision about the job needs, whether or not one can be made now."""
+    return _profile(known, _outlook(known))
+
+
+def _outlook(known: JobFacts) -> MemoryOutlook | None:
+    seen = known.memory
+    if seen is None:
+        return None
+    if seen.servers is not None and known.movable & {Change.SERVERS, Change.SERVER_SIZE}:
+        # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
+        most = max(known.limits.parameter_server_memory_bytes[1], known.allocation.parameter_server_memory_bytes)
+        servers = dataclasses.replace(seen.servers, largest_bytes=min(seen.servers.largest_bytes, most))
+        seen = msgspec.structs.replace(seen, servers=servers)
+    return look_ahead(seen, known.allocation)
+
+
+def _profile(known: JobFacts, outlook: MemoryOutlook | None) -> JobProfile:
     return JobProfile(
         job_id=known.job_id,
         shape=known.shape,

@@ -313,6 +313,8 @@ def _in_words(seconds: Band) -> str:
         return f"in {early:.0f} s at the earliest"
     if math.isinf(late):
         return f"in {early:.0f} s at the earliest, likely in {likely:.0f} s,"
+    if round(early) == round(late):
+        return f"in {likely:.0f} s"
     return f"in {early:.0f} to {late:.0f} s, likely in {likely:.0f} s,"
 
 

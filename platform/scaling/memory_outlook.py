@@ -57,6 +57,13 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
     forecast: Forecast | None = None
     problem: str = ""
 
+    @property
+    def in_words(self) -> str:
+        """What a person who looks at the job should know of it."""
+        if self.forecast is not None:
+            return self.forecast.reason
+        return self.problem or "not forecast before its servers were seen and its tables counted three times"
+
 
 def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
     """The memory that every plan of the job must have.

@@ -82,5 +82,5 @@ def seen_of(
         worker_used_bytes=truth.worker_bytes,
         trained=trained,
         remaining=remaining,
-        samples_per_second=samples_per_second,
+        samples_per_second=samples_per_second or None,
     )

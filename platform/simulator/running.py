@@ -9,9 +9,9 @@ import numpy as np
 import simpy
 
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, Resources
-from elastrec.platform.scaling.job_profile import JobFacts, job_profile
-from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, wish_of
-from elastrec.platform.scaling.types import JobProfile, Observation, PastChange, Prior
+from elastrec.platform.scaling.job_profile import JobFacts
+from elastrec.platform.scaling.memory_outlook import MemorySeen
+from elastrec.platform.scaling.types import Observation, PastChange, Plan, Prior
 from elastrec.platform.simulator.accounts import Accounts
 from elastrec.platform.simulator.memory import seen_of
 from elastrec.platform.simulator.placing import Placing
@@ -40,7 +40,6 @@ class Running:
         placed: happens when it has all of its pods; made anew when it is evicted.
         version: rises when anything has happened to it but progress.
         generation: rises when changes that are on their way are void.
-        outlook: what its plans must have of memory; None: not looked at yet, or no subject.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Running:
         self.is_training = self.is_evicted = False
         self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
         self.counts = dict.fromkeys(("changes", "failures", "out_of_memory", "evictions"), 0)
-        self.outlook: MemoryOutlook | None = None
         self._changes: list[tuple[float, Allocation, Allocation, str]] = []
         self._environment, self._prior = environment, prior
         self._steps, self._placing, self.accounts = (
@@ -69,6 +67,7 @@ class Running:
         self._passed = self._paused_until = self._saved_at = 0.0
         self._saved_remaining = job.samples
         self._seen: dict[Allocation, tuple[float, float, float]] = {}
+        self._steps_ever: dict[Allocation, float] = {}
         self._rows: list[tuple[float, float]] = []
         self._trained = 0.0
 
@@ -87,9 +86,10 @@ class Running:
         return self.held == self.allocation and not self._down and self._environment.now >= self._paused_until
 
     @property
-    def has_measured(self) -> bool:
-        """A policy is not asked about a job of which nothing is known in its present shape."""
-        return self.allocation in self._seen
+    def _are_servers_settled(self) -> bool:
+        """They are all up, with the size that they are to have, whatever its workers do."""
+        changing = self.allocation.changes(self.held) & {Change.SERVERS, Change.SERVER_SIZE}
+        return not changing and self._environment.now >= self._paused_until
 
     @property
     def placing(self) -> Placing:
@@ -178,6 +178,8 @@ class Running:
             self._seen[self.allocation] = (
                 kept * seconds + trained, kept * compute + count * rate.compute_seconds, kept * steps + count,
             )  # fmt: skip
+            ever = self._steps_ever.get(self.allocation, 0.0)
+            self._steps_ever[self.allocation] = ever + count * self.allocation.workers
         self._count_rows(trained_before, _COUNTED_EVERY_SECONDS * rate.samples)
 
     def _count_rows(self, since: float, every: float) -> None:
@@ -198,27 +200,21 @@ class Running:
             counted.append((since, max(memory.rows(since) * noise, counted[-1][1] if counted else 1.0)))
         del counted[:-_MOST_POINTS]
 
-    def look_ahead(self, largest_bytes: float) -> None:
-        """Finds out what will become of its servers' memory.
-
-        Args:
-            largest_bytes: no pod can have more.
-        """
+    def _memory_seen(self, largest_bytes: float) -> MemorySeen | None:
+        """What its master knows of its memory."""
         if self.job.memory is None:
-            return
+            return None
         trained = max(self.job.samples - self.remaining, self._trained)
-        seen = seen_of(
+        return seen_of(
             self.job.memory, self._rows, self.allocation, trained, self.remaining, self.rate.samples, largest_bytes
         )
-        self.outlook = look_ahead(seen, self.allocation)
 
-    @property
-    def wants_memory(self) -> bool:
-        """Its servers will run out of it."""
-        return self.outlook is not None and wish_of(self.held, self.outlook.forecast, self.job.limits) is not None
+    def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
+        """What a decision about it is made from.
 
-    def profile(self, until_next_change_seconds: float) -> JobProfile:
-        """What a policy sees of it."""
+        Args:
+            largest_bytes: no pod can have more memory; None: nobody forecasts its memory.
+        """
         seen = tuple(
             Observation(
                 allocation=each,
@@ -233,14 +229,14 @@ class Running:
             PastChange(before=before, after=after, seconds_ago=now - at, asked_by=asked_by)
             for at, before, after, asked_by in self._changes
         )
-        return job_profile(
-            JobFacts(
-                job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
-                remaining_samples=self.remaining, observations=seen, prior=self._prior, outlook=self.outlook,
-                changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
-                movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
-                priority=self.job.priority,
-            )
+        return JobFacts(
+            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
+            remaining_samples=self.remaining, observations=seen, prior=self._prior,
+            memory=None if largest_bytes is None else self._memory_seen(largest_bytes),
+            changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
+            movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
+            priority=self.job.priority, is_settled=self.settled, are_servers_settled=self._are_servers_settled,
+            steps=int(self._steps_ever.get(self.held, 0.0)), least_steps=self.settings.least_steps,
         )  # fmt: skip
 
     def change_to(
@@ -263,6 +259,13 @@ class Running:
         self.is_hot = self.is_hot and not changes & {Change.SERVERS, Change.SERVER_SIZE}
         self.allocation, self._paused_until, self._scaled_at = wanted, max(self._paused_until, now + pause_seconds), now
         self._down = min(self._down, wanted.workers)
+
+    def reach(self, plan: Plan, pause_seconds: float, now: float) -> None:
+        """The pods of one plan take over; what another one changes meanwhile, workers or servers, is as it was."""
+        fields = Allocation.__struct_fields__
+        named = [field for field in fields if getattr(plan.before, field) != getattr(plan.allocation, field)]
+        reached = {field: getattr(self.held, field) for field in named}
+        self.cut_over(msgspec.structs.replace(self.allocation, **reached), pause_seconds, now)
 
     def lose_worker(self, now: float) -> bool:
         """One worker fails; False when none was up."""

@@ -10,6 +10,7 @@ import math
 import msgspec
 
 from elastrec.platform.scaling.amounts import require
+from elastrec.platform.specs.scaling import ScalingSettings
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             (DLRover-RM table 4 and §6.3: 7 % and 13 %; none by default).
         straggler_slowdown, hot_server_slowdown: factor on its part of a step; the papers have none for production.
         preemption: jobs of lower priority make room: first they shrink to their fewest workers, then they wait again.
+        least_steps: a policy is not asked about a job whose workers have made fewer in its present configuration.
         patience_rounds: a job for which the policy had no plan is asked about again after two rounds, then four, and so
             on, at most so many, or as soon as something happens to it; 1: in every round, as on a real cluster.
         until_seconds: jobs that run longer than this are reported as unfinished.
@@ -91,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_server_share: float = 0.0
     hot_server_slowdown: float = 3.0
     preemption: bool = True
+    least_steps: int = ScalingSettings().least_steps
     patience_rounds: int = 1
     handling: Handling = Handling()
     until_seconds: float = 30 * 86_400.0
@@ -103,6 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", remedy)
+        require(self.least_steps >= 1, "simulation.least_steps", self.least_steps, "1 or more", remedy)
         patience = self.patience_rounds
         require(patience >= 1, "simulation.patience_rounds", patience, "1 or more", "1 asks in every round")
         for name in ("straggler_share", "hot_server_share"):

@@ -18,6 +18,7 @@ import simpy
 from elastrec.platform.scaling.across_jobs.one_change import MEMORY, one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Change, PriceList, require
+from elastrec.platform.scaling.job_profile import NotNow, decidable
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
@@ -323,23 +324,22 @@ class Simulation:
             for each in self._running.values():
                 each.pass_time(environment.now)
             self._note_moment()
-            training = [each for each in self._running.values() if each.is_training and each.settled]
-            known = [each for each in training if each.remaining > 0 and each.has_measured]
-            if not known:
-                continue
-            if settings.handling.memory_forecast:
-                for each in known:
-                    each.look_ahead(self._nodes.size.memory_bytes)
+            training = [each for each in self._running.values() if each.is_training and each.remaining > 0]
+            largest = self._nodes.size.memory_bytes if settings.handling.memory_forecast else None
+            found = [decidable(each.facts(settings.interval_seconds, largest)) for each in training]
             capacity = self._nodes.capacity
             if self._waiting:
                 # What waits has a claim on what is free before those that run may grow.
                 capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
-            asked = [
-                each for each in known if each.wants_memory or self._patience.is_due(each, self._round, capacity.free)
-            ]
-            profiles = [each.profile(settings.interval_seconds) for each in asked]
+            asked, profiles = [], []
+            for each, profile in zip(training, found, strict=True):
+                if isinstance(profile, NotNow):
+                    continue
+                if profile.memory_wish is not None or self._patience.is_due(each, self._round, capacity.free):
+                    asked.append(each)
+                    profiles.append(profile)
             view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)
-            answer, _ = one_change(decide(self._policy, profiles, view), profiles, view.strategy)
+            answer, _ = one_change(decide(self._policy, profiles, view), found, view.strategy)
             self._patience.remember(asked, answer, self._round, capacity.free)
             for job_id in answer.problems:
                 self._problems[job_id] = self._problems.get(job_id, 0) + 1
@@ -375,8 +375,9 @@ class Simulation:
         placing = move(self._nodes, running.placing, running.held, plan.allocation)
         if placing is not None:
             running.change_to(plan.allocation, placing, self._environment.now, plan.asked_by)
-            # What was lost before is part of what the policy has decided about.
-            self._short.pop(plan.job_id, None)
+            if plan.policy != MEMORY:
+                # What was lost before is part of what the policy has decided about.
+                self._short.pop(plan.job_id, None)
             self._environment.process(self._change(running, plan))
 
     def _change(self, running: Running, plan: Plan) -> Process:
@@ -389,5 +390,5 @@ class Simulation:
             return
         hands_over = bool(plan.changes & {Change.SERVERS, Change.SERVER_SIZE})
         pause = self._settings.migration_pause_seconds if hands_over else 0.0
-        running.cut_over(plan.allocation, pause, self._environment.now)
+        running.reach(plan, pause, self._environment.now)
         running.wake()

@@ -7,6 +7,7 @@ from collections import deque
 import msgspec
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity
+from elastrec.platform.scaling.job_profile import job_profile
 from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.types import Prior
 from elastrec.platform.scaling.warm_start import PastJob, WarmStartSettings, prior_of, warm_start, with_memory_used
@@ -48,7 +49,7 @@ class Starting:
         if self._settings is None:
             return
         try:
-            coefficients = fit_job(running.profile(1.0)).coefficients
+            coefficients = fit_job(job_profile(running.facts(1.0, None))).coefficients
         except ScalingError:
             coefficients = None
         self._past.append(

@@ -19,9 +19,9 @@ from elastrec.operators.triggers import JobTrigger, ShapeTrigger
 from elastrec.platform.jobs.scaling import asking
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
-from elastrec.platform.jobs.scaling.profiles import NotNow
 from elastrec.platform.jobs.scaling.rounds import Applied
 from elastrec.platform.scaling.amounts import Allocation, Resources
+from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Considered, Plan
 from elastrec.platform.specs.metrics import Role

@@ -15,8 +15,8 @@ from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option, wide_console
 
 if TYPE_CHECKING:
-    from elastrec.platform.jobs.scaling.profiles import NotNow
     from elastrec.platform.jobs.scaling.rounds import Applied
+    from elastrec.platform.scaling.job_profile import NotNow
     from elastrec.platform.scaling.policy import Round
     from elastrec.platform.scaling.types import Plan
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
-
 from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.jobs.starting.starting_sizes import features_of
 from elastrec.platform.scaling.across_jobs.quota import Holder
 from elastrec.platform.scaling.amounts import Allocation, Change
-from elastrec.platform.scaling.job_profile import JobFacts, job_profile
-from elastrec.platform.scaling.memory_outlook import look_ahead
+from elastrec.platform.scaling.job_profile import JobFacts, NotNow, decidable
 from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, PastChange
 from elastrec.platform.scaling.warm_start import PastJob, prior_of
 from elastrec.platform.specs.elasticity import SIZES
@@ -21,23 +18,6 @@ from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.profile import Measured, Profile
-
-
-class NotNow(msgspec.Struct, frozen=True):
-    """A running job of which no plan can be made this round, and why.
-
-    Attributes:
-        holder: what it can give back all the same; None where it takes no part in scaling.
-        shape_version: see JobProfile.
-        memory: the job for a forecast of its memory, which waits for less than other plans do: a job is killed in the
-            middle of a save, too, and in its first minute. None where its servers are being changed.
-    """
-
-    job_id: str
-    reason: str
-    holder: Holder | None = None
-    shape_version: int = 0
-    memory: JobProfile | None = None
 
 
 def profile_of(
@@ -57,43 +37,9 @@ def profile_of(
         return NotNow(job_id, f"it is {profile.phase}")
     team = settings.teams.get(job.metadata.team, Team())
     allocation = Allocation.of(profile.configuration)
-    holder = Holder(
-        job_id=job_id,
-        team=job.metadata.team,
-        allocation=allocation,
-        least_workers=max(elasticity.minimum_workers, team.minimum_workers),
-        priority=team.priority,
-    )
     now = next((each for each in profile.measured if each.configuration == profile.configuration), None)
-    known = _job_profile(job_id, job, profile, settings, past, largest_bytes, holder)
-    steps, why = 0 if now is None else now.steps_ever, ""
-    if not profile.is_settled:
-        why = "pods are coming or going"
-    elif steps < settings.least_steps:
-        why = f"{steps} steps in its present configuration; {settings.least_steps} are needed"
-    if not why:
-        return known
-    return NotNow(job_id, why, holder, profile.shape_version, known if profile.are_servers_settled else None)
-
-
-def _job_profile(
-    job_id: str,
-    job: TrainingJob,
-    profile: Profile,
-    settings: ScalingSettings,
-    past: Sequence[PastJob],
-    largest_bytes: float,
-    holder: Holder,
-) -> JobProfile:
-    """The job as it is now."""
-    allocation = holder.allocation
-    limits, movable = _limits_of(job, holder.least_workers, allocation), movable_of(profile, job)
-    if Change.SERVERS in movable or Change.SERVER_SIZE in movable:
-        # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
-        most = max(limits.parameter_server_memory_bytes[1], allocation.parameter_server_memory_bytes)
-        largest_bytes = min(largest_bytes, most)
     epoch_rows = round((profile.trained_samples + profile.remaining_samples) / job.spec.training.epochs)
-    return job_profile(
+    return decidable(
         JobFacts(
             job_id=job_id,
             shape=shape_of(job, profile),
@@ -102,7 +48,7 @@ def _job_profile(
             remaining_samples=float(profile.remaining_samples),
             observations=observations_of(profile),
             prior=prior_of(features_of(job, epoch_rows), [each for each in past if each.job_id != job_id]),
-            outlook=look_ahead(memory_seen(job, profile, largest_bytes), allocation),
+            memory=memory_seen(job, profile, largest_bytes),
             changes=tuple(
                 PastChange(
                     before=Allocation.of(each.before), after=Allocation.of(each.after), seconds_ago=each.seconds_ago,
@@ -111,11 +57,15 @@ def _job_profile(
                 for each in profile.shape_changes
             ),
             shape_version=profile.shape_version,
-            limits=limits,
-            movable=movable,
+            limits=_limits_of(job, max(elasticity.minimum_workers, team.minimum_workers), allocation),
+            movable=movable_of(profile, job),
             until_next_change_seconds=settings.round_interval,
-            team=holder.team,
-            priority=holder.priority,
+            team=job.metadata.team,
+            priority=team.priority,
+            is_settled=profile.is_settled,
+            are_servers_settled=profile.are_servers_settled,
+            steps=0 if now is None else now.steps_ever,
+            least_steps=settings.least_steps,
         )
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ import structlog
 from elastrec.platform.jobs.scaling.learned import Learned, learned
 from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_server_bytes, masters_of
 from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
-from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_of
+from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
@@ -25,6 +25,7 @@ from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
 from elastrec.platform.scaling.amounts import PriceList
 from elastrec.platform.scaling.executors.strategy import StrategySettings
+from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.memory_outlook import curve_of
 from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
@@ -112,8 +113,7 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     profiles = [each for each in found if isinstance(each, JobProfile)]
     around = view(platform, settings, known.overheads)
     decided = decide_shared(policy, profiles, around, standing(platform, settings, holders_of(found)))
-    forecast_alone = [each.memory for each in found if isinstance(each, NotNow) and each.memory is not None]
-    decided = with_forecasts(decided, [*profiles, *forecast_alone], around.strategy)
+    decided = with_forecasts(decided, found, around.strategy)
     planned = {each.job_id for each in decided.plans}
     curves = {plan.job_id: _curve(answers[plan.job_id]) for plan in decided.plans if plan.changes}
     return stamped(decided, found, curves, time.time() + settings.plan_lifetime), [
@@ -151,7 +151,7 @@ def stamped(
     return Round(plans, decided.problems, decided.proposals)
 
 
-def with_forecasts(decided: Round, profiles: Sequence[JobProfile], strategy: StrategySettings) -> Round:
+def with_forecasts(decided: Round, profiles: Sequence[JobProfile | NotNow], strategy: StrategySettings) -> Round:
     """The round with what memory forecasts ask for; why which change goes first is in the log."""
     found, verdicts = one_change(decided, profiles, strategy)
     for job_id, verdict in verdicts.items():

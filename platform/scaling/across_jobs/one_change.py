@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from elastrec.platform.scaling.across_jobs.quota import POLICY as QUOTA
 from elastrec.platform.scaling.executors.strategy import StrategySettings, Urgency, Verdict, Wish, choose_strategy
+from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.restraint import UNLIMITED, URGENCY, moves_of, past_of
 from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan
@@ -20,7 +21,7 @@ MEMORY = "memory-forecast"
 
 
 def one_change(
-    decided: Round, jobs: Sequence[JobProfile], settings: StrategySettings | None = None
+    decided: Round, jobs: Sequence[JobProfile | NotNow], settings: StrategySettings | None = None
 ) -> tuple[Round, dict[str, Verdict]]:
     """The round with what memory forecasts ask for, and the verdict of each job in which strategies competed.
 
@@ -28,9 +29,10 @@ def one_change(
     stands for both. A forecast counts alone for a job that the policy was not asked about or has no plan for.
 
     Args:
-        jobs: of which memory is forecast.
+        jobs: all that train, also those of which no other plan can be made now.
     """
-    wished = {job.job_id: job for job in jobs if job.memory_wish is not None}
+    looked_at = [job.memory if isinstance(job, NotNow) else job for job in jobs]
+    wished = {job.job_id: job for job in looked_at if job is not None and job.memory_wish is not None}
     urgent, plans, refused, verdicts = list[Plan](), list[Plan](), list[Plan](), dict[str, Verdict]()
     planned = {plan.job_id for plan in decided.plans}
     without = [(None, job) for job_id, job in wished.items() if job_id not in planned]

@@ -104,6 +104,7 @@ def test_a_speed_that_varies_widens_the_band_of_the_time_to_the_limit() -> None:
         forecast([fit_growth(history())], servers(limit), 1e7, 9e7, SPEED, speed_deviation=share * SPEED)
         for share in (0.0, 0.1, 0.6)
     )
+    assert "reached in 4000 s at 10,000 samples/s, 9000 s are left to train" in steady.reason
     assert steady.seconds_to_limit == pytest.approx((4e3, 4e3, 4e3), rel=1e-3)
     assert varying.seconds_to_limit == pytest.approx((4e3 / 1.2, 4e3, 4e3 / 0.8), rel=1e-3)
     assert halting.seconds_to_limit == pytest.approx((4e3 / 2.2, 4e3, math.inf), rel=1e-3)

@@ -8,6 +8,7 @@ import pytest
 import simpy
 
 from elastrec.platform.scaling.amounts import Capacity, Change, Resources
+from elastrec.platform.scaling.job_profile import job_profile
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import Round, View, decide
 from elastrec.platform.scaling.types import JobProfile, Proposal
@@ -29,7 +30,7 @@ def running() -> Running:
 
 
 def stayed(each: Running, free: Resources) -> Round:
-    return decide(Static(), [each.profile(180.0)], View(Capacity(free=free), PRICES))
+    return decide(Static(), [job_profile(each.facts(180.0, None))], View(Capacity(free=free), PRICES))
 
 
 def asked_in(patience: Patience, each: Running, rounds: Sequence[int], free: Resources = ENOUGH) -> list[int]:

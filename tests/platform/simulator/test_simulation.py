@@ -57,6 +57,29 @@ def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
     assert ours["changes"] > 0
 
 
+@pytest.mark.parametrize("starts", [(10.0, 100.0), (100.0, 10.0)], ids=["workers first", "servers first"])
+def test_workers_and_memory_that_are_on_their_way_at_once_are_both_reached(
+    starts: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulation = Simulation([job()], Nodes(20, NODE), Static(), PRICES, QUIET)
+    environment, before = simulation._environment, asked()
+    environment.process(simulation._life(0, simulation._jobs[0]))
+    environment.run(until=100.0)
+    running = simulation._running["one"]
+    seconds = iter(starts)
+    monkeypatch.setattr(simulation, "_start_seconds", lambda random: next(seconds))
+    for changed in ({"workers": 5}, {"parameter_server_memory_bytes": 8 * GIBIBYTE}):
+        wanted = msgspec.structs.replace(running.held, **changed)
+        simulation._apply(Plan(job_id="one", policy="p", before=running.held, allocation=wanted, reason=""))
+    both = msgspec.structs.replace(before, workers=5, parameter_server_memory_bytes=8 * GIBIBYTE)
+    assert (running.held, running.allocation) == (both, before)
+    environment.run(until=150.0)
+    first = {"workers": 5} if starts[0] < starts[1] else {"parameter_server_memory_bytes": 8 * GIBIBYTE}
+    assert running.allocation == msgspec.structs.replace(before, **first)
+    environment.run(until=250.0)
+    assert running.allocation == running.held == both
+
+
 @pytest.mark.parametrize(
     ("changed", "seconds"),
     [({"worker_cores": 4.0}, 0.0), ({"workers": 5}, 0.0), ({"parameter_server_cores": 4.0}, 30.0)],

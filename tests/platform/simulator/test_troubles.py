@@ -104,6 +104,19 @@ def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_
     assert ended.changes == 1
 
 
+@pytest.mark.parametrize("policy", ["static", "three-stage"])
+def test_memory_is_forecast_of_a_job_that_lacks_a_worker_and_nothing_else_is_asked_about_it(policy: str) -> None:
+    lacking = job(workers_up=((0.0, 3),))
+    full = growing(lacking, needed_at_end=1.5)
+    (ended,) = run(policy, [full]).jobs
+    assert ended.out_of_memory == 0
+    before, after = full.allocation, ended.allocation
+    assert after.parameter_server_memory_bytes > before.parameter_server_memory_bytes
+    assert (after.workers, after.worker_cores) == (before.workers, before.worker_cores)
+    (ended,) = run(policy, [growing(lacking, needed_at_end=0.5)]).jobs
+    assert ended.changes == 0
+
+
 def test_memory_is_looked_at_in_every_round() -> None:
     looked: list[float] = []
 

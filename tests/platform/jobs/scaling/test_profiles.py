@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.jobs.scaling.profiles import NotNow, profile_of
+from elastrec.platform.jobs.scaling.profiles import profile_of
 from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.types import JobProfile
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.scaling.profiles import NotNow, holders_of, profile_of
+from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import standing_of
 from elastrec.platform.master.pods.launch import TEAM_LABEL
 from elastrec.platform.scaling.amounts import Resources
+from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.types import JobProfile
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
