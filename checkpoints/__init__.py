@@ -11,9 +11,10 @@ from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
+from elastrec.checkpoints.quantized import quantized
 from elastrec.checkpoints.record import Record, chain_shares, open_record
 from elastrec.checkpoints.rows import BucketRows
-from elastrec.checkpoints.sections import SectionKind
+from elastrec.checkpoints.sections import Attribute, SectionKind
 from elastrec.checkpoints.stores.local_store import expect_existing_stores
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize
@@ -34,6 +35,7 @@ from elastrec.checkpoints.terms import (
 __all__ = [
     "CHUNK_BYTES",
     "Adaptation",
+    "Attribute",
     "BucketRows",
     "DamagedRecordError",
     "Decision",
@@ -72,6 +74,7 @@ __all__ = [
     "open_store",
     "prune",
     "prune_final",
+    "quantized",
     "read_launch",
     "summarize",
     "take_term",

@@ -188,6 +188,7 @@ class PartWriter:
         buckets: np.ndarray[Any, Any],
         counts: np.ndarray[Any, Any],
         columns: Mapping[str, np.ndarray[Any, Any]],
+        attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
         """Writes what some buckets of a table group hold, bucket after bucket; a bucket may go on in a later chunk.
 
@@ -211,7 +212,7 @@ class PartWriter:
             raise CheckpointError(f"{where}: {len(buckets)} buckets with {total} entries, but columns of {lengths}")
         self._chunks += 1
         key = SectionKey(kind, str(group), self._chunks)
-        written = self.write(key, columns, packed_buckets=buckets.tobytes(), packed_counts=counts.tobytes())
+        written = self.write(key, columns, attributes, packed_buckets=buckets.tobytes(), packed_counts=counts.tobytes())
         if not total:
             return
         tables = self._groups[group].tables

@@ -13,6 +13,7 @@ import xxhash
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.manifest import MANIFEST, RecordManifest, decode_manifest
 from elastrec.checkpoints.parts import PartManifest, read_index
+from elastrec.checkpoints.quantized import stored_names
 from elastrec.checkpoints.rows import Arrays, BucketRows, chunk, of_first_format
 from elastrec.checkpoints.sections import ArrayEntry, SectionEntry, SectionKind
 from elastrec.checkpoints.stores.store import Store, open_store
@@ -101,7 +102,7 @@ class Share:
         for kind in kinds:
             entries = self._entries(kind)
             if columns is not None:
-                entries = [entry.with_arrays(columns) for entry in entries]
+                entries = [entry.with_arrays(stored_names(columns)) for entry in entries]
             for entry, arrays in self.record.read(self.part, entries):
                 yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
 

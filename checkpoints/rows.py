@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.checkpoints.errors import DamagedRecordError
+from elastrec.checkpoints.quantized import dequantized
 from elastrec.checkpoints.sections import SectionEntry, SectionKind
 
 Array = np.ndarray[Any, Any]
@@ -70,6 +71,7 @@ def chunk(entry: SectionEntry, arrays: Arrays, tables: Sequence[str], where: str
     Raises:
         DamagedRecordError: its arrays contradict each other.
     """
+    arrays = dequantized(arrays, entry.attributes, f"{where}: section {entry.key}")
     rows = BucketRows(entry.key.kind, where, tables, entry.buckets, entry.counts, arrays)
     total = len(rows)
     is_odd = len(rows.buckets) != len(rows.counts) or bool((rows.counts < 0).any())

@@ -231,6 +231,10 @@ class CheckpointSpec(Spec):
     deltas: Annotated[int, Field(ge=0, le=1000)] = 0
     """Periodic records in a row that hold only the rows that have changed since the record before, after each full one.
     They are smaller, but a damaged one makes those that build on it useless. Final records are always full."""
+    delta_values: Literal["float32", "int8"] = "float32"
+    """How values of rows stand in `deltas`: `int8` takes a quarter of the bytes and rounds each number to one of 255
+    between the largest one of its row and its opposite. The job that trains does not notice; one that is restored from
+    such a record goes on with rounded rows. What the optimizer keeps is never rounded."""
     memory: Memory | None = None
     """Memory of the node, beside that of each parameter server, into which its parts of records are copied first. They
     go to the store from there, and a server that is started again on the node restores them from there. It takes twice

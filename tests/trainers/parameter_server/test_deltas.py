@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,15 +27,18 @@ from tests.trainers.parameter_server.filled import contents, push, servers_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
 
-def job_of(**tables: dict[str, Any]) -> TrainingJob:
-    return training_job(tables=tables, resources={"virtual_buckets": 64}, checkpoint={"deltas": 5})
+def job_of(delta_values: str = "float32", **tables: dict[str, Any]) -> TrainingJob:
+    checkpoint = {"deltas": 5, "delta_values": delta_values}
+    return training_job(tables=tables, resources={"virtual_buckets": 64}, checkpoint=checkpoint)
 
 
 class Job:
     """Servers and their records in one folder."""
 
-    def __init__(self, folder: Path, servers: int = 2, **tables: dict[str, Any]) -> None:
-        self.job, self.folder = job_of(**tables), folder
+    def __init__(
+        self, folder: Path, servers: int = 2, *, delta_values: str = "float32", **tables: dict[str, Any]
+    ) -> None:
+        self.job, self.folder = job_of(delta_values, **tables), folder
         self.servers = servers_of(self.job, servers)
         self.uris: list[str] = []
 
@@ -139,6 +143,50 @@ def test_buckets_that_changed_much_or_have_a_new_server_are_written_whole(tmp_pa
     partly = open_record(made.save(name_of(much)))
     assert [bool(share.first.any()) for share in partly.shares()] == [True, False]
     assert made.restored(partly.uri) == contents(made.servers)
+
+
+def values_and_rest(rows: Rows, row_id: int) -> tuple[np.ndarray, tuple[Any, ...]]:
+    state, values, versions = rows["row", "user", row_id]
+    return np.frombuffer(values, np.float32), (state, versions)
+
+
+def test_rows_that_have_changed_are_rounded_where_the_job_file_says_so_and_nothing_else_is(tmp_path: Path) -> None:
+    made = Job(tmp_path, delta_values="int8")
+    push(made.servers, range(2000), 1.0)
+    base = made.save()
+    assert made.restored(base) == contents(made.servers)
+    push(made.servers, range(20), 1.0)
+    delta = made.save(name_of(base))
+    held, restored = contents(made.servers), made.restored(delta)
+    assert held.keys() == restored.keys()
+    assert {key for key, row in held.items() if restored[key] != row} <= {
+        ("row", table, row_id) for table in ("user", "item") for row_id in range(20)
+    }
+    rounded = 0
+    for row_id in range(20):
+        values, rest = values_and_rest(held, row_id)
+        after, rest_after = values_and_rest(restored, row_id)
+        assert rest_after == rest
+        np.testing.assert_allclose(after, values, rtol=0, atol=np.abs(values).max() * 0.501 / 127)
+        rounded += bool((after != values).any())
+    assert rounded > 10
+    changed = find_row(open_record(delta), "user", 7)
+    assert changed.found == "row"
+
+
+def test_a_bucket_that_is_written_whole_into_a_delta_keeps_its_numbers(tmp_path: Path) -> None:
+    made = Job(tmp_path, delta_values="int8")
+    push(made.servers, range(2000), 1.0)
+    base = made.save()
+    push(made.servers, range(10), 1.0)
+    restore(made.servers[1], base, routing_of(["nowhere"] * 2, buckets=64), 1)
+    push(made.servers, range(10), 1.0)
+    partly = open_record(made.save(name_of(base)))
+    assert [bool(share.first.any()) for share in partly.shares()] == [True, False]
+    held, restored = contents(made.servers), made.restored(partly.uri)
+    theirs = contents(made.servers[1:])
+    assert len(theirs) > 1000 and all(restored[key] == row for key, row in theirs.items())
+    assert any(restored[key] != row for key, row in held.items())
 
 
 def test_what_was_evicted_since_the_base_does_not_come_back(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import structlog
 
 from elastrec.checkpoints import (
     CHUNK_BYTES,
+    Attribute,
     DamagedRecordError,
     GroupPart,
     PartManifest,
@@ -25,6 +26,7 @@ from elastrec.checkpoints import (
     answer,
     chain_shares,
     open_record,
+    quantized,
 )
 from elastrec.checkpoints.flash import MemoryStore, PartMemory
 from elastrec.platform.specs.errors import CheckpointError
@@ -67,7 +69,7 @@ def save_part(
         is_wanted: asked before each section, and before the part is complete.
         cut: the save that the part is of.
         base: an earlier save, since which changes are enough; buckets of which the server does not know them are
-            written whole. Empty: everything is.
+            written whole. Empty: everything is. Rows of changes alone are quantized, where the job file says so.
         froze: called as soon as nothing that is pushed can change what is written.
 
     Raises:
@@ -81,6 +83,7 @@ def save_part(
             raise CheckpointError(f"the part of {uri} is not wanted any more")
 
     check()
+    is_small = server.spec.checkpoint.delta_values == "int8"
     for store in server.stores:
         store.cuts.logs = server.spec.checkpoint.deltas > 0
         store.cuts.forget_changes(base)
@@ -106,10 +109,15 @@ def save_part(
             cut=cut,
         ) as writer:
             for number, (store, buckets, since) in enumerate(groups):
+                last_cut = np.full(server.plan.virtual_buckets, -1, np.int64)
+                last_cut[buckets] = since
                 for copied in _copied(store, buckets, since, check):
                     check()
                     kind, columns = _columns(store, copied)
-                    writer.write_chunk(number, kind, copied.buckets, copied.counts, columns)
+                    attributes: dict[str, Attribute] = {}
+                    if is_small and kind is SectionKind.ROWS and (last_cut[copied.buckets] >= 0).all():
+                        columns, attributes = quantized(columns, [segment.width for segment in store.group.segments])
+                    writer.write_chunk(number, kind, copied.buckets, copied.counts, columns, attributes)
                     server.transfers += 1
             for piece, arrays in dense.saved() if dense is not None else ():
                 check()
