@@ -87,6 +87,15 @@ def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) 
             raise RuntimeError(f"the job was not saved within {_SAVE_SECONDS:.0f} s")
         time.sleep(_LOOK_SECONDS)
     jobs.stop(platform, job_id, "restarted with other sizes")
+    resume(platform, job_id, overrides)
+
+
+def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) -> None:
+    """Launches a job that was stopped again, from its newest record and with other values of its file.
+
+    Args:
+        overrides: by dotted path.
+    """
     kept = jobs.resumable(platform, job_id)
     prepared = jobs.prepare_again(platform, kept, overrides)
     allocation = jobs.warm_start(platform, prepared)
