@@ -20,16 +20,18 @@ WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server
 REPOSITORY = Path(__file__).parents[4]
 
 
-def newer_code(folder: Path) -> Path:
-    """A copy of the package whose pushes have one more field, which older workers do not send."""
-    package = folder / "newer" / "elastrec"
+def other_code(folder: Path) -> Path:
+    """A copy of the package that sends a field of a push by another name.
+
+    Its worker compiles a few kernels for itself; a server of other code would compile all of a server's.
+    """
+    package = folder / "other" / "elastrec"
     for room in ("platform", "trainers", "checkpoints"):
         shutil.copytree(REPOSITORY / room, package / room)
     messages = package / "trainers" / "parameter_server" / "messages.py"
     before = messages.read_text()
-    after = before.replace(
-        "    origin: Origin\n    samples: int\n", "    origin: Origin\n    samples: int\n    weight: float\n"
-    )
+    pushes = "class Push(Message, frozen=True"
+    after = before.replace(pushes, f'{pushes}, rename={{"samples": "weight"}}')
     assert after != before
     messages.write_text(after)
     return package.parent
@@ -46,10 +48,10 @@ def test_a_server_that_cannot_read_a_push_ends_the_job_with_both_versions_named(
     uri = str(tmp_path / "manifest.json")
     write_manifest(build_manifest(job.spec.data), uri)
     master = scripted_master(job, uri, uri, 1)
-    path = [str(newer_code(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
-    pods.start(master, "ps-0", SERVER, PYTHONPATH=os.pathsep.join(path))
+    path = [str(other_code(tmp_path)), *filter(None, [os.environ.get("PYTHONPATH")])]
+    pods.start(master, "ps-0", SERVER)
     master.add_shards("train", ROWS, 300)
-    worker = pods.start(master, "worker-0", WORKER)
+    worker = pods.start(master, "worker-0", WORKER, PYTHONPATH=os.pathsep.join(path))
     assert worker.wait(120) == 2, pods.log("worker-0")
     (failure,) = master.failures
     assert not failure.retryable, "another worker of the same code would be refused, too"
@@ -57,5 +59,5 @@ def test_a_server_that_cannot_read_a_push_ends_the_job_with_both_versions_named(
         r"which runs elastrec (.*), refuses what this process, which runs elastrec (.*), sends", failure.reason
     )
     assert found is not None, failure.reason
-    assert found[2] == code_version() != found[1]
-    assert "weight" in failure.reason and "install the same version on every node" in failure.reason
+    assert found[1] == code_version() != found[2]
+    assert "samples" in failure.reason and "install the same version on every node" in failure.reason
