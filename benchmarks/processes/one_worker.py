@@ -61,9 +61,9 @@ def items(spec: JobSpec, day: int, batch_size: int, count: int | None, *, shuffl
     return made
 
 
-def serve_rows(spec: JobSpec) -> tuple[RpcServer, RoutingTable]:
-    """A parameter server without rows, the only one of generation 1; the caller shuts it down."""
-    server = ParameterServer("ps-0", spec)
+def serve_rows(spec: JobSpec, server: ParameterServer | None = None) -> tuple[RpcServer, RoutingTable]:
+    """A parameter server `ps-0` without rows, the only one of generation 1; the caller shuts it down."""
+    server = server or ParameterServer("ps-0", spec)
     rpc = RpcServer({}, token=TOKEN, array_handlers=server.array_handlers())
     rpc.serve_in_background()
     buckets = spec.resources.virtual_buckets
