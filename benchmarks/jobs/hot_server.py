@@ -7,8 +7,8 @@ waits for that server. Relief is the product's own default: nobody asks for anyt
 the relieved job's master has decided, saves, and goes on with four servers of together as many cores, among which the
 hot buckets are spread evenly. Every pod has a fraction of a core by its control group.
 
-DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart. A master that never relieves (`HotServers.look`:
-return None) makes both figures red.
+DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart, and 36.4 % less than without intervention. A master
+that never relieves (`HotServers.look`: return None) makes both figures red.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def figures_of(results: dict[str, list[float]], decided: list[float], others: fl
         Figure("hot_server.to_restart", 100 * (ratio(results["relieved"], results["restarted"]) - 1),
                "% of completion time, relieved against restarted", at_most=-27.6, settings=settings),
         Figure("hot_server.to_none", 100 * (ratio(results["relieved"], results["alone"]) - 1),
-               "% of completion time, relieved against left alone", at_most=-27.6, settings=settings),
+               "% of completion time, relieved against left alone", at_most=-36.4, settings=settings),
         Figure("hot_server.relieved_after", statistics.median(decided), "s of training"),
     ]  # fmt: skip
 

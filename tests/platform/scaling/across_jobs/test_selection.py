@@ -98,7 +98,19 @@ def test_the_exact_choice_is_what_trying_everything_finds(seed: int, cores: int,
     items, room = random_items(seed, jobs=4, each=3), free(cores, gib)
     best = best_by_trying_all(items, room)
     assert items.value[exact(items, room)].sum() == pytest.approx(best, rel=1e-4)
-    assert items.value[greedy(items, room)].sum() >= 0.8 * best
+    assert items.value[greedy(items, room)].sum() <= best * (1 + 1e-9)
+
+
+def test_the_greedy_choice_is_the_best_one_in_most_cases_and_near_it_in_the_others() -> None:
+    shares = []
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        items, room = random_items(seed, jobs=4, each=3), free(*random.integers(1, 31, 2).tolist())
+        best = best_by_trying_all(items, room)
+        shares.append(items.value[greedy(items, room)].sum() / best if best else 1.0)
+    # No bound holds for each case: the worst that was found has three quarters of the best. One order alone, instead of
+    # the best of three, finds the best choice in at most 91 % of these.
+    assert np.mean(shares) >= 0.995 and np.mean(np.array(shares) > 1 - 1e-9) >= 0.95
 
 
 def test_greedy_takes_everything_when_there_is_room() -> None:
