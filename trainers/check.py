@@ -54,12 +54,26 @@ def check(job: TrainingJob) -> list[FieldProblem]:
 
 
 class _OneRowTables(nn.Module):
-    """Embeddings for made-up samples, every id of which is 0: KeyedJaggedTensor to KeyedTensor, as torchrec's."""
+    """Embeddings for made-up samples, every id of which is 0: KeyedJaggedTensor to KeyedTensor, as torchrec's.
+
+    What else a model may ask of it is what `RemoteEmbeddingBagCollection` offers in a job.
+    """
 
     def __init__(self, tables: list[EmbeddingBagConfig]) -> None:
         super().__init__()
+        self._tables = tables
         self._uses = [(number, table, name) for number, table in enumerate(tables) for name in table.feature_names]
         self._rows = nn.ParameterList(torch.empty(1, table.embedding_dim).uniform_(-1, 1) for table in tables)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self._tables
+
+    def is_weighted(self) -> bool:
+        return False
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         jagged = features.to_dict()

@@ -39,6 +39,12 @@ def test_every_built_in_model_passes(architecture: str) -> None:
     assert check(job(architecture, options, sparse=sparse, dense=[])) == []
 
 
+@pytest.mark.parametrize("architecture", ["dlrm", "wide_and_deep"])
+def test_a_model_whose_lists_are_pooled_by_attention_passes(architecture: str) -> None:
+    lists = {"name": "L1", "is_list": True, "pooling": "attention"}
+    assert check(job(architecture, sparse=[{"name": "C1"}, lists])) == []
+
+
 @pytest.mark.parametrize(
     ("architecture", "words"),
     [

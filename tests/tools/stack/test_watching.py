@@ -6,6 +6,7 @@ Airflow is a program that waits; what its health page says is made up by the tes
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +23,14 @@ from tools.stack.watching import Watch, keep_running
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceStack]:
     """A stack whose Airflow is a program that waits."""
     program = tmp_path / "airflow"
-    # It says that it waits once the signal does not end it any more.
-    script = "trap 'echo its stacks' QUIT; echo the $1 waits; while :; do sleep 600 & wait; done"
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    # It says that it waits once the signal does not end it any more. A shell cannot do that where whoever started the
+    # tests ignores the signal, as `nohup` and `&` in a script do.
+    program.write_text(
+        f"#!{sys.executable} -SE\nimport signal, sys\n"
+        "signal.signal(signal.SIGQUIT, lambda *_: print('its stacks', flush=True))\n"
+        "print(f'the {sys.argv[1]} waits', flush=True)\n"
+        "while True:\n    signal.pause()\n"
+    )
     program.chmod(0o755)
     monkeypatch.setattr(services, "_tool", lambda name: str(program))
     stack = ServiceStack(tmp_path / "home")
