@@ -23,8 +23,9 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from benchmarks.jobs import growing_tables
 from elastrec.platform import jobs
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.jobs.scaling import rounds as scaling
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -163,12 +164,31 @@ class Running:
 
 def round_of(platform: jobs.Platform, running: list[Running], side: Side) -> None:
     """A round of scaling as the DAG `auto_scaling` has it; a cluster that does not answer just then costs the round."""
-    with contextlib.suppress(ClusterError):
-        decided, _ = scaling.plan(platform, SETTINGS, [each.job_id for each in running])
+    with contextlib.suppress(ClusterError, JobNotFoundError):  # or one of the jobs has ended meanwhile
+        decided, _ = scaling.plan(platform, SETTINGS, [each.job_id for each in tuple(running)])
         for plan in decided.plans:
             applied = scaling.apply(platform, plan)
             side.plans += applied.changed
             print(f"  {plan.job_id}: {applied.before} → {applied.after}: {applied.reason}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def rounds_beside(platform: jobs.Platform, running: list[Running], side: Side) -> Iterator[None]:
+    """Rounds of scaling from a thread until the block ends: a launch takes seconds, and delays none."""
+    is_over = threading.Event()
+
+    def run() -> None:
+        while not is_over.wait(_ROUND_SECONDS):
+            if running:
+                round_of(platform, running, side)
+
+    thread = threading.Thread(target=run, name="rounds", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def look(platform: jobs.Platform, each: Running, side: Side, *, restarts: bool) -> bool:
@@ -210,7 +230,8 @@ def run_mix(logs: Logs, name: str, epochs: int) -> Side:
     with private_platform(cores=NODE_CORES, weight=_WEIGHT) as platform, contextlib.ExitStack() as launches:
         expect_limits(platform, "live_mix")
         began = looked = time.monotonic()
-        due = began + _ROUND_SECONDS
+        if name == "three_stage":
+            launches.enter_context(rounds_beside(platform, running, side))
         ends: dict[str, contextlib.ExitStack] = {}
         while waiting or running:
             now = time.monotonic()
@@ -231,9 +252,6 @@ def run_mix(logs: Logs, name: str, epochs: int) -> Side:
                         side.kills += growing_tables.kills_of(jobs.explanation(platform, each.job_id))
                     ends[each.owner.name].close()
                     print(f"  {each.owner.name}: {side.seconds[each.owner.name]:.1f} s", file=sys.stderr)
-            if name == "three_stage" and running and time.monotonic() >= due:
-                due = time.monotonic() + _ROUND_SECONDS
-                round_of(platform, running, side)
             time.sleep(_LOOK_SECONDS)
     return side
 
