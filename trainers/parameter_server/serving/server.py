@@ -279,16 +279,20 @@ class ParameterServer(RequestHandlers):
         Args:
             epoch: of the directive's routing table; moving: see Directive.
         """
-        left = self.left
-        if left is not None and epoch >= left.epoch and moving != left.order_id:
-            self.drop_left()
+        self._drop_left(lambda left: epoch >= left.epoch and moving != left.order_id)
 
     def drop_left(self) -> None:
         """Gives back the memory of what was given away: its new owners have all of it."""
+        self._drop_left(lambda left: True)
+
+    def _drop_left(self, is_over: Callable[[Left], bool]) -> None:
+        # Looked at and taken at once: a hand-over that comes in between leaves something else.
         with self.changed:
-            left, self.left, stores = self.left, None, self.stores
-        if left is not None:
-            _drop(stores, np.flatnonzero(left.place.owned))
+            left, stores = self.left, self.stores
+            if left is None or not is_over(left):
+                return
+            self.left = None
+        _drop(stores, np.flatnonzero(left.place.owned))
 
     def stage(self, buckets: Array) -> list[RowStore]:
         """Room for virtual buckets [b] that the server is to own: they are copied into these stores, and not served.
