@@ -84,6 +84,21 @@ class Nodes:
         self._free -= Resources(pods * each.cores, pods * each.memory_bytes)
         return [int(node) for node in np.repeat(np.arange(len(taken)), taken)]
 
+    def resize(self, nodes: Sequence[int], before: Resources, after: Resources) -> list[bool]:
+        """Gives one pod on each of these nodes another size, in turn; which of them got it: their node had the room.
+
+        The rule of a real node: the pod's own resources count as free for it.
+        """
+        more, granted = after - before, []
+        for node in nodes:
+            fits = more.cores <= self._cores[node] + 1e-6 and more.memory_bytes <= self._bytes[node] + 1.0
+            granted.append(bool(fits))
+            if fits:
+                self._cores[node] -= more.cores
+                self._bytes[node] -= more.memory_bytes
+                self._free -= more
+        return granted
+
     def give_back(self, nodes: Sequence[int], each: Resources) -> None:
         """Frees one pod on each of these nodes.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.scaling.amounts import Allocation, Resources
+from elastrec.platform.scaling.amounts import Allocation, Change, Resources
 from elastrec.platform.simulator.nodes import Nodes
 
 
@@ -45,11 +45,23 @@ def free(nodes: Nodes, placing: Placing, held: Allocation) -> None:
     nodes.give_back(placing.servers, server_size(held))
 
 
-def move(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -> Placing | None:
+class Moved(msgspec.Struct, frozen=True):
+    """Where a job's pods are after a change.
+
+    Attributes:
+        in_place: sizes that all pods of their role got where they were: nothing has to start for them.
+    """
+
+    placing: Placing
+    in_place: frozenset[Change] = frozenset()
+
+
+def move(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -> Moved | None:
     """Room of another allocation in place of its own; None, and nothing changed, where it does not fit.
 
-    The old pods train on until the new ones are up; for that time their overlap is not counted. Pods whose size stays
-    the same stay where they are.
+    As a job's master does it: a pod of another size gets it where it is if its node has the room, and only where the
+    node has not, another pod takes its place elsewhere. The old one trains on until then; for that time their overlap
+    is not counted.
     """
     trial = nodes.copy()
     found = _exchange(trial, placing, held, wanted)
@@ -58,19 +70,27 @@ def move(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -
     return found
 
 
-def _exchange(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -> Placing | None:
-    rest = []
-    for pods, before, after, count in (
-        (placing.workers, worker_size(held), worker_size(wanted), wanted.workers),
-        (placing.servers, server_size(held), server_size(wanted), wanted.parameter_servers),
-    ):
-        kept = pods[:count] if before == after else ()
-        nodes.give_back(pods[len(kept) :], before)
-        rest.append((kept, count, after))
+def _exchange(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -> Moved | None:
+    roles = [
+        (Change.WORKER_SIZE, placing.workers, worker_size(held), worker_size(wanted), wanted.workers),
+        (Change.SERVER_SIZE, placing.servers, server_size(held), server_size(wanted), wanted.parameter_servers),
+    ]
+    for _, pods, before, _, count in roles:
+        nodes.give_back(pods[count:], before)
+    in_place, staying = set(), {}
+    # What one role gives back another one on the same node may get.
+    for size, pods, before, after, count in sorted(roles, key=lambda role: not role[3].fits(role[2])):
+        stays = pods[:count]
+        if before != after:
+            granted = nodes.resize(stays, before, after)
+            nodes.give_back([node for node, is_granted in zip(stays, granted, strict=True) if not is_granted], before)
+            stays = tuple(node for node, is_granted in zip(stays, granted, strict=True) if is_granted)
+            in_place |= {size} if all(granted) else set()
+        staying[size] = stays
     places: list[tuple[int, ...]] = []
-    for kept, count, after in rest:
-        more = nodes.place(count - len(kept), after)
+    for size, _, _, after, count in roles:
+        more = nodes.place(count - len(staying[size]), after)
         if more is None:
             return None
-        places.append((*kept, *more))
-    return Placing(*places)
+        places.append((*staying[size], *more))
+    return Moved(Placing(*places), frozenset(in_place))

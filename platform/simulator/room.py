@@ -36,9 +36,9 @@ def make_room(wanted: Running, running: Iterable[Running], nodes: Nodes) -> Sequ
         if Change.WORKERS not in each.job.movable or not each.settled or each.held.workers <= fewest:
             continue
         smaller = msgspec.structs.replace(each.held, workers=fewest)
-        placing = move(trial, each.placing, each.held, smaller)
-        if placing is not None:
-            yielding[each.job.job_id] = Yielding(each, smaller, placing)
+        moved = move(trial, each.placing, each.held, smaller)
+        if moved is not None:
+            yielding[each.job.job_id] = Yielding(each, smaller, moved.placing)
             if _fits(wanted, trial):
                 return list(yielding.values())
     for each in victims:

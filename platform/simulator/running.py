@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +27,10 @@ _MOST_POINTS = 60
 _COUNTED_EVERY_SECONDS, _APART = 5.0, 1.05
 """Masters count rows so often, and keep counts that lie such a factor of samples apart, and the newest one."""
 _KEPT_CHANGES = 8
+_SIZES = {
+    Change.WORKER_SIZE: ("worker_cores", "worker_memory_bytes"),
+    Change.SERVER_SIZE: ("parameter_server_cores", "parameter_server_memory_bytes"),
+}
 _NOTHING = 1e-9
 """So small a share of a job's samples is none."""
 
@@ -264,8 +269,25 @@ class Running:
         """The pods of one plan take over; what another one changes meanwhile, workers or servers, is as it was."""
         fields = Allocation.__struct_fields__
         named = [field for field in fields if getattr(plan.before, field) != getattr(plan.allocation, field)]
-        reached = {field: getattr(self.held, field) for field in named}
-        self.cut_over(msgspec.structs.replace(self.allocation, **reached), pause_seconds, now)
+        self.cut_over(self._with_held(named), pause_seconds, now)
+
+    def have_sizes(self, plan: Plan, in_place: frozenset[Change], now: float) -> Plan:
+        """Pods have another size where they are: none starts or hands anything over, and what is slow stays slow.
+
+        Returns:
+            The part of the plan that pods have to start for.
+        """
+        named = [field for change in in_place for field in _SIZES[change]]
+        if not named:
+            return plan
+        self.pass_time(now)
+        self.allocation, self._scaled_at = self._with_held(named), now
+        given = {field: getattr(plan.allocation, field) for field in named}
+        return msgspec.structs.replace(plan, before=msgspec.structs.replace(plan.before, **given))
+
+    def _with_held(self, fields: Sequence[str]) -> Allocation:
+        """What trains, with what is held of these fields."""
+        return msgspec.structs.replace(self.allocation, **{field: getattr(self.held, field) for field in fields})
 
     def lose_worker(self, now: float) -> bool:
         """One worker fails; False when none was up."""

@@ -1,8 +1,8 @@
 """The cluster in SimPy: jobs arrive, wait, start, train, meet trouble, are rescaled by a policy, and end.
 
 A policy is asked every `interval_seconds` through the same `decide` that a real cluster's round goes through; it sees
-step times with noise, never a job's true coefficients. What is granted is held from the moment of the decision, works
-once the new pods are up, and is paid for all the while.
+step times with noise, never a job's true coefficients. What is granted is held and paid for from the moment of the
+decision. Pods that get another size on their nodes work with it at once; what needs new pods works once these are up.
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ class Simulation:
                 return
             if workers > running.held.workers:
                 wanted = msgspec.structs.replace(running.held, workers=workers)
-                placing = move(self._nodes, running.placing, running.held, wanted)
-                if placing is None:
+                moved = move(self._nodes, running.placing, running.held, wanted)
+                if moved is None:
                     raise ScalingError(
                         f"{running.job.job_id}.workers_up: {workers} is not allowed; allowed: what the nodes have room "
                         "for; give the simulation more nodes"
                     )
-                running.change_to(wanted, placing, self._environment.now)
+                running.change_to(wanted, moved.placing, self._environment.now)
                 running.cut_over(wanted, 0.0, self._environment.now)
             running.have_up(workers, self._environment.now)
             running.wake()
@@ -243,9 +243,9 @@ class Simulation:
         )
         pause = settings.handling.resubmit_seconds + settings.handling.restore_seconds
         self._count_use()
-        placing = move(self._nodes, running.placing, held, wanted)
-        if placing is not None:
-            running.restart(wanted, placing, pause + self._start_seconds(running.random), now)
+        moved = move(self._nodes, running.placing, held, wanted)
+        if moved is not None:
+            running.restart(wanted, moved.placing, pause + self._start_seconds(running.random), now)
             return True
         free(self._nodes, running.placing, held)
         running.evict(now, wanted)
@@ -304,11 +304,11 @@ class Simulation:
                 continue
             for more in range(missing, 0, -1):
                 wanted = msgspec.structs.replace(running.held, workers=running.held.workers + more)
-                placing = move(self._nodes, running.placing, running.held, wanted)
-                if placing is None:
+                moved = move(self._nodes, running.placing, running.held, wanted)
+                if moved is None:
                     continue
                 before = running.held
-                running.change_to(wanted, placing, self._environment.now, by_plan=False)
+                running.change_to(wanted, moved.placing, self._environment.now, by_plan=False)
                 plan = Plan(job_id=name, policy="node", before=before, allocation=wanted, reason="lost with a node")
                 self._environment.process(self._change(running, plan))
                 self._short[name] -= more
@@ -372,13 +372,18 @@ class Simulation:
     def _apply(self, plan: Plan) -> None:
         running = self._running[plan.job_id]
         self._count_use()
-        placing = move(self._nodes, running.placing, running.held, plan.allocation)
-        if placing is not None:
-            running.change_to(plan.allocation, placing, self._environment.now, plan.asked_by)
-            if plan.policy != MEMORY:
-                # What was lost before is part of what the policy has decided about.
-                self._short.pop(plan.job_id, None)
-            self._environment.process(self._change(running, plan))
+        moved = move(self._nodes, running.placing, running.held, plan.allocation)
+        if moved is None:
+            return
+        running.change_to(plan.allocation, moved.placing, self._environment.now, plan.asked_by)
+        if plan.policy != MEMORY:
+            # What was lost before is part of what the policy has decided about.
+            self._short.pop(plan.job_id, None)
+        rest = running.have_sizes(plan, moved.in_place, self._environment.now)
+        if rest is not plan:
+            running.wake()
+        if rest.changes:
+            self._environment.process(self._change(running, rest))
 
     def _change(self, running: Running, plan: Plan) -> Process:
         """The old pods train until the new ones are up. Servers hand rows over on top, which pauses the training;

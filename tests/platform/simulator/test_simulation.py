@@ -14,11 +14,14 @@ from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
 from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.placing import Moved, Placing, move, place
 from elastrec.platform.simulator.simulation import Settings, Simulation
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
 
 WORKERS = frozenset({Change.WORKERS})
+FULL = Resources(12.0, 16.0 * GIBIBYTE)
+"""What the pods of `job` have together."""
 
 
 def test_a_job_alone_takes_its_start_and_its_samples_at_its_speed() -> None:
@@ -61,7 +64,8 @@ def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
 def test_workers_and_memory_that_are_on_their_way_at_once_are_both_reached(
     starts: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulation = Simulation([job()], Nodes(20, NODE), Static(), PRICES, QUIET)
+    # A node full of these pods: a server with more memory starts elsewhere.
+    simulation = Simulation([job()], Nodes(20, FULL), Static(), PRICES, QUIET)
     environment, before = simulation._environment, asked()
     environment.process(simulation._life(0, simulation._jobs[0]))
     environment.run(until=100.0)
@@ -80,12 +84,49 @@ def test_workers_and_memory_that_are_on_their_way_at_once_are_both_reached(
     assert running.allocation == running.held == both
 
 
+def test_pods_get_another_size_at_once_where_their_node_has_the_room_and_lose_nothing_by_it() -> None:
+    nodes = Nodes(20, NODE)
+    simulation = Simulation([job()], nodes, Static(), PRICES, QUIET)
+    environment = simulation._environment
+    environment.process(simulation._life(0, simulation._jobs[0]))
+    environment.run(until=100.0)
+    running = simulation._running["one"]
+    before, free = running.placing, nodes.free
+    running.slow_workers, running.is_hot = 1, True
+    wanted = msgspec.structs.replace(
+        running.held, worker_cores=3.0, parameter_server_memory_bytes=8 * GIBIBYTE, workers=5
+    )
+    simulation._apply(Plan(job_id="one", policy="p", before=running.held, allocation=wanted, reason=""))
+    assert running.allocation == msgspec.structs.replace(wanted, workers=4)
+    assert (running.placing.workers[:4], running.placing.servers) == (before.workers, before.servers)
+    assert (running.slow_workers, running.is_hot) == (1, True)
+    assert free - nodes.free == Resources(5 * 3.0 - 4 * 2.0, 2 * GIBIBYTE + 2 * 4 * GIBIBYTE)
+    environment.run(until=200.0)
+    assert running.allocation == wanted
+
+
+def test_only_pods_whose_node_has_no_room_for_their_size_are_moved() -> None:
+    # Two workers and two servers of two cores fill a node; one node has a pod less.
+    nodes = Nodes(3, Resources(8.0, 192.0 * GIBIBYTE))
+    held = asked(workers=5, servers=2)
+    placing = place(nodes, held)
+    assert placing == Placing((0, 0, 0, 0, 1), (1, 1))
+    wanted = msgspec.structs.replace(held, parameter_server_cores=4.0)
+    assert move(nodes, placing, held, wanted) == Moved(Placing((0, 0, 0, 0, 1), (1, 2)))
+
+
 @pytest.mark.parametrize(
-    ("changed", "seconds"),
-    [({"worker_cores": 4.0}, 0.0), ({"workers": 5}, 0.0), ({"parameter_server_cores": 4.0}, 30.0)],
+    ("changed", "node", "seconds"),
+    [
+        ({"worker_cores": 4.0}, NODE, 0.0),
+        ({"parameter_server_cores": 4.0}, NODE, 0.0),
+        ({"worker_cores": 4.0}, FULL, 0.0),
+        ({"parameter_server_cores": 4.0}, FULL, 30.0),
+        ({"workers": 5}, NODE, 0.0),
+    ],
 )
-def test_training_pauses_where_servers_hand_rows_over_and_not_where_workers_are_replaced(
-    changed: dict[str, float], seconds: float
+def test_training_pauses_where_servers_hand_rows_over_and_not_where_pods_are_resized_in_place_or_workers_replaced(
+    changed: dict[str, float], node: Resources, seconds: float
 ) -> None:
     class Once(Static):
         def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
@@ -101,11 +142,11 @@ def test_training_pauses_where_servers_hand_rows_over_and_not_where_workers_are_
     # A step that takes as long with all of these: what differs is the pause.
     same = Coefficients(gradient=0.0, update=0.0, synchronise=0.0, embedding=0.0, fixed=0.1)
     (stays,) = run("static", [job(coefficients=same)]).jobs
-    (ended,) = Simulation([job(coefficients=same)], Nodes(20, NODE), Once(), PRICES, QUIET).run().jobs
+    (ended,) = Simulation([job(coefficients=same)], Nodes(20, node), Once(), PRICES, QUIET).run().jobs
     assert ended.changes == 1
     faster = 5 / 4 if "workers" in changed else 1.0
     trained = stays.ended_seconds - 60.0
-    # Asked after the first round, held at once, training a minute later.
+    # Asked after the first round, held at once; a new pod trains a minute later.
     before = 180.0 + 60.0 - 60.0
     expected = 60.0 + before + (trained - before) / faster + seconds
     assert ended.ended_seconds == pytest.approx(expected, rel=1e-6)
