@@ -259,7 +259,9 @@ class ScaleJobOperator(_ChangingOperator):
 class MigratePodsOperator(_ChangingOperator):
     """Hands one plan of a round to its job's master, waits for the migration, and writes both into the job's run.
 
-    Output: `ChangedJob`. A plan that the master refuses, or that is stale, is said so and changes nothing.
+    Output: `ChangedJob`. Where the master refuses a plan, the plan is stale, or its pods find no room, the output says
+    so and nothing changes: another round plans anew. The task fails where the servers cannot copy their rows
+    (`ShapeOutcome.FAILED`): that needs a person, and every round would meet it again.
 
     Args:
         plan: one element of PlanRoundOperator's output.
@@ -287,8 +289,14 @@ class MigratePodsOperator(_ChangingOperator):
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event."""
         self._taken_back_in_time(event)
+        from elastrec.platform.transport.messages.observer import ShapeOutcome
+
         plan = self._plan(context)
-        return self._end(context, plan, self._changed(event, _proposed(plan), _chosen(plan)))
+        changed = self._changed(event, _proposed(plan), _chosen(plan))
+        output = self._end(context, plan, changed)
+        if changed.outcome == ShapeOutcome.FAILED:
+            raise AirflowFailException(changed.words())
+        return output
 
     def _plan(self, context: Context) -> Plan:
         from elastrec.platform.scaling.types import Plan

@@ -357,7 +357,7 @@ def migrations(seen: Sequence[MigrationSeen]) -> Figure | None:
         axis.set_yticks(range(len(chart.rows)), [name for name, _ in chart.rows], fontsize=8)
         axis.invert_yaxis()
         axis.set_xlim(0, chart.seconds)
-        axis.set_title(f"{chart.title}: {chart.note}", fontsize=10)
+        axis.set_title(textwrap.fill(f"{chart.title}: {chart.note}", _LINE), fontsize=10)
     axes[-1].set_xlabel("seconds")
     colors = {"starts": _BARS["starts"], "copies rows": _BARS["copies"], "serves": _BARS["serves"]}
     handles = [Patch(color=color, label=name) for name, color in {**colors, "hand-over": "tab:red"}.items()]

@@ -144,7 +144,8 @@ class Gantt:
             if not server.is_new:
                 bars = bar(left, migration.ended_seconds if server.leaves and is_done else None, "serves")
             else:
-                up = server.up_seconds if server.up_seconds is not None else migration.copying_seconds
+                ups = (server.up_seconds, migration.copying_seconds, migration.ended_seconds)
+                up = next((at for at in ups if at is not None), None)
                 bars = bar(migration.begun_seconds, up, "starts")
                 if migration.copying_seconds is not None:
                     copied = migration.handing_over_seconds or migration.ended_seconds

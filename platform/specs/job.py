@@ -284,6 +284,13 @@ class FaultTolerance(Spec):
     """A server that has read nothing of the record that it restores for this long is replaced. Every section that it
     has read begins the time anew, and so does every error by which the store answers: a store that is away is waited
     for."""
+    migration_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    """A change of a running job's pods that gets no further for this long is taken back: no new pod gets ready, or no
+    row is copied that was not copied before. The pods that work stay as they are. Once rows change hands it goes on
+    instead. The time without a master does not count."""
+    # A pod may wait 15 minutes for a node that is being made (`--max-node-provision-time` of the Kubernetes cluster
+    # autoscaler), then 15 minutes until its process is ready (`start_timeout`), and nothing is wrong. Kubernetes calls
+    # the same limit of a Deployment `progressDeadlineSeconds`; its 10 minutes know of no new nodes.
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
     """A shard is marked as poisoned when its workers failed this often in a row without getting further with it: the
     job fails and names it. What the cluster did to a worker does not count: see `pod_restarts`."""

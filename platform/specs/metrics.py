@@ -70,6 +70,12 @@ class MigrationMetrics(Spec):
     """Since it began."""
     stage_seconds: float = 0.0
     """Since it is in this stage."""
+    idle: str = ""
+    """For how long it has got no further, once that is longer than normal."""
+    buckets_left: int = 0
+    """While it copies: those of which something is still to be copied for the first time, on all servers."""
+    problems: tuple[str, ...] = ()
+    """Why servers could not copy or take over their buckets at the last try."""
 
 
 class HeadMetrics(Spec):
@@ -131,6 +137,13 @@ class TrainingMetrics(Spec):
     """Since the cut of the last record that the memory of the node agents holds."""
     pods: tuple[PodMetrics, ...] = ()
     migration: MigrationMetrics | None = None
+    given_up: str = ""
+    """Which change of its pods was taken back because it got no further, and why; until another one is asked for."""
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether a change of its pods gets no further, or was taken back for that: `reason` says which and why."""
+        return bool(self.given_up or (self.migration and (self.migration.idle or self.migration.problems)))
 
 
 FADING_SECONDS = 180.0

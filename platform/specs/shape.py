@@ -118,7 +118,7 @@ class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
         copying_seconds, handing_over_seconds: when these stages began, at last where they had to begin again.
         outcome: UNDER_WAY, DONE, or why it was given up.
         requests: ids of the requests that were open meanwhile.
-        servers: empty before rows are copied.
+        servers: empty before rows are copied, unless it was given up before.
     """
 
     servers_before: int

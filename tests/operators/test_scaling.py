@@ -207,6 +207,17 @@ def test_a_plan_that_was_accepted_and_not_reached_is_no_change(
     assert master.logged == [(False, f"{outcome.value}: no node has room")]
 
 
+def test_rows_that_cannot_be_copied_fail_the_task_and_are_in_the_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "j-ps-2 cannot copy its buckets: other code"
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.FAILED, words))
+    with pytest.raises(AirflowFailException, match=f"failed: {words}"):
+        migrate(context())
+    assert master.logged == [(False, f"failed: {words}")]
+    Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.FAILED, words))
+    with pytest.raises(AirflowFailException, match=f"failed: {words}"):
+        scale(context(), parameter_servers=3)
+
+
 def test_a_slow_migration_is_left_to_its_master(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     output = migrate(context(), patience=timedelta(0))

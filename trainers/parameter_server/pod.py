@@ -136,8 +136,7 @@ class ServerPod:
         self._mover: Mover | None = None
         self._load = LoadMeter()
         self._notice = Notice(settings.grace_seconds)
-        self._address = ""
-        self._beat_seconds = 0.0
+        self._address, self._beat_seconds = "", 0.0
 
     def stop(self) -> None:
         """Ends `run` soon; only sets flags, so that a signal handler may call it."""
@@ -434,6 +433,7 @@ class ServerPod:
                 transfers=self._server.transfers,
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
+                copying=self._mover.progress() if self._mover else None,
                 ends_in_seconds=self._notice.left_seconds,
                 load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),

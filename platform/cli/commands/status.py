@@ -90,17 +90,20 @@ class Look:
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """Why a job failed or its master does not answer; of the one job that is looked at, also where it began.
+        """Why a job failed or its master does not answer; which change of its pods gets no further, or was taken back.
 
-        And which of its pods do something otherwise than the others.
+        Of the one job that is looked at, also where it began, and which of its pods do something otherwise than the
+        others.
         """
         begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
         troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
+        stalled = [one.metrics for one in self._observations if one not in troubled and one.metrics.is_stalled]
         idle = [pod for one in self._observations if self._job for pod in one.metrics.pods if pod.state == IDLE]
         return [
             *(f"{metrics.job}: started from {metrics.started_from}" for metrics in begun),
             *(f"{pod.name}: {pod.reason}" for pod in idle),
             *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
+            *(f"{metrics.job}: {metrics.reason}" for metrics in stalled),
         ]
 
     def lines(self) -> dict[str, tuple[str, str]]:

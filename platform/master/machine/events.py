@@ -14,7 +14,7 @@ from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize
-from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart, ShardProgress
+from elastrec.platform.transport.messages.job import CopyProgress, RestoreProblem, SavedPart, ShardProgress
 from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove
 
 
@@ -76,6 +76,7 @@ class PodReported(_Event, frozen=True, kw_only=True):
     let_go_version: int = 0
     copied_order_id: str = ""
     taken_order_id: str = ""
+    copying: CopyProgress | None = None
     ends_in_seconds: float | None = None
 
 
@@ -256,18 +257,22 @@ class Ticked(_Event, frozen=True, kw_only=True):
 
     Attributes:
         waiting: what the cluster says of pods that have not started, by name.
+        problems: why servers have not copied what they are to take over, as far as they have said, by name.
     """
 
     waiting: dict[str, str] = {}
+    problems: dict[str, str] = {}
 
 
 class Restarted(_Event, frozen=True, kw_only=True):
     """A new master process has taken over, or the old one was stopped: silence in between counts against no pod.
 
-    `away_seconds` passed without a master, on the wall clock; the job's own clock did not advance.
+    `away_seconds` passed without a master, on the wall clock; the job's own clock did not advance. It did by
+    `suspended_seconds`, in which the process was stopped or its journal had no room, and no report was taken in.
     """
 
     away_seconds: float = 0.0
+    suspended_seconds: float = 0.0
 
 
 class Measured(_Event, frozen=True, kw_only=True):

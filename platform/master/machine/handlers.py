@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elastrec.platform.master.machine import leasing, migration, notice, rollback, saving, stages
+from elastrec.platform.master.machine import leasing, migration, notice, rollback, saving, stages, stalls
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import (
     Begun,
@@ -104,6 +104,7 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     effects.extend(saving.commit_effect(state, save) for save in committing)
     stages.begin_anew(state)
     migration.keep_time(state)
+    stalls.restarted(state, event.suspended_seconds)
     if not phases.phase.is_final:
         effects.extend(saving.commit_effect(state, save) for save in state.saves.unknown)
     if event.away_seconds:
@@ -137,6 +138,7 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
                 inputs={"pod": event.pod, "node": event.node, "address": event.address, "phase": str(state.phase)},
             )
         )
+        stalls.registered(state, member)
     is_new = member.incarnation != event.incarnation
     address = event.address if member.role is Role.PARAMETER_SERVER else ""
     state.membership.registered(member, event.incarnation, address, event.node, state.time)
@@ -154,6 +156,7 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     orders.let_go(state, member, event.let_go_version, effects)
     stages.take_report(state, member, event)
     migration.take_report(state, event)
+    stalls.take_report(state, event, effects)
     if state.recovery.would_restore(event.pod, event.restored_order_id):
         state.recovery.restored(event.pod, event.restored_order_id)
     state.saves.freeze(event.pod, event.frozen_order_id)

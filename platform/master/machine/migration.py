@@ -12,7 +12,7 @@ go back to the last record (`rollback`), and a migration that is still wanted be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -46,6 +46,8 @@ class Migration(msgspec.Struct, kw_only=True):
             dense bucket, an index into them. Empty while it is STARTING.
         sources: by the server that takes, what it takes, by the server that gives: virtual and dense buckets.
         copied, taken: servers that have little left to copy, and those that have taken their buckets over.
+        progressed: when it last got further within its stage (`stalls`); 0: it has not.
+        advances: how far servers that copy have said that they are (see CopyProgress), by name.
     """
 
     order_id: str
@@ -60,6 +62,8 @@ class Migration(msgspec.Struct, kw_only=True):
     sources: dict[str, dict[str, tuple[list[int], list[int]]]] = {}
     copied: list[str] = []
     taken: list[str] = []
+    progressed: float = 0.0
+    advances: dict[str, int] = {}
 
     def order_of(self, pod: str, addresses: dict[str, str]) -> TakeOrder | None:
         """What a server takes from which others; None: nothing."""
@@ -124,7 +128,12 @@ def _count(state: JobState) -> int:
 
 
 def may_relieve(state: JobState) -> bool:
-    """Whether buckets can leave a hot server now: nothing else changes, and the job file allows it."""
+    """Whether buckets can leave a hot server now: nothing else changes, and the job file allows it.
+
+    Not soon after a try that got no further: the same servers would fail again.
+    """
+    if state.time < state.relief_after:
+        return False
     is_free = state.migration is None and state.has_wanted_servers
     return state.plan.relieves_hot_servers and is_free and is_possible(state)
 
@@ -135,7 +144,7 @@ def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
     if not may_relieve(state):
         return
     is_known = event.ownership_epoch == ownership.epoch and set(event.moves.values()) <= set(servers)
-    if not is_known or {server.name for server in _targets(state)} != set(servers):
+    if not is_known or {server.name for server in targets(state)} != set(servers):
         return
     inputs = {
         "server": event.server,
@@ -207,7 +216,8 @@ def process_replaced(state: JobState, pod: str) -> None:
 
 def keep_time(state: JobState) -> None:
     """Everybody has the whole time again for a hand-over."""
-    if state.migration is not None:
+    if blocks_saves(state):
+        assert state.migration is not None
         state.migration.since = state.time
 
 
@@ -216,14 +226,14 @@ def metrics(state: JobState, time: float) -> MigrationMetrics | None:
     migration, owners = state.migration, state.ownership.servers
     if migration is None:
         return None
-    targets = migration.servers if migration.stage == HANDING_OVER else [server.name for server in _targets(state)]
+    future = migration.servers if migration.stage == HANDING_OVER else [server.name for server in targets(state)]
     # Once buckets change hands, those that leave are no owners any more, and those that join are.
     leaving = {giver for givers in migration.sources.values() for giver in givers} | set(owners)
-    joining = {server.name for server in state.membership.servers() if server.made_for} | (set(targets) - set(owners))
+    joining = {server.name for server in state.membership.servers() if server.made_for} | (set(future) - set(owners))
     return MigrationMetrics(
         stage=migration.stage,
-        leaving=tuple(sorted(leaving - set(targets))),
-        joining=tuple(sorted(joining & set(targets))),
+        leaving=tuple(sorted(leaving - set(future))),
+        joining=tuple(sorted(joining & set(future))),
         seconds=time - migration.begun,
         stage_seconds=time - migration.since,
     )
@@ -235,7 +245,7 @@ def waiting(state: JobState, time: float) -> str:
     if migration is None:
         return ""
     if migration.stage == STARTING:
-        names = [server.name for server in _targets(state) if not _is_up(state, server.name)]
+        names = [server.name for server in targets(state) if not _is_up(state, server.name)]
     else:
         names = sorted(
             set(migration.sources) - set(migration.copied if migration.stage == COPYING else migration.taken)
@@ -251,10 +261,14 @@ def waiting(state: JobState, time: float) -> str:
 
 def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
     """Nothing is moved any more; servers that were to own something and are not wanted leave."""
-    migration, state.migration = state.migration, None
+    migration = state.migration
     if migration is None:
         return
-    inputs = {"order": migration.order_id, "stage": migration.stage, "reason": reason}
+    inputs: dict[str, Any] = {"order": migration.order_id, "stage": migration.stage, "reason": reason}
+    if migration.stage == STARTING:
+        # Nothing has been said of its servers yet.
+        inputs |= {"owners": list(state.ownership.servers), "servers": [server.name for server in targets(state)]}
+    state.migration = None
     effects.append(Decided(decision="migration_cancelled", inputs=inputs))
     if state.has_wanted_servers:
         _dismiss(state, effects)
@@ -276,7 +290,7 @@ def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None 
     effects.append(Decided(decision="migration_begun", inputs=inputs))
 
 
-def _targets(state: JobState) -> list[Member]:
+def targets(state: JobState) -> list[Member]:
     """Servers that are to own something, in the order of the routing table; others stand where one leaves.
 
     The first of them shares the rounds of bsp out: where another one takes its place, it takes buckets from it, too.
@@ -290,7 +304,7 @@ def _targets(state: JobState) -> list[Member]:
 
 
 def _is_wanted(state: JobState, migration: Migration) -> bool:
-    return [server.name for server in _targets(state)] == migration.servers
+    return [server.name for server in targets(state)] == migration.servers
 
 
 def _is_up(state: JobState, name: str) -> bool:
@@ -301,22 +315,22 @@ def _is_up(state: JobState, name: str) -> bool:
 def _enter(state: JobState, migration: Migration, stage: str) -> None:
     if stage == STARTING:
         migration.order_id = f"move-{state.phases.next_order()}"
-        migration.servers, migration.sources, migration.copied = [], {}, []
+        migration.servers, migration.sources, migration.copied, migration.advances = [], {}, [], {}
     migration.stage, migration.since = stage, state.time
 
 
 def _copy_when_started(state: JobState, migration: Migration, effects: list[Effect]) -> bool:
-    targets = _targets(state)
-    if missing := _count(state) - len(targets):
+    future = targets(state)
+    if missing := _count(state) - len(future):
         requests.add_pods(state, Role.PARAMETER_SERVER, missing)
         return True
-    if any(not _is_up(state, server.name) for server in [*targets, *state.owners()]):
+    if any(not _is_up(state, server.name) for server in [*future, *state.owners()]):
         return False
-    if any(server.awaits_size for server in targets):
+    if any(server.awaits_size for server in future):
         # One that cannot be resized in place is to own nothing.
         return False
     ownership = state.ownership
-    migration.servers = [server.name for server in targets]
+    migration.servers = [server.name for server in future]
     if migration.moves and not {*migration.moves.values(), *ownership.servers} <= set(migration.servers):
         cancel(state, "its servers are others now", effects)
         return True
@@ -363,7 +377,7 @@ def _hand_over(state: JobState, migration: Migration, effects: list[Effect]) -> 
 
 
 def _end(state: JobState, migration: Migration, effects: list[Effect]) -> None:
-    state.migration = None
+    state.migration, state.given_up = None, ""
     inputs = {
         "order": migration.order_id,
         "servers": len(migration.servers),

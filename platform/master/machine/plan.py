@@ -37,6 +37,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         holder: random, one per journal: marks the terms that its master takes.
         exit_seconds: how long pods may take to leave by themselves at the end.
         save_timeout_seconds, restore_timeout_seconds: without anything written or read.
+        migration_timeout_seconds: of a change of pods, without any progress (`stalls`).
     """
 
     job_id: str
@@ -51,6 +52,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
     save_timeout_seconds: float
     restore_timeout_seconds: float
+    migration_timeout_seconds: float
     shard_attempts: int
     pod_restarts: int
     older_start_records: list[str] = []
@@ -94,6 +96,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             lease_seconds=spec.faults.lease,
             save_timeout_seconds=spec.faults.save_timeout,
             restore_timeout_seconds=spec.faults.restore_timeout,
+            migration_timeout_seconds=spec.faults.migration_timeout,
             shard_attempts=spec.faults.shard_attempts,
             pod_restarts=spec.faults.pod_restarts,
             holder=uuid.uuid4().hex,

@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from elastrec.platform.master.machine import handlers, migration, notice, rollback, saving, stages
+from elastrec.platform.master.machine import handlers, migration, notice, rollback, saving, stages, stalls
 from elastrec.platform.master.machine.effects import (
     Decided,
     Effect,
@@ -63,6 +63,9 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         samples_before: what of `training.samples` was there when this journal began.
         is_resumed: it began from a record of an earlier master.
         owner: the only observer that may stop the job; empty: anybody.
+        relief_after: hot servers keep their buckets until then: to move some has failed.
+        given_up: which change of pods was taken back because it got no further, and why; empty: none was, or since
+            then another one was asked for, or servers have changed.
         exit_deadline: when pods that have not left by themselves are deleted.
         time: of the last event.
         times: where the time until then went.
@@ -90,6 +93,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     is_resumed: bool = False
     owner: str = ""
     migration: Migration | None = None
+    relief_after: float = 0.0
+    given_up: str = ""
     poisoned: Split | None = None
     exit_deadline: float | None = None
     time: float = 0.0
@@ -151,8 +156,10 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""
-        self.times.pass_time(self, event.time - self.time)
+        passed_seconds = event.time - self.time
+        self.times.pass_time(self, passed_seconds)
         self.time = max(self.time, event.time)
+        stalls.pass_time(self, max(0.0, passed_seconds))
         # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
         before = self.__dict__.get("directive_basis") or self._directives_depend_on()
         effects: list[Effect] = []
@@ -294,6 +301,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             or self.saves.would_copy(report.pod, report.in_memory_order_id)
             or self.saves.would_take(report.pod, report.saved)
             or migration.would_take(self, report)
+            or stalls.is_news(self, report)
             or notice.is_new(member, report)
         )
 
@@ -316,7 +324,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if phases.phase.is_final:
             return self.exit_deadline
         deadlines: list[float] = []
-        for part in (shape, stages, migration, more_memory, notice):
+        for part in (shape, stages, migration, more_memory, notice, stalls):
             if (late := part.deadline(self)) is not None:
                 deadlines.append(late)
         if not self.saves.is_paused and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):

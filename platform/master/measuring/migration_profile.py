@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -46,15 +46,8 @@ class MigrationProfile:
             case "pod_registered":
                 self._up[inputs["pod"]] = seconds
             case "migration_copies":
-                owners, servers = inputs["owners"], inputs["servers"]
-                both = [*owners, *(name for name in servers if name not in owners)]
-                moved = [
-                    MovedServer(
-                        name=name, is_new=name not in owners, leaves=name not in servers, up_seconds=self._up.get(name)
-                    )
-                    for name in both
-                ]
-                self._change(copying_seconds=seconds, servers_after=len(servers), servers=moved)
+                moved = self._moved(inputs["owners"], inputs["servers"])
+                self._change(copying_seconds=seconds, servers_after=len(inputs["servers"]), servers=moved)
             case "migration_hands_over":
                 known = self.seen[-1].requests
                 later = [each for each in self._requests if each not in known]
@@ -62,9 +55,17 @@ class MigrationProfile:
             case "migration_ended":
                 self._end(seconds, DONE)
             case "migration_cancelled":
+                if "servers" in inputs:
+                    self._change(servers=self._moved(inputs["owners"], inputs["servers"]))
                 self._end(seconds, inputs["reason"])
             case _ if decision in _LAST_DECISIONS:
                 self._end(seconds, decision.replace("_", " "))
+
+    def _moved(self, owners: Sequence[str], servers: Sequence[str]) -> list[MovedServer]:
+        return [
+            MovedServer(name=name, is_new=name not in owners, leaves=name not in servers, up_seconds=self._up.get(name))
+            for name in [*owners, *(name for name in servers if name not in owners)]
+        ]
 
     def _change(self, **fields: Any) -> None:
         self.seen[-1] = msgspec.structs.replace(self.seen[-1], **fields)

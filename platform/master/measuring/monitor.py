@@ -11,7 +11,7 @@ from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.metrics import HeadMetrics
-from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, TableUsage
+from elastrec.platform.transport.messages.job import CopyProgress, Heartbeat, ServerLoad, TableUsage
 
 WINDOW_SECONDS = 5.0
 FIRST_WINDOW_SECONDS = 1.0
@@ -29,6 +29,7 @@ class PodSample(msgspec.Struct):
 
     Attributes:
         problem: why a server still waits with what it was ordered to restore; empty when it does not.
+        copying: how far a server is with an order to take buckets over; None: it carries out none.
     """
 
     samples: int = 0
@@ -43,6 +44,7 @@ class PodSample(msgspec.Struct):
     incarnation: str = ""
     window: int = 0
     problem: str = ""
+    copying: CopyProgress | None = None
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +99,7 @@ class Monitor:
         pod.memory_bytes, pod.cpu_seconds, pod.dense_bytes = beat.memory_bytes, beat.cpu_seconds, beat.dense_bytes
         pod.load = beat.load
         pod.problem = beat.restore_problem.reason if beat.restore_problem else ""
+        pod.copying = beat.copying
         if beat.tables:
             pod.tables = beat.tables
         metrics = beat.metrics
@@ -149,6 +152,10 @@ class Monitor:
         """Bytes per trained sample by what they are (`traffic/...`), of all windows since this process began."""
         samples = self._traffic["samples"]
         return {f"traffic/{kind}_bytes_per_sample": self._traffic[kind] / samples for kind in _TRAFFIC if samples}
+
+    def copy_problems(self) -> dict[str, str]:
+        """Why servers have not copied what they are to take over, by name."""
+        return {name: pod.copying.problem for name, pod in self.pods.items() if pod.copying and pod.copying.problem}
 
     def forget(self, pod: str) -> None:
         """Drops a pod that is gone."""

@@ -114,6 +114,7 @@ class PodCalls(ServicePart):
                     let_go_version=message.let_go_version,
                     copied_order_id=message.copied_order_id,
                     taken_order_id=message.taken_order_id,
+                    copying=message.copying,
                     ends_in_seconds=message.ends_in_seconds,
                 )
                 if self.state.changes_state(report):

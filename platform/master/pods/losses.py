@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.pods import EndReason
-from elastrec.platform.master.machine import leasing, migration, rollback, saving, stages
+from elastrec.platform.master.machine import leasing, migration, rollback, saving, stages, stalls
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodFailed, PodGone, PodRegistered, PodSilent, Ticked
 from elastrec.platform.master.machine.saves import PAUSING
@@ -105,6 +105,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         return
     migration.ticked(state, effects)
     shape.ticked(state, event, effects)
+    stalls.ticked(state, event, effects)
     more_memory.ticked(state, event, effects)
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):

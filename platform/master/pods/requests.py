@@ -32,6 +32,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
         roles: of the pods that it is about; `moved_pods`: to be moved because of it, or of requests that it superseded.
         avoided_nodes: names of the nodes on which pods that are made for it must not run.
         losses: of pods that were made for it.
+        progressed: when a pod of its roles got ready last (`stalls`); 0: none has.
         plan_id, timeout_seconds: see ChangeShape.
     """
 
@@ -44,6 +45,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     moved_pods: list[str] = []
     avoided_nodes: list[str] = []
     losses: int = 0
+    progressed: float = 0.0
     plan_id: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
     outcome: ShapeOutcome = ShapeOutcome.OPEN

@@ -61,6 +61,7 @@ def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> No
         if request.is_about_same_as(earlier):
             requests.supersede(state, earlier, request, effects)
     requests.add(state, request)
+    state.given_up = ""
     inputs = {"request": request.request_id, "wanted": words, "asked_by": event.asked_by, "reason": event.reason}
     effects.append(Decided(decision="shape_asked", inputs=inputs))
     want(state, state.wanted_shape.changed(event.change), event.change, request.asked_by, effects)

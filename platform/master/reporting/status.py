@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus, ResizeState
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.master.machine import migration, stages
+from elastrec.platform.master.machine import migration, stages, stalls
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import PodSample, Window
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.master.pods.membership import Member, MemberStage
-from elastrec.platform.specs.metrics import IDLE, HeadMetrics, Phase, PodMetrics, TrainingMetrics
+from elastrec.platform.specs.metrics import IDLE, HeadMetrics, MigrationMetrics, Phase, PodMetrics, TrainingMetrics
 from elastrec.platform.specs.text.quantities import format_bytes
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
@@ -75,8 +75,27 @@ def training_metrics(
             _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
             for member in members
         ),
-        migration=migration.metrics(state, elapsed_seconds),
+        migration=_migration(state, elapsed_seconds, samples),
+        given_up=state.given_up,
     )
+
+
+def _migration(state: JobState, time: float, samples: Mapping[str, PodSample]) -> MigrationMetrics | None:
+    """A change of servers with what its servers say of their copying."""
+    metrics = migration.metrics(state, time)
+    if metrics is None or state.migration is None:
+        return None
+    copying = {
+        name: sample.copying
+        for name in sorted(state.migration.sources)
+        if (sample := samples.get(name)) and sample.copying and sample.copying.order_id == state.migration.order_id
+    }
+    update = {
+        "idle": stalls.words(state, time),
+        "buckets_left": sum(progress.buckets_left for progress in copying.values()),
+        "problems": tuple(f"{name}: {progress.problem}" for name, progress in copying.items() if progress.problem),
+    }
+    return metrics.model_copy(update=update)
 
 
 def _age(moment: float | None, now: float) -> float | None:
@@ -131,8 +150,15 @@ def _reason(state: JobState, time: float, samples: Mapping[str, PodSample], clus
     why = _store_reason(state, samples) or state.reason
     if state.phase.is_final:
         return why
-    waiting = stages.waiting(state, time)
-    return "; ".join(filter(None, (why, waiting))) or _waiting_reason(state, cluster)
+    changing = _migration(state, time, samples)
+    left = f"{changing.buckets_left} buckets are left" if changing and changing.buckets_left else ""
+    trouble = (left, changing.idle, *changing.problems) if changing else ()
+    parts = (why, stages.waiting(state, time), *trouble, _given_up(state))
+    return "; ".join(filter(None, parts)) or _waiting_reason(state, cluster)
+
+
+def _given_up(state: JobState) -> str:
+    return f"taken back: {state.given_up}" if state.given_up else ""
 
 
 def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:

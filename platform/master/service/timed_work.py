@@ -61,7 +61,7 @@ class TimedWork(ServicePart):
                     log.warning("master_stalled", seconds=gap)
                     with self._lock:
                         self._heartbeats.forget_all()
-                    self.submit(lambda now: events.Restarted(time=now))
+                    self.submit(lambda now, gap=gap: events.Restarted(time=now, suspended_seconds=gap))  # type: ignore[misc]
                 self._check_deadlines(now)
                 self._check_silence(now)
                 self._close_window()
@@ -81,7 +81,9 @@ class TimedWork(ServicePart):
                 for name, status in self._reconciler.statuses().items()
                 if status.phase is PodPhase.PENDING
             }
-            self.submit(lambda now: events.Ticked(time=now, waiting=waiting))
+            with self._lock:
+                problems = self._seen.monitor.copy_problems()
+            self.submit(lambda now: events.Ticked(time=now, waiting=waiting, problems=problems))
 
     def _check_silence(self, now: float) -> None:
         with self._lock:

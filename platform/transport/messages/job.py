@@ -299,6 +299,26 @@ class RestoreProblem(msgspec.Struct, frozen=True, kw_only=True):
     is_damaged: bool
 
 
+class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a server is with an order to take buckets over.
+
+    Attributes:
+        advance: rises with every answer that brings the server further than it has been under this order; what is
+            copied again after an error does not count.
+        copied_bytes: of cells, what was copied again included.
+        buckets_left: of the order, those of which something is still to be copied for the first time.
+        problem: why the last try failed; empty: the server has got further since.
+        is_permanent: no later try could succeed, and none is made before the buckets are due.
+    """
+
+    order_id: str
+    advance: int = 0
+    copied_bytes: int = 0
+    buckets_left: int = 0
+    problem: str = ""
+    is_permanent: bool = False
+
+
 class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it.
 
@@ -340,6 +360,7 @@ class Heartbeat(Message, frozen=True):
         let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
         copied_order_id: of the order to take buckets over of which little is left to copy; taken_order_id: whose
             buckets the server has taken over. Empty: none.
+        copying: of a server, how far it is with the order that it carries out; None: it carries out none.
         ends_in_seconds: of a server whose process was sent SIGTERM: it serves so long at most; None: it was not.
     """
 
@@ -361,6 +382,7 @@ class Heartbeat(Message, frozen=True):
     let_go_version: int = 0
     copied_order_id: str = ""
     taken_order_id: str = ""
+    copying: CopyProgress | None = None
     ends_in_seconds: float | None = None
     memory_bytes: int = 0
     cpu_seconds: float = 0.0

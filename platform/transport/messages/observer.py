@@ -160,7 +160,8 @@ class ShapeOutcome(StrEnum):
     REFUSED = "refused"  # the cluster will never give such a pod, or the pods that it gives do not work
     SUPERSEDED = "superseded"  # by a later request, or by the end of the job
     TAKEN_BACK = "taken back"
-    TIMED_OUT = "timed out"
+    TIMED_OUT = "timed out"  # its pods found no room, or it took longer than its asker allows
+    FAILED = "failed"  # rows could not be copied
 
 
 class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from elastrec.checkpoints import list_terms
@@ -26,7 +27,7 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome, ShapeRequest
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.accounts import Accounts, check_ledger, journals
 from tests.faults.campaign.checking import SIZE
@@ -47,11 +48,20 @@ class LiveJob:
     Args:
         is_slow: until `hurry`.
         epochs: over the site's rows.
+        faults: fields of the section.
         checkpoint: further fields of the section.
     """
 
     def __init__(
-        self, site: Site, name: str, *, is_slow: bool, mode: str = "bsp", epochs: int = EPOCHS, **checkpoint: Any
+        self,
+        site: Site,
+        name: str,
+        *,
+        is_slow: bool,
+        mode: str = "bsp",
+        epochs: int = EPOCHS,
+        faults: Mapping[str, Any] = MappingProxyType({}),
+        **checkpoint: Any,
     ) -> None:
         self.site, self.platform, self._epochs = site, site.platform, epochs
         self._slow = site.home / f"{name} is slow"
@@ -63,6 +73,7 @@ class LiveJob:
         spec["resources"]["worker"]["cores"] = 1.0
         spec["training"]["epochs"] = epochs
         spec["checkpoint"] |= checkpoint
+        spec["faults"] |= faults
         spec["scaling"] |= {"maximum_parameter_server_memory": MOST_BYTES}
         self.name = name
         self.prepared = jobs.prepare(self.platform, job_from_json(json.dumps(content)), jobs.job_id_for(name, "1"))
@@ -85,6 +96,12 @@ class LiveJob:
             answer = asking.ask_for_shape(self.platform, self.job_id, change(**shape), moves=moves, dry_run=dry_run)
             assert not answer.reason and answer.accepted is not dry_run
         return answer.request_id
+
+    def give_up(self, **shape: int) -> ShapeRequest:
+        """A request that is not reached, once it has ended."""
+        *_, last = asking.follow_request(self.platform, self.job_id, self.ask_for(**shape))
+        assert last.outcome is not ShapeOutcome.DONE, last
+        return last
 
     def change(self, *moved: str, **shape: int) -> None:
         """Returns once all that was asked for is reached."""

@@ -14,8 +14,9 @@ import pytest
 from elastrec.checkpoints import list_records, open_record
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 from tests.faults.campaign.checking import AUC_TOLERANCE
-from tests.faults.campaign.injury import kinds_that_work, starve
+from tests.faults.campaign.injury import AGENT_CORES, kinds_that_work, starve
 from tests.faults.campaign.job import BATCH_ROWS, EPOCHS, ROWS
 from tests.faults.campaign.plan import Kind
 from tests.faults.campaign.site import Site, site_at
@@ -23,6 +24,8 @@ from tests.faults.live.jobs import PATIENCE_SECONDS, WORKERS, live_job
 from tests.processes import pod_processes, wait_for
 
 GLOBAL_BATCH = WORKERS * BATCH_ROWS
+STALL_SECONDS = 45.0
+"""Longer than a pod takes to get ready on a busy machine."""
 LARGER_BYTES = 640 * 2**20
 """Memory of a server that was made with less."""
 
@@ -111,7 +114,7 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
 def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every_row_counts_once(
     site: Site, undisturbed_auc: float, mode: str
 ) -> None:
-    with live_job(site, f"moved-{mode}", mode=mode) as job:
+    with live_job(site, f"moved-{mode}", mode=mode, faults={"migration_timeout": STALL_SECONDS}) as job:
         wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
         for count in (3, 1, 2):
             job.change(parameter_servers=count)
@@ -120,6 +123,14 @@ def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every
             wait_for(lambda: job.metrics().samples_trained > reached, PATIENCE_SECONDS, "four steps")  # noqa: B023
             assert reached < EPOCHS * ROWS, "the job ended before its servers changed"
         servers, workers = job.pods(Role.PARAMETER_SERVER), job.pods(Role.WORKER)
+        if mode == "async":
+            # Pods that no node has the room for are given up, and the job keeps those that it has.
+            given_up = job.give_up(parameter_server_cores=int(AGENT_CORES) - 1)
+            assert given_up.outcome is ShapeOutcome.TIMED_OUT and "insufficient cpu: asked 15" in given_up.reason
+            assert given_up.reason in job.metrics().given_up and job.metrics().is_stalled
+            assert {name: pod.uid for name, pod in job.pods(Role.PARAMETER_SERVER).items()} == {
+                name: pod.uid for name, pod in servers.items()
+            }
         server, worker = min(servers), min(workers)
         job.change(server, worker, parameter_server_memory_bytes=LARGER_BYTES)
         after = job.pods(Role.PARAMETER_SERVER)

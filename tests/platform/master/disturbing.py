@@ -59,6 +59,7 @@ def disturb(world: World, chance: random.Random) -> None:
     elif what < 0.94 and name:
         # Its store does not answer any more, or does again.
         world.hung ^= {name}
+        world.stalled ^= {name}
     elif what < 0.95:
         asked = change(workers=chance.randint(1, 4), parameter_servers=chance.randint(1, 3))
         pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)

@@ -39,6 +39,7 @@ def plan(**changes: Any) -> JobPlan:
         "lease_seconds": 60.0,
         "save_timeout_seconds": 40.0,
         "restore_timeout_seconds": 40.0,
+        "migration_timeout_seconds": 7200.0,
         "shard_attempts": 50,
         "pod_restarts": 40,
     }
@@ -61,6 +62,7 @@ class World:
         damaged: URIs of records that no server can restore.
         hung: servers whose store does not answer: they freeze their cut, write no part and restore nothing.
         stuck: servers that do not even freeze.
+        stalled: servers that copy nothing of what they are to take over.
         effects: all of them; `discarded`: URIs of folders that were to be deleted.
     """
 
@@ -79,6 +81,7 @@ class World:
         self.damaged: set[str] = set()
         self.hung: set[str] = set()
         self.stuck: set[str] = set()
+        self.stalled: set[str] = set()
         self.effects: list[Effect] = []
         self.discarded: list[str] = []
         self.handle(events.TermBegun(time=0.0, term=1, address="master:1"))
@@ -252,6 +255,7 @@ class World:
                 let_go_version=pod.get("let_go", 0),
                 copied_order_id=pod.get("copied", ""),
                 taken_order_id=pod.get("taken", ""),
+                copying=pod.get("copying"),
                 ends_in_seconds=max(0.0, pod["ends_at"] - self.time) if pod.get("ends_at") is not None else None,
             )
         )
@@ -318,7 +322,8 @@ class World:
             return SavedPart(order_id=save.order_id, manifest_json=b"{}"), None
         if directive.take is not None:
             is_due = directive.take.is_due(directive.routing, name)
-            pod["taken" if is_due else "copied"] = directive.take.order_id
+            if is_due or name not in self.stalled:
+                pod["taken" if is_due else "copied"] = directive.take.order_id
         pod["reached"] = directive.version
         return None, None
 
@@ -385,6 +390,7 @@ class World:
     def run_fairly(self, steps: int = 3000) -> None:
         """Everybody behaves from now on, the store too."""
         self.hung.clear()
+        self.stalled.clear()
         self.plane.mischief = None
         for _ in range(steps):
             self.plane.settle()

@@ -21,6 +21,7 @@ from elastrec.platform.transport.messages.job import (
     RestoreOrder,
     RoutingTable,
     SaveOrder,
+    TakeOrder,
     WorkerProcess,
 )
 from elastrec.trainers.parameter_server.messages import GetStats
@@ -154,8 +155,9 @@ class ScriptedMaster:
         save: SaveOrder | None = None,
         restore: RestoreOrder | None = None,
         members: list[WorkerProcess] | None = None,
+        take: TakeOrder | None = None,
     ) -> Directive:
-        """The next directive; what is not named stays, save for a save order."""
+        """The next directive; what is not named stays, save for orders to save and to take buckets over."""
         with self.changed:
             old = self.directive
             routing = old.routing
@@ -169,6 +171,8 @@ class ScriptedMaster:
                 members=old.members if members is None else members,
                 save=save,
                 restore=restore or old.restore,
+                moving=take.order_id if take is not None else "",
+                take=take,
             )
             return self.directive
 

@@ -16,7 +16,15 @@ from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, op
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.messages.job import Directive, Mode, RestoreOrder, RestoreProblem, SaveOrder
+from elastrec.platform.transport.messages.job import (
+    Directive,
+    Mode,
+    RestoreOrder,
+    RestoreProblem,
+    SaveOrder,
+    TakeFrom,
+    TakeOrder,
+)
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
@@ -153,6 +161,19 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
             again = everything(client)
             np.testing.assert_allclose(again[0], after[0], atol=1e-6)
             np.testing.assert_allclose(again[1], after[1], atol=1e-6)
+
+            # A server that cannot copy says so with its heartbeats, and serves on.
+            bucket = master.directive.routing.owners.index(0)
+            nobody = TakeFrom("ps-0", "127.0.0.1:1", [bucket], [])
+            master.direct(take=TakeOrder("move-1", [nobody]))
+            master.wait(lambda: (said := master.heartbeats["ps-2"].copying) and said.problem, "a server's problem")
+            said = master.heartbeats["ps-2"].copying
+            assert said is not None and "127.0.0.1:1" in said.problem, said
+            assert (said.order_id, said.buckets_left, said.advance) == ("move-1", 1, 0) and not said.is_permanent
+            directive = master.direct()
+            master.wait_until_reached(directive, pods)
+            master.wait(lambda: master.heartbeats["ps-2"].copying is None, "an order that is taken back")
+            np.testing.assert_array_equal(everything(client)[0], again[0])
             client.close()
             master.direct(mode=Mode.EXIT)
             assert third.wait(15) == 0

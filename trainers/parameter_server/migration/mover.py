@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
-from elastrec.platform.specs.errors import ElastrecError, TransportError
-from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder
+from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.transport.messages.job import CopyProgress, RoutingTable, TakeOrder
 from elastrec.trainers.parameter_server.migration.taking import Requests, Taker
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
@@ -18,8 +19,26 @@ _SHRINKS = 0.7
 """A round that brings more than this share of the one before it: rows change as fast as they are copied."""
 _ROUND_SECONDS = 0.2
 _RETRY_SECONDS = 0.5
+_PERMANENT = (IncompatibleError, AuthenticationError)
+"""Errors of two processes that will never understand each other. Others pass by themselves or with another order: a
+server that restarts is out of reach, and one that restores has gone on."""
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass
+class _Tries:
+    """What became of the tries to carry out one order.
+
+    Attributes:
+        most_advance: of takers that were given up.
+        problem: why the last try failed; `problem_advance`: how far the order was then.
+    """
+
+    most_advance: int = 0
+    problem: str = ""
+    problem_advance: int = 0
+    is_permanent: bool = False
 
 
 class Mover:
@@ -27,7 +46,7 @@ class Mover:
 
     Args:
         connect: opens a stream to another server.
-        report: called when `copied` or `taken` has changed.
+        report: called when `copied` or `taken` has changed, or copying has met a problem.
 
     Attributes:
         copied, taken: the order of which little is left to copy; whose buckets are taken over. Empty: none.
@@ -40,6 +59,23 @@ class Mover:
         self._changed = threading.Condition()
         self._working = threading.Lock()  # held while the taker works
         self._taker: Taker | None = None
+        self._tries = _Tries()
+
+    def progress(self) -> CopyProgress | None:
+        """How far the order in force is; None: there is none, or it is carried out."""
+        order, taker, tries = self._order, self._taker, self._tries
+        if order is None or self.taken == order.order_id:
+            return None
+        advance = max(tries.most_advance, taker.advance if taker is not None else 0)
+        has_problem = tries.is_permanent or advance == tries.problem_advance
+        return CopyProgress(
+            order_id=order.order_id,
+            advance=advance,
+            copied_bytes=taker.copied_bytes if taker is not None else 0,
+            buckets_left=taker.buckets_left if taker is not None else _buckets(order),
+            problem=tries.problem if has_problem else "",
+            is_permanent=tries.is_permanent,
+        )
 
     def follow(self, order: TakeOrder, generation: int) -> None:
         """Copies from now on; an order that is carried out already goes on."""
@@ -48,7 +84,7 @@ class Mover:
                 return
         self.cancel()
         with self._changed:
-            self._order = order
+            self._order, self._tries = order, _Tries()
         threading.Thread(target=self._run, args=(order, generation), name="mover", daemon=True).start()
 
     def cancel(self) -> None:
@@ -74,8 +110,10 @@ class Mover:
                     self._taker_of(order, generation).take_over(routing)
                 except TransportError as error:
                     log.warning("take_over_failed", order=order.order_id, reason=str(error))
+                    self._note_problem(error)
                 except ElastrecError as error:
                     log.warning("not_taken_over", order=order.order_id, reason=str(error))
+                    self._note_problem(error)
                     return False
                 else:
                     self._taker, self.taken = None, order.order_id
@@ -106,8 +144,16 @@ class Mover:
                 try:
                     taker = self._taker_of(order, generation)
                     copied_bytes = taker.copy_round()
-                except ElastrecError as error:
+                except Exception as error:
+                    is_expected = isinstance(error, ElastrecError)
+                    if not is_expected or isinstance(error, _PERMANENT):
+                        # One that nobody thought of would leave this thread, and an order that nobody carries out.
+                        log.error("copying_ended", order=order.order_id, reason=_words(error), exc_info=not is_expected)
+                        self._note_problem(error, is_permanent=True)
+                        self._drop_taker()
+                        return
                     log.warning("not_copied", order=order.order_id, reason=str(error), next_try_seconds=pause)
+                    self._note_problem(error)
                     if not isinstance(error, TransportError):
                         self._drop_taker()
                         before = None
@@ -123,7 +169,25 @@ class Mover:
                         self._report()
             self._wait(order, pause)
 
+    def _note_problem(self, error: Exception, *, is_permanent: bool = False) -> None:
+        """For heartbeats, until the order gets further; the first problem is reported at once."""
+        tries, taker = self._tries, self._taker
+        advance = max(tries.most_advance, taker.advance if taker is not None else 0)
+        is_new = is_permanent or not tries.problem or advance != tries.problem_advance
+        self._tries = _Tries(tries.most_advance, _words(error), advance, is_permanent)
+        if is_new:
+            self._report()
+
     def _drop_taker(self) -> None:
         taker, self._taker = self._taker, None
         if taker is not None:
+            self._tries.most_advance = max(self._tries.most_advance, taker.advance)
             taker.give_up()
+
+
+def _buckets(order: TakeOrder) -> int:
+    return sum(len(source.buckets) for source in order.sources)
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ElastrecError) else f"{type(error).__name__}: {error}"

@@ -83,6 +83,9 @@ class Taker:
         connect: opens a stream to an address, for `migration.messages.ANSWERS`.
         is_wanted: asked before each request.
 
+    Attributes:
+        advance, copied_bytes: see CopyProgress.
+
     Raises:
         ElastrecError: this server holds one of the buckets already.
     """
@@ -99,6 +102,9 @@ class Taker:
         self._order_id = order.order_id
         self._is_due = self._is_short = False
         self._copy_share = _COPY_SHARE
+        self.advance = self.copied_bytes = 0
+        # Whole buckets that this try of the round, and the best try of it, have passed.
+        self._passed = self._most_passed = 0
         buckets = [bucket for source in order.sources for bucket in source.buckets]
         self._stores = server.stage(np.array(buckets, np.int64))
         self._sources = [
@@ -121,6 +127,19 @@ class Taker:
         self._copy_share = min(1.0, 2 * self._copy_share)
         return True
 
+    @property
+    def buckets_left(self) -> int:
+        """See CopyProgress; for any thread."""
+        return len(
+            {
+                bucket
+                for source in self._sources
+                for versions, left in zip(source.versions, source.left, strict=True)
+                for bucket in source.place.buckets
+                if versions[bucket] < 0 or left[bucket] != (0, 0)
+            }
+        )
+
     def copy_round(self) -> int:
         """Copies what is not copied, or has changed since; returns how many bytes that were.
 
@@ -130,7 +149,9 @@ class Taker:
             GivenUpError: the order is not in force any more.
             TransportError: a server is out of reach; the next round goes on from here.
         """
+        self._passed = 0
         copied = [self._copy_group(source, group) for source in self._sources for group in range(len(self._stores))]
+        self._most_passed = 0
         self._is_short = sum(copied) <= _SHORT_ROUND_BYTES
         return sum(copied)
 
@@ -160,14 +181,28 @@ class Taker:
                 store.bucket(part.bucket).take_in(changes)
                 versions[part.bucket], parts_left[part.bucket] = part.version, part.left
                 copied_bytes += changes.size_bytes
+                self.copied_bytes += changes.size_bytes
                 at = end
             self._server.transfers += 1
-            wanted = wanted[sum(part.left == (0, 0) for part in answer.parts) :]
+            whole = sum(part.left == (0, 0) for part in answer.parts)
+            self._count(whole, has_part=whole < len(answer.parts))
+            wanted = wanted[whole:]
             if not answer.parts:
                 time.sleep(_PAUSE_SECONDS)
             elif not (self._is_due or self._is_short):
                 time.sleep(min((time.monotonic() - began) * (1 / self._copy_share - 1), _LONGEST_PAUSE_SECONDS))
         return copied_bytes
+
+    def _count(self, whole: int, *, has_part: bool) -> None:
+        """Notes an answer with so many whole buckets, and perhaps a part of the next one.
+
+        A round that fails at one server begins again with the others, whose rows have changed meanwhile: bytes come
+        without end, and none of them brings the copy further.
+        """
+        self._passed += whole
+        if self._passed > self._most_passed or (has_part and self._passed == self._most_passed):
+            self.advance += 1
+        self._most_passed = max(self._most_passed, self._passed)
 
     def _ask(self, source: _Source, request: Message, answer: type[Answer]) -> tuple[Answer, list[Array]]:
         """Over another stream when the one before was lost: nothing of what was copied is."""

@@ -276,6 +276,22 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
 
 
 @not_about_pods
+def test_time_in_which_the_process_was_stopped_is_not_held_against_pods_that_wait_for_room(
+    stage: Callable[..., Stage],
+):
+    s = stage(begin=False)
+    s.cluster.on_create = lambda spec: None
+    s.start()
+    s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
+    (request,) = s.service.state.shape_requests
+    # The process goes on ten minutes later, as after SIGSTOP and SIGCONT.
+    clock = s.service._clock
+    s.service._clock = lambda: clock() + 600.0
+    s.wait(lambda: request.progressed > 0.0)
+    assert 600.0 <= request.progressed - request.asked < 700.0
+
+
+@not_about_pods
 def test_nothing_is_answered_or_done_before_its_event_is_on_disk(
     stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):

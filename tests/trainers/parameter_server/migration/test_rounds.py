@@ -27,7 +27,7 @@ class Rounds:
     """A taker whose rounds bring so many bytes, and which can take more of the time so often."""
 
     def __init__(self, copied_bytes: Sequence[int], hastens: int) -> None:
-        self.copied_bytes, self.hastens, self.rounds = copied_bytes, hastens, 0
+        self.copied_bytes, self.hastens, self.rounds, self.advance = copied_bytes, hastens, 0, 0
 
     def copy_round(self) -> int:
         self.rounds += 1
