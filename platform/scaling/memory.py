@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from types import ModuleType
 
 import msgspec
 import numpy as np
@@ -97,35 +99,23 @@ def fit_growth(history: TableHistory) -> Growth:
     good = math.isfinite(history.bytes_per_row) and history.bytes_per_row > 0
     require(good, f"{where}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers")
     samples_P, rows_P = np.array(history.samples, dtype=np.float64), np.array(history.rows, dtype=np.float64)
-    usable_P = np.isfinite(samples_P) & np.isfinite(rows_P) & (samples_P > 0) & (rows_P > 0)
-    samples_P, rows_P = samples_P[usable_P], rows_P[usable_P]
-    if len(np.unique(samples_P)) < 3:
+    # Infinity less itself is no number: not above 0.
+    usable_P = (samples_P - samples_P + samples_P > 0) & (rows_P - rows_P + rows_P > 0)
+    if not usable_P.all():
+        samples_P, rows_P = samples_P[usable_P], rows_P[usable_P]
+    is_rising, distinct, *law = _kernels().heaps_law(samples_P, rows_P)
+    if distinct < 3:
         raise ScalingError(
-            f"{where}: {len(np.unique(samples_P))} usable points of {len(usable_P)}; allowed: at least 3 with samples "
+            f"{where}: {distinct} usable points of {len(usable_P)}; allowed: at least 3 with samples "
             "and rows above 0; wait until the job has trained longer"
         )
-    require(bool((np.diff(samples_P) >= 0).all()), f"{where}.samples", "falling", "rising counts", "sort the points")
-    x_P, y_P = np.log(samples_P), np.log(rows_P)
-    weights_P = samples_P / samples_P[-1]
-    center, mean = np.average(x_P, weights=weights_P), np.average(y_P, weights=weights_P)
-    spread = float(np.sum(weights_P * (x_P - center) ** 2))
-    slope = float(np.sum(weights_P * (x_P - center) * (y_P - mean))) / spread
-    exponent = min(max(slope, 0.0), 1.0)
-    log_k = float(mean - exponent * center)
-    residual_P = y_P - (log_k + exponent * x_P)
-    # Kish: points that weigh little count as fewer.
-    effective = float(weights_P.sum() ** 2 / np.sum(weights_P**2))
-    scatter = math.sqrt(float(np.average(residual_P**2, weights=weights_P)) * effective / max(effective - 2.0, 0.5))
-    slope_variance = scatter**2 / spread
-    # Consecutive counts of one table share their errors, so that residuals understate the slope's.
-    slope_variance *= _inflation(residual_P)
-    # A curve that bends says itself how far its exponent may move: the later half against the whole.
-    slope_variance += (_recent_exponent(x_P, y_P) - slope) ** 2
+    require(is_rising, f"{where}.samples", "falling", "rising counts", "sort the points")
+    log_k, exponent, exponent_error, scatter = law
     return Growth(
         table=history.table,
         log_k=log_k,
         exponent=exponent,
-        exponent_error=math.sqrt(slope_variance),
+        exponent_error=exponent_error,
         scatter=scatter,
         last_samples=float(samples_P[-1]),
         last_rows=float(rows_P[-1]),
@@ -134,20 +124,12 @@ def fit_growth(history: TableHistory) -> Growth:
     )
 
 
-def _recent_exponent(x_P: Floats, y_P: Floats) -> float:
-    """Slope over the later half of the points (at least three of them)."""
-    later = min(len(x_P) // 2, len(x_P) - 3)
-    x, y = x_P[later:] - x_P[later:].mean(), y_P[later:] - y_P[later:].mean()
-    return float(x @ y / max(float(x @ x), 1e-300))
+@cache
+def _kernels() -> ModuleType:
+    """Loaded when the first table's growth is fitted: numba alone takes a quarter of a second."""
+    from elastrec.platform.scaling import growth_kernels
 
-
-def _inflation(residual_P: Floats) -> float:
-    """(1 + r) / (1 − r) of the lag-1 autocorrelation r: how many points carry the news of one."""
-    total = float(np.sum(residual_P**2))
-    if total == 0 or len(residual_P) < 4:
-        return 1.0
-    r = min(max(float(np.sum(residual_P[1:] * residual_P[:-1])) / total, 0.0), 0.9)
-    return (1.0 + r) / (1.0 - r)
+    return growth_kernels
 
 
 class Action(StrEnum):

@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, require
-from elastrec.platform.scaling.model.columns import Columns, Floats
+from elastrec.platform.scaling.model.columns import FIELDS, Columns, Floats
 from elastrec.platform.scaling.types import Coefficients, Prior
 
 _CORES_STEP = 0.25
@@ -217,7 +216,7 @@ def warm_start(
         for (found, past), allocation, share in zip(close, counting, shares, strict=True)
     ]
     contributions.reverse()
-    smoothed = dict(zip(Columns.__dataclass_fields__, smoothed_F.tolist(), strict=True))
+    smoothed = dict(zip(FIELDS, smoothed_F.tolist(), strict=True))
     name = features.categories.get(_NAME)
     own = [each for each, (_, past) in zip(counting, close, strict=True) if past.features.categories.get(_NAME) == name]
     is_known = name is not None and bool(own)
@@ -283,9 +282,8 @@ def _memory_for(closest: Allocation, servers: int) -> float:
 
 
 def _rows(allocations: Sequence[Allocation]) -> Floats:
-    """Shape (K, 6), fields in the order of Columns."""
-    columns = Columns.of(allocations)
-    return np.stack([getattr(columns, name) for name in Columns.__dataclass_fields__], axis=1)
+    """Shape (K, F)."""
+    return Columns.of(allocations).table_FN.T
 
 
 def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[Allocation, str]:

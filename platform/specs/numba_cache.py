@@ -25,7 +25,7 @@ _UNUSED_SECONDS = 7 * 86_400.0
 _choosing = threading.Lock()
 
 
-def kernels_of(*sources: Path) -> Any:
+def kernels_of(*sources: Path | str) -> Any:
     """Decorators like `numba.njit(cache=True, nogil=True)`: `kernel = kernels_of(source)(**other_options_of_numba)`.
 
     Args:
@@ -37,7 +37,7 @@ def kernels_of(*sources: Path) -> Any:
 
     @functools.cache
     def folder() -> Path | None:
-        return None if os.environ.get("NUMBA_CACHE_DIR") else _folder_for(sources)
+        return None if os.environ.get("NUMBA_CACHE_DIR") else _folder_for(tuple(map(Path, sources)))
 
     def options_of(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         import numba  # half a second, which processes without kernels need not spend

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, PriceList
+from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.types import ModelShape
 
 Floats = npt.NDArray[np.float64]
@@ -24,16 +25,26 @@ TERMS = ("gradient", "update", "synchronise", "embedding")
 """Columns of `features` before the fixed part; the fields of `Coefficients`."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """N allocations; every array is float64 of shape (N,)."""
+FIELDS = (
+    "workers",
+    "parameter_servers",
+    "worker_cores",
+    "parameter_server_cores",
+    "worker_memory_bytes",
+    "parameter_server_memory_bytes",
+)
+"""Rows of a table of allocations, F of them."""
 
-    workers: Floats
-    parameter_servers: Floats
-    worker_cores: Floats
-    parameter_server_cores: Floats
-    worker_memory_bytes: Floats
-    parameter_server_memory_bytes: Floats
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """N allocations.
+
+    Attributes:
+        table_FN: float64 of shape (F, N), in the order of FIELDS; what kernels are given.
+    """
+
+    table_FN: Floats
 
     @staticmethod
     def of(allocations: Sequence[Allocation]) -> Columns:
@@ -41,21 +52,52 @@ class Columns:
         return _columns_of(tuple(allocations))
 
     def __len__(self) -> int:
-        return len(self.workers)
+        return self.table_FN.shape[1]
 
-    def take(self, rows_N: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> Columns:
-        """The rows with these indexes, or where the mask is true."""
-        return Columns(*(getattr(self, field)[rows_N] for field in self.__dataclass_fields__))
+    @property
+    def workers(self) -> Floats:
+        """Shape (N,), as all others."""
+        return self.table_FN[0]
+
+    @property
+    def parameter_servers(self) -> Floats:
+        """Their number."""
+        return self.table_FN[1]
+
+    @property
+    def worker_cores(self) -> Floats:
+        """Of one worker."""
+        return self.table_FN[2]
+
+    @property
+    def parameter_server_cores(self) -> Floats:
+        """Of one server."""
+        return self.table_FN[3]
+
+    @property
+    def worker_memory_bytes(self) -> Floats:
+        """Of one worker."""
+        return self.table_FN[4]
+
+    @property
+    def parameter_server_memory_bytes(self) -> Floats:
+        """Of one server."""
+        return self.table_FN[5]
+
+    def take(self, rows_N: npt.NDArray[np.intp]) -> Columns:
+        """The allocations with these indexes."""
+        return Columns(np.take(self.table_FN, rows_N, axis=1))
 
     def allocation(self, row: int) -> Allocation:
         """One row as a value."""
+        workers, servers, worker_cores, server_cores, worker_bytes, server_bytes = self.table_FN[:, row].tolist()
         return Allocation(
-            workers=round(self.workers[row]),
-            parameter_servers=round(self.parameter_servers[row]),
-            worker_cores=float(self.worker_cores[row]),
-            parameter_server_cores=float(self.parameter_server_cores[row]),
-            worker_memory_bytes=round(self.worker_memory_bytes[row]),
-            parameter_server_memory_bytes=round(self.parameter_server_memory_bytes[row]),
+            workers=round(workers),
+            parameter_servers=round(servers),
+            worker_cores=worker_cores,
+            parameter_server_cores=server_cores,
+            worker_memory_bytes=round(worker_bytes),
+            parameter_server_memory_bytes=round(server_bytes),
         )
 
     @cached_property
@@ -77,33 +119,13 @@ class Columns:
         self._known[key] = made
         return made
 
-    @cached_property
-    def cores(self) -> Floats:
-        """Of all pods of an allocation, shape (N,)."""
-        return self.workers * self.worker_cores + self.parameter_servers * self.parameter_server_cores
-
-    @cached_property
-    def memory_bytes(self) -> Floats:
-        """Of all pods of an allocation, shape (N,)."""
-        return (
-            self.workers * self.worker_memory_bytes + self.parameter_servers * self.parameter_server_memory_bytes
-        )  # fmt: skip
-
-    def per_step_of(self, batch_size: int) -> Floats:
-        """Samples of all workers in one step each, shape (N,)."""
-        return self.once(("samples", batch_size), lambda: self.workers * batch_size)
-
-    def per_hour(self, prices: PriceList) -> Floats:
-        """Currency per hour of every allocation, shape (N,)."""
-        return prices.core_hour * self.cores + prices.gibibyte_hour * self.memory_bytes / GIBIBYTE
-
 
 @lru_cache(maxsize=8192)
 def _columns_of(allocations: tuple[Allocation, ...]) -> Columns:
     numbers_NF = np.array(
-        [[getattr(each, field) for field in Columns.__dataclass_fields__] for each in allocations], dtype=np.float64
-    ).reshape(-1, len(Columns.__dataclass_fields__))
-    return Columns(*np.ascontiguousarray(numbers_NF.T))
+        [[getattr(each, field) for field in FIELDS] for each in allocations], dtype=np.float64
+    ).reshape(-1, len(FIELDS))
+    return Columns(np.ascontiguousarray(numbers_NF.T))
 
 
 def forget_columns() -> None:
@@ -113,10 +135,35 @@ def forget_columns() -> None:
 
 def features(shape: ModelShape, columns: Columns) -> Floats:
     """What the α of eq. 2–5 are multiplied with, in the order of `TERMS`; float64 of shape (N, 4)."""
-    m, w, p = float(shape.batch_size), columns.workers, columns.parameter_servers
-    rows_NK = np.empty((len(w), len(TERMS)))
-    rows_NK[:, 0] = m / columns.worker_cores  # eq. 2
-    rows_NK[:, 1] = w / (p * columns.parameter_server_cores)  # eq. 3
-    rows_NK[:, 2] = (shape.dense_bytes / p) / (shape.network_bytes_per_second / w)  # eq. 4
-    rows_NK[:, 3] = m * shape.embedding_dimension / p  # eq. 5
+    return rows_of(shape, columns, by_request=False)[:, : len(TERMS)]
+
+
+def rows_of(shape: ModelShape, columns: Columns, *, by_request: bool) -> Floats:
+    """What all coefficients are multiplied with, in the order of `step_form.COLUMNS`; float64 of shape (N, 7)."""
+    rows_NK: Floats = kernels().rows(columns.table_FN, constants_of(shape, by_request=by_request))
     return rows_NK
+
+
+def constants_of(shape: ModelShape, *, by_request: bool) -> tuple[float, ...]:
+    """A model's constants for kernels: `kernels.Constants`."""
+    found: tuple[float, ...] = kernels().Constants(
+        float(shape.batch_size), float(shape.dense_bytes), float(shape.embedding_dimension),
+        float(shape.network_bytes_per_second), float(by_request),
+    )  # fmt: skip
+    return found
+
+
+@cache
+def kernels() -> ModuleType:
+    """Loaded when they are needed: processes that only know what an allocation is do without numba."""
+    from elastrec.platform.scaling.model import kernels
+
+    return kernels
+
+
+@cache
+def linear_kernels() -> ModuleType:
+    """Likewise."""
+    from elastrec.platform.scaling.model import linear_kernels
+
+    return linear_kernels

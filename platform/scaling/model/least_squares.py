@@ -5,25 +5,11 @@ Shape legend: R rows (equations), K columns (coefficients).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls
 
-from elastrec.platform.scaling.model.columns import Floats
-
-_ROUNDS = 200
-
-
-def _scaled(rows_RK: Floats, targets_R: Floats) -> Floats:
-    """NNLS with columns brought to length 1: the columns' sizes differ by 10^9."""
-    length_K = np.sqrt(np.einsum("rk,rk->k", rows_RK, rows_RK))
-    used = np.flatnonzero(length_K)
-    result_K = np.zeros(rows_RK.shape[1])
-    if len(used):
-        scaled_RK = rows_RK[:, used] / length_K[used]
-        result_K[used] = nnls(scaled_RK, targets_R, maxiter=1000)[0] / length_K[used]
-    return result_K
+from elastrec.platform.scaling.model.columns import Floats, kernels, linear_kernels
 
 
 def log_errors(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> Floats:
@@ -38,11 +24,8 @@ def rmsle(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> float:
 
 def fit_plain(rows_RK: Floats, targets_R: Floats) -> Floats:
     """The paper's way: NNLS of the times themselves, so that the slowest configuration decides. Shape (K,)."""
-    return _scaled(rows_RK, targets_R)
-
-
-Curve = Callable[[Floats], tuple[Floats, Floats]]
-"""Seconds of shape (R,) by coefficients of shape (K,), and their derivatives of shape (R, K), all ≥ 0; homogeneous."""
+    found_K: Floats = linear_kernels().non_negative(rows_RK, targets_R)
+    return found_K
 
 
 def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Floats:
@@ -57,41 +40,28 @@ def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Float
         targets_R: measured seconds, > 0.
         weights_R: ≥ 0, of the squared log errors.
     """
-    root_R = np.sqrt(weights_R)
-    starts = [_scaled(rows_RK, targets_R), _scaled(rows_RK * (root_R / targets_R)[:, None], root_R)]
-    return fit_curve(lambda theta_K: (rows_RK @ theta_K, rows_RK), targets_R, weights_R, starts)
+    found_K: Floats = kernels().least_relative(rows_RK, targets_R, weights_R)
+    return found_K
 
 
-def fit_curve(curve: Curve, targets_R: Floats, weights_R: Floats, starts: Sequence[Floats]) -> Floats:
-    """The same for seconds that are no sum of the coefficients' shares; never worse than the best of the starts.
+def fit_curve(
+    rows_RK: Floats,
+    targets_R: Floats,
+    weights_R: Floats,
+    starts: Sequence[Floats],
+    servers: slice = slice(0, 0),
+    overlap: float = 1.0,
+) -> Floats:
+    """The same for steps of a form of `step_form`; never worse than the best of the starts.
 
-    Homogeneous means that a curve's derivatives at θ0 times θ0 are its seconds, so that they stand in for the rows.
+    Seconds are homogeneous in the coefficients: their derivatives at θ0 times θ0 are the seconds, so that derivatives
+    stand in for the rows.
+
+    Args:
+        servers: columns of what a worker waits for servers.
+        overlap: q; 1: the sum, whatever `servers` are.
     """
-    root_R, least_R = np.sqrt(weights_R), 1e-6 * targets_R
-
-    def looked_at(theta_K: Floats) -> tuple[float, Floats, Floats, Floats]:
-        """Loss, coefficients, seconds and slopes."""
-        seconds_R, slopes_RK = curve(theta_K)
-        guess_R = np.maximum(seconds_R, least_R)
-        log_R = np.log(guess_R / targets_R)
-        return float(weights_R @ (log_R * log_R)), theta_K, guess_R, slopes_RK
-
-    best, best_K, guess_R, slopes_RK = min((looked_at(start) for start in starts), key=lambda each: each[0])
-    for _ in range(_ROUNDS):
-        step_R = root_R * (np.log(targets_R / guess_R) + 1.0)
-        # A far-off row asks for a negative time; its most is zero.
-        wanted_K = _scaled(slopes_RK * (root_R / guess_R)[:, None], np.maximum(step_R, 0.0))
-        share = 1.0
-        while share > 1e-4:
-            # Between two points ≥ 0 all points are.
-            trial, trial_K, guess_R, slopes_RK = looked_at(best_K + share * (wanted_K - best_K))
-            if trial < best:
-                break
-            share *= 0.5
-        else:
-            return best_K
-        converged = best - trial <= 1e-12 * max(best, 1e-30)
-        best_K, best = trial_K, trial
-        if converged:
-            break
-    return best_K
+    found_K: Floats = kernels().least_log_errors(
+        rows_RK, targets_R, weights_R, np.stack(starts), servers.start, servers.stop, overlap
+    )
+    return found_K

@@ -5,6 +5,7 @@ Configurations are what the throughput model can distinguish: pods and cores. Me
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,12 +58,38 @@ def _medians(values_N: Floats, group_N: np.ndarray[tuple[int], np.dtype[np.intp]
     return result_G
 
 
+def _configuration(of: Allocation) -> tuple[int, int, float, float]:
+    return of.workers, of.parameter_servers, of.worker_cores, of.parameter_server_cores
+
+
+def _one_each(observations: Sequence[Observation]) -> Profile | None:
+    """The profile of usable observations that all have configurations of their own, as the means that masters keep:
+    each is its own median. None of others."""
+    seconds, parts, configurations = list[float](), list[float](), set[tuple[int, int, float, float]]()
+    for each in observations:
+        step, part = each.iteration_seconds, math.nan if each.compute_seconds is None else each.compute_seconds
+        if not 0 < step < math.inf or (each.compute_seconds is not None and not 0 < part <= step * (1 + 1e-9)):
+            return None
+        seconds.append(step)
+        parts.append(part)
+        configurations.add(_configuration(each.allocation))
+    if len(configurations) < max(len(seconds), 1):
+        return None
+    allocations, ones_C = tuple(each.allocation for each in observations), np.ones(len(seconds))
+    return Profile(
+        allocations=allocations, columns=Columns.of(allocations), iteration_seconds=np.array(seconds),
+        compute_seconds=np.array(parts), spread=ones_C, observations=ones_C, notes=(),
+    )  # fmt: skip
+
+
 def summarise(observations: Sequence[Observation]) -> Profile:
     """Cleans and groups what a job measured; 10^6 observations take seconds.
 
     A time that is no number, zero or negative is refused and counted in the notes; a compute time that is so, or is
     above its step, is left out alone. Medians, not means: one pause of a node must not move a row.
     """
+    if (sole := _one_each(observations)) is not None:
+        return sole
     step_N = np.array([each.iteration_seconds for each in observations], dtype=np.float64)
     part_N = np.array(
         [np.nan if each.compute_seconds is None else each.compute_seconds for each in observations], dtype=np.float64
@@ -84,20 +111,15 @@ def summarise(observations: Sequence[Observation]) -> Profile:
     group = np.empty(int(usable_N.sum()), dtype=np.intp)
     for position, row in enumerate(np.flatnonzero(usable_N).tolist()):
         each = observations[row].allocation
-        key = (each.workers, each.parameter_servers, each.worker_cores, each.parameter_server_cores)
+        key = _configuration(each)
         found = index.setdefault(key, len(kept))
         if found == len(kept):
             kept.append(each)
         group[position] = found
     log_N, parts = np.log(step_N[usable_N]), part_usable_N[usable_N]
-    if len(kept) == len(log_N):
-        # Most profiles hold one mean per configuration, which is its own median.
-        middle_C, spread_C = log_N, np.ones(len(kept))
-        compute_C = np.exp(np.log(np.where(parts, part_N[usable_N], np.nan)))
-    else:
-        middle_C = _medians(log_N, group, len(kept))
-        spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
-        compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
+    middle_C = _medians(log_N, group, len(kept))
+    spread_C = np.exp(_medians(np.abs(log_N - middle_C[group]), group, len(kept)))
+    compute_C = np.exp(_medians(np.log(part_N[part_usable_N]), group[parts], len(kept)))
     for row in np.flatnonzero(spread_C >= CONTRADICTION).tolist():
         notes.append(
             f"{kept[row]}: observations contradict each other, half of them differ {spread_C[row]:.3g}× or more from "

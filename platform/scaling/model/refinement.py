@@ -17,7 +17,7 @@ import numpy as np
 
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.model.least_squares import fit_curve, fit_relative
-from elastrec.platform.scaling.model.step_form import Form
+from elastrec.platform.scaling.model.step_form import SERVERS, Form
 
 LEAST_CONFIGURATIONS = 10
 """Fewer cannot distinguish forms of up to eight unknowns."""
@@ -56,9 +56,7 @@ def solve(form: Form, equations: Equations) -> Fitted:
     size_K = rows_RK.max(axis=0)
     little_K = np.where(size_K > 0, 0.1 * np.median(seconds_R) / np.where(size_K > 0, size_K, 1.0), 0.0)
     starts = [summed_K, np.where(summed_K > 0, summed_K, little_K)]
-    found = [
-        fit_curve(lambda theta_K: form.slopes(rows_RK, theta_K), seconds_R, weights_R, [start_K]) for start_K in starts
-    ]
+    found = [fit_curve(rows_RK, seconds_R, weights_R, [start_K], SERVERS, form.overlap) for start_K in starts]
     return Fitted(form, min(found, key=lambda theta_K: _squares(form, equations, theta_K)), equations)
 
 

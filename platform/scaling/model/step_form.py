@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, rows_of
 from elastrec.platform.scaling.types import Coefficients, ModelShape
 
 COLUMNS = (*TERMS, "fan_in", "fan_out", "fixed")
 """Of a row; a split β has one column more, its part that belongs to T_grad."""
-_SERVERS = slice(1, len(TERMS) + 1)
-_FAN_IN, _FAN_OUT, _FIXED = range(len(TERMS), len(COLUMNS))
+SERVERS = slice(1, len(TERMS) + 1)
+"""Columns of what a worker waits for servers."""
+_FAN_OUT = COLUMNS.index("fan_out")
 
 
 def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: float) -> Floats:
@@ -65,16 +66,9 @@ class Form:
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
         """What the coefficients are multiplied with, float64 of shape (N, K); not to be written to."""
-        return columns.once((shape, self.by_request), lambda: self._rows(shape, columns))
-
-    def _rows(self, shape: ModelShape, columns: Columns) -> Floats:
-        rows_NK = np.empty((len(columns), len(COLUMNS)))
-        rows_NK[:, :_FAN_IN] = features(shape, columns)
-        rows_NK[:, _FAN_IN] = columns.workers / columns.parameter_server_cores if self.by_request else 0.0
-        rows_NK[:, _FAN_OUT] = columns.parameter_servers / columns.worker_cores if self.by_request else 0.0
-        rows_NK[:, _FIXED] = 1.0
-        rows_NK.setflags(write=False)
-        return rows_NK
+        return columns.once(
+            (shape, self.by_request), lambda: rows_of(shape, columns, by_request=self.by_request)
+        )  # fmt: skip
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
         """T_iter, shape (R,)."""
@@ -92,8 +86,8 @@ class Form:
         own_R, servers_R = _parts(rows_RK, theta_K)
         seconds_R = together(own_R, servers_R, self.overlap)
         slopes_RK = rows_RK * ((own_R / seconds_R) ** (self.overlap - 1.0))[:, None]
-        slopes_RK[:, _SERVERS] = (
-            rows_RK[:, _SERVERS] * ((servers_R / seconds_R) ** (self.overlap - 1.0))[:, None]
+        slopes_RK[:, SERVERS] = (
+            rows_RK[:, SERVERS] * ((servers_R / seconds_R) ** (self.overlap - 1.0))[:, None]
         )  # fmt: skip
         return seconds_R, slopes_RK
 
@@ -110,6 +104,6 @@ def vector(coefficients: Coefficients) -> Floats:
 
 
 def _parts(rows_RK: Floats, theta_K: Floats) -> tuple[Floats, Floats]:
-    servers_R = rows_RK[:, _SERVERS] @ theta_K[_SERVERS]
+    servers_R = rows_RK[:, SERVERS] @ theta_K[SERVERS]
     own_R = rows_RK[:, 0] * theta_K[0] + rows_RK[:, _FAN_OUT:] @ theta_K[_FAN_OUT:]
     return own_R, servers_R

@@ -19,7 +19,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, features
+from elastrec.platform.scaling.model.columns import (
+    FIELDS,
+    TERMS,
+    Columns,
+    Floats,
+    constants_of,
+    features,
+    kernels,
+    linear_kernels,
+)
 from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
 from elastrec.platform.scaling.model.profile import Profile, require_rows, summarise
 from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
@@ -48,21 +57,19 @@ _TIE_BREAK = 1e-3
 class Prediction:
     """For N allocations; arrays are float64 of shape (N,)."""
 
+    columns: Columns
     iteration_seconds: Floats
-    samples_per_second: Floats
     model: ThroughputModel
-    rows_NK: Floats
+
+    @property
+    def samples_per_second(self) -> Floats:
+        """Ψ."""
+        return self.columns.workers * self.model.shape.batch_size / self.iteration_seconds
 
     @cached_property
     def relative_error(self) -> Floats:
         """One standard deviation of the two others, as a share; computed only where it is asked for."""
-        return self.model.relative_error(self.rows_NK)
-
-    def take(self, rows: npt.NDArray[np.intp]) -> Prediction:
-        """Some rows of the prediction."""
-        return Prediction(
-            self.iteration_seconds[rows], self.samples_per_second[rows], self.model, self.rows_NK[rows]
-        )  # fmt: skip
+        return self.model.relative_error(self.columns)
 
 
 @dataclass(frozen=True)
@@ -102,28 +109,28 @@ class ThroughputModel:
 
     def predict(self, columns: Columns) -> Prediction:
         """What these allocations would do."""
-        rows_NK = self.form.rows(self.shape, columns)
-        seconds_N = self.form.seconds(rows_NK, self._theta_K)
-        return Prediction(seconds_N, columns.per_step_of(self.shape.batch_size) / seconds_N, self, rows_NK)
+        return Prediction(columns, kernels().all_seconds(columns.table_FN, *self.terms), self)
 
-    def relative_error(self, rows_NK: Floats) -> Floats:
-        """One standard deviation of what is predicted for these rows, as a share; shape (N,)."""
-        seconds_N, slopes_NK = self.form.slopes(rows_NK, self._theta_K)
-        relative_NK = slopes_NK / seconds_N[:, None]
-        variance_N = np.einsum("nk,nk->n", relative_NK @ self._covariance_KK, relative_NK)
-        return np.asarray(np.sqrt(np.maximum(variance_N, 0.0) + LEAST_ERROR**2))
+    def relative_error(self, columns: Columns) -> Floats:
+        """One standard deviation of what is predicted for these allocations, as a share; shape (N,)."""
+        variance_N = kernels().all_variances(columns.table_FN, *self.terms, self.covariance_KK)
+        return np.asarray(np.sqrt(variance_N + LEAST_ERROR**2))
+
+    @cached_property
+    def terms(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """`kernels.Constants` and `kernels.Fitted`."""
+        fitted = kernels().Fitted(*self._theta_K.tolist(), self.form.overlap)
+        return constants_of(self.shape, by_request=self.form.by_request), fitted
 
     @cached_property
     def _theta_K(self) -> Floats:
         return vector(self.coefficients)
 
     @cached_property
-    def _covariance_KK(self) -> Floats:
-        # A decision asks for many predictions, and this is the dearest part of one.
-        values_K, vectors_KK = np.linalg.eigh(self.information_KK)
-        known = np.flatnonzero(np.abs(values_K) > 1e-12 * np.abs(values_K).max())
-        vectors_KK = vectors_KK[:, known]
-        return np.asarray((vectors_KK / values_K[known]) @ vectors_KK.T)
+    def covariance_KK(self) -> Floats:
+        """Of the coefficients, (K, K)."""
+        found_KK: Floats = linear_kernels().pseudo_inverse(self.information_KK, 1e-12)
+        return found_KK
 
     def parts(self, columns: Columns) -> dict[str, Floats]:
         """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
@@ -134,18 +141,18 @@ class ThroughputModel:
         return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
 
 
-_AROUND = np.ones((9, len(Columns.__dataclass_fields__)))
+_AROUND = np.ones((9, len(FIELDS)))
 """Factors of each field: what was measured, then a quarter and four times the pods and cores, one after the other."""
 for _row, _field in enumerate(("workers", "parameter_servers", "worker_cores", "parameter_server_cores")):
-    _AROUND[1 + 2 * _row : 3 + 2 * _row, list(Columns.__dataclass_fields__).index(_field)] = (0.25, 4.0)
+    _AROUND[1 + 2 * _row : 3 + 2 * _row, FIELDS.index(_field)] = (0.25, 4.0)
 
 
 def _around(columns: Columns) -> Columns:
     """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
 
     def make() -> Columns:
-        measured = np.array([getattr(columns, name) for name in Columns.__dataclass_fields__])
-        return Columns(*(_AROUND.T[:, :, None] * measured[:, None, :]).reshape(len(measured), -1))
+        measured_FC = columns.table_FN
+        return Columns((_AROUND.T[:, :, None] * measured_FC[:, None, :]).reshape(len(FIELDS), -1))
 
     return columns.once("around", make)
 
@@ -177,9 +184,7 @@ def _rows(form: Form, shape: ModelShape, columns: Columns, compute_C: npt.NDArra
             )
             part_CK = form.rows(shape, columns)[compute_C] * in_compute_K
             blocks.append(np.column_stack([part_CK, np.zeros(len(part_CK))]))
-        made = np.concatenate(blocks + others)
-        made.setflags(write=False)
-        return made
+        return np.concatenate(blocks + others)
 
     return columns.once(("rows", shape, form.by_request, compute_C.tobytes(), around), make)
 
@@ -194,17 +199,6 @@ def _pseudo_seconds(shape: ModelShape, profile: Profile, prior: Prior) -> Floats
     known = theirs.seconds(theirs.rows(shape, profile.columns), theta_K)
     level = float(np.exp(np.mean(np.log(profile.iteration_seconds / known))))
     return level * theirs.seconds(theirs.rows(shape, _around(profile.columns)), theta_K)
-
-
-def _rank_and_condition(rows_RK: Floats, seconds_R: Floats) -> tuple[int, int, float]:
-    """Rank, number of columns in use, and condition of relative rows with columns of length 1."""
-    relative_RK = rows_RK / seconds_R[:, None]
-    length_K = np.sqrt(np.einsum("rk,rk->k", relative_RK, relative_RK))
-    used_K = length_K > 0
-    values = np.linalg.svd(relative_RK[:, used_K] / length_K[used_K], compute_uv=False)
-    rank = int((values > values[0] * 1e-6).sum())
-    whole = rank == int(used_K.sum())
-    return rank, int(used_K.sum()), float(values[0] / values[-1]) if whole else float("inf")
 
 
 def fit(
@@ -231,7 +225,7 @@ def fit(
     require_rows(profile, job_id)
     compute_C = np.isfinite(profile.compute_seconds)
     split, summed_CK = bool(compute_C.any()), Form().rows(shape, profile.columns)
-    rank, columns, condition = _rank_and_condition(summed_CK, profile.iteration_seconds)
+    rank, columns, condition = kernels().rank_and_condition(summed_CK, profile.iteration_seconds)
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
     if not identified:

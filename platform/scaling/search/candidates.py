@@ -68,7 +68,7 @@ def sizes_needed(situation: Situation, space: Space) -> int:
 @lru_cache(maxsize=1024)
 def _parts_that_differ(ladders: tuple[tuple[float, ...], ...], shape: ModelShape) -> int:
     space = Space(ladders, (0,) * len(ladders), 1)
-    columns = space.columns(space.spread(_SIZES_COMPARED))
+    columns = space.points(space.spread(_SIZES_COMPARED)).columns
     rows_NK = np.column_stack([features(shape, columns), np.ones(len(columns))])
     lengths_K = np.linalg.norm(rows_NK, axis=0)
     return int(np.linalg.matrix_rank(rows_NK[:, lengths_K > 0] / lengths_K[lengths_K > 0], tol=_SAME))

@@ -9,19 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, is_positive
-from elastrec.platform.scaling.search.front import excess
-from elastrec.platform.scaling.search.objectives import Outcomes, Situation
+from elastrec.platform.scaling.model.throughput import LEAST_ERROR
+from elastrec.platform.scaling.search.front import allowed_rows, room_of
+from elastrec.platform.scaling.search.objectives import Outcomes, Situation, kernels
 from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
 MOST = 3
 """Exploring candidates of a job."""
-
-
-def _teaches(situation: Situation, outcomes: Outcomes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Growth of the log determinant of the model's information, in nats: 0 where the model is sure already."""
-    known = 0.5 * situation.rules.trusted_error
-    return np.log1p((outcomes.relative_error / known) ** 2) * (outcomes.relative_error > known)
 
 
 def _fastest_measured(job: JobProfile) -> float:
@@ -35,13 +30,10 @@ def _promise(situation: Situation, capacity: Capacity, looked_at: Outcomes) -> f
 
     Below 0 there is none: no plan would be made then if its prediction were to be trusted.
     """
-    few = looked_at.take(np.flatnonzero(looked_at.against_rules <= 0))
-    doubted = few.relative_error > situation.rules.trusted_error
-    fits = (excess(situation, capacity, few) <= 0).all(axis=1)
-    rows = np.flatnonzero(doubted & fits)
-    if not len(rows):
+    doubted = looked_at.columns.take(allowed_rows(situation, capacity, looked_at, doubted=True))
+    if not len(doubted):
         return -1.0
-    return -float(situation.next_round.outcomes(few.columns.take(rows)).against_rules.min())
+    return -float(situation.next_round.outcomes(doubted).against_rules.min())
 
 
 def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes) -> list[Candidate]:
@@ -56,21 +48,21 @@ def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: O
     Args:
         looked_at: outcomes of points all over the space.
     """
-    steps = space.single_steps()
-    later = situation.next_round.horizon_seconds
-    if not len(steps.columns) or later <= 0:
-        return []
+    steps, rules, model = space.single_steps(), situation.rules, situation.model
     outcomes = situation.outcomes(steps.columns, payback_seconds=0.0)
-    fits = (excess(situation, capacity, outcomes) <= 0).all(axis=1)
     fastest = max(situation.reference, _fastest_measured(situation.job))
-    slow = outcomes.samples_per_second < (1.0 - situation.rules.max_slowdown) * fastest
-    teaches = np.where(fits & ~slow, _teaches(situation, outcomes), 0.0)
+    # Growth of the log determinant of the model's information, in nats: 0 where the model is sure already.
+    teaches = kernels().teaches(
+        steps.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity), *model.terms, model.covariance_KK,
+        LEAST_ERROR, 0.5 * rules.trusted_error, (1.0 - rules.max_slowdown) * fastest,
+    )  # fmt: skip
+    later = situation.next_round.horizon_seconds if teaches.any() else 0.0
+    if later <= 0:
+        return []
     price = situation.prices.per_hour(situation.job.allocation.resources)
     # What it costs to find out: the dearer pods, and the work lost while they start.
     cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
     worth = teaches / (cost + 0.05)
-    if not (worth > 0).any():
-        return []
     # What is lost until the next round, as a share of the time in which a plan can make up for it.
     lost = np.maximum(-outcomes.gain, 0.0) / situation.samples_per_second
     lost *= situation.job.until_next_change_seconds / later

@@ -6,16 +6,18 @@ plans that save lie. Shape legend: N points, 5 decisions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from elastrec.platform.scaling.amounts import Capacity, Change, require
-from elastrec.platform.scaling.model.columns import Floats
-from elastrec.platform.scaling.search.objectives import Outcomes, Situation
-from elastrec.platform.scaling.search.pareto import Rows, front
-from elastrec.platform.scaling.search.space import Indexes, Points, Space
+from elastrec.platform.scaling.model.columns import Columns, Floats
+from elastrec.platform.scaling.model.throughput import LEAST_ERROR
+from elastrec.platform.scaling.search.objectives import Outcomes, Situation, kernels
+from elastrec.platform.scaling.search.pareto import Rows
+from elastrec.platform.scaling.search.space import Indexes, Space
+from elastrec.platform.scaling.types import JobProfile
 
 _LOOKED_AT = 500
 
@@ -73,55 +75,62 @@ class Front:
 
 def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floats:
     """By how much plans break capacity or memory, as shares; ≤ 0 where they fit. Shape (N, 4)."""
-    job, columns = situation.job, outcomes.columns
-    now = job.allocation.resources
-    over_cores = (outcomes.more_cores - max(capacity.free.cores, 0.0) - 1e-3) / now.cores
-    over_bytes = (outcomes.more_memory_bytes - max(capacity.free.memory_bytes, 0.0) - 1.0) / now.memory_bytes
-    short = np.full(len(columns), -1.0)
+    found_N4: Floats = kernels().excess(outcomes.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity))
+    return found_N4
+
+
+def room_of(job: JobProfile, capacity: Capacity) -> tuple[float, ...]:
+    """`kernels.Room`."""
+    need, now, most = job.memory, job.allocation.resources, capacity.largest_pod
     # What cannot be changed is no reason against a plan that leaves it as it is.
-    if job.memory is not None and job.movable & {Change.SERVERS, Change.SERVER_SIZE}:
-        needed = np.ceil(
-            job.memory.server_base_bytes
-            + job.memory.imbalance * job.memory.embedding_bytes / columns.parameter_servers
-        )  # fmt: skip
-        short = 1.0 - columns.parameter_server_memory_bytes / needed
-    if job.memory is not None and Change.WORKER_SIZE in job.movable:
-        short = np.maximum(short, 1.0 - columns.worker_memory_bytes / job.memory.worker_bytes)
-    too_large = np.full(len(columns), -1.0)
-    if capacity.largest_pod is not None:
-        most = capacity.largest_pod
-        too_large = np.maximum.reduce(
-            [
-                columns.worker_cores / most.cores,
-                columns.parameter_server_cores / most.cores,
-                columns.worker_memory_bytes / most.memory_bytes,
-                columns.parameter_server_memory_bytes / most.memory_bytes,
-            ]
-        ) - (1.0 + 1e-9)
-    return np.stack([over_cores, over_bytes, short, too_large], axis=1)
+    of_servers = need if job.movable & {Change.SERVERS, Change.SERVER_SIZE} else None
+    of_workers = need if Change.WORKER_SIZE in job.movable else None
+    found: tuple[float, ...] = kernels().Room(
+        free_cores=max(float(capacity.free.cores), 0.0),
+        free_bytes=max(float(capacity.free.memory_bytes), 0.0),
+        cores=float(now.cores),
+        memory_bytes=float(now.memory_bytes),
+        largest_cores=math.inf if most is None else float(most.cores),
+        largest_bytes=math.inf if most is None else float(most.memory_bytes),
+        server_bytes=0.0 if of_servers is None else float(of_servers.server_base_bytes),
+        rows_bytes=0.0 if of_servers is None else float(of_servers.imbalance * of_servers.embedding_bytes),
+        worker_bytes=0.0 if of_workers is None else float(of_workers.worker_bytes),
+    )
+    return found
 
 
-def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Rows:
-    """Which plans fit the cluster, obey the rules and have a prediction to be trusted; their indexes, rising."""
-    # Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
-    open_rows = np.flatnonzero(outcomes.against_rules <= 0)
-    few = outcomes.take(open_rows)
-    fits = (few.violation <= 0) & (excess(situation, capacity, few) <= 0).all(axis=1) if len(open_rows) else open_rows
-    return open_rows[fits]
+def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes, *, doubted: bool = False) -> Rows:
+    """Which plans fit the cluster, obey the rules and have a prediction to be trusted; their indexes, rising.
+
+    Args:
+        doubted: those of which all holds but the last.
+    """
+    model = situation.model
+    found: Rows = kernels().permitted(
+        outcomes.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity), *model.terms,
+        model.covariance_KK, LEAST_ERROR, float(situation.rules.trusted_error), doubted,
+    )  # fmt: skip
+    return found
 
 
-def best_of(situation: Situation, capacity: Capacity, points: Points, outcomes: Outcomes) -> Front:
-    """The front of these points alone."""
-    good = allowed_rows(situation, capacity, outcomes)
-    chosen = good[front(outcomes.cost_per_hour[good], -outcomes.gain[good])]
-    return Front(points.indexes_N5[chosen], outcomes.take(chosen), outcomes)
+def front_of(situation: Situation, capacity: Capacity, space: Space, numbers: Indexes, rounds: int) -> Front:
+    """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds.
+
+    Args:
+        numbers: of points, rising (`Space`).
+    """
+    job, model, rules = situation.job, situation.model, situation.rules
+    looked_FN, looked_7N, points_N5, table_FN, found_7N = kernels().front_of(
+        numbers, space.values, space.lengths, float(space.worker_memory_bytes), room_of(job, capacity), *model.terms,
+        model.covariance_KK, LEAST_ERROR, float(rules.trusted_error), situation.present(rules.payback_seconds), rounds,
+    )  # fmt: skip
+    looked_at = Outcomes(Columns(looked_FN), model, looked_7N, rules.trusted_error)
+    return Front(points_N5, Outcomes(Columns(table_FN), model, found_7N, rules.trusted_error), looked_at)
 
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:
     """The exact front; time and memory grow with `space.size`."""
-    points = space.whole()
-    outcomes = situation.outcomes(points.columns)
-    return replace(best_of(situation, capacity, points, outcomes), exhaustive=True)
+    return replace(front_of(situation, capacity, space, space.whole(), 0), exhaustive=True)
 
 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
@@ -130,20 +139,7 @@ def coarse_front(situation: Situation, capacity: Capacity, space: Space, setting
     Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
     not rest as long as a larger step is allowed. So are the neighbours of what the job has.
     """
-    points = space.grid(settings.coarse_points)
-    return polish(situation, capacity, space, points, settings.polish_rounds)
-
-
-def polish(situation: Situation, capacity: Capacity, space: Space, points: Points, rounds: int) -> Front:
-    """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds."""
-    found = best_of(situation, capacity, points, situation.outcomes(points.columns))
-    for _ in range(rounds if len(found.points) else 0):
-        tried = space.around(found.points)
-        better = best_of(situation, capacity, tried, situation.outcomes(tried.columns))
-        if np.array_equal(better.points, found.points):
-            break
-        found = replace(better, looked_at=found.looked_at)
-    return found
+    return front_of(situation, capacity, space, space.grid(settings.coarse_points), settings.polish_rounds)
 
 
 def pareto_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
@@ -156,5 +152,5 @@ def pareto_front(situation: Situation, capacity: Capacity, space: Space, setting
     from elastrec.platform.scaling.search.genetic import genetic_front
 
     # Its population crowds along the front; who explores looks all over the space.
-    looked_at = situation.outcomes(space.grid(_LOOKED_AT).columns)
+    looked_at = situation.outcomes(space.points(space.grid(_LOOKED_AT)).columns)
     return replace(genetic_front(situation, capacity, space, settings), looked_at=looked_at)

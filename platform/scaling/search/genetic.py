@@ -17,7 +17,7 @@ from pymoo.optimize import minimize
 
 from elastrec.platform.scaling.amounts import Capacity
 from elastrec.platform.scaling.model.columns import Floats
-from elastrec.platform.scaling.search.front import Front, SearchSettings, excess, polish
+from elastrec.platform.scaling.search.front import Front, SearchSettings, excess, front_of
 from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.space import Space
 
@@ -42,7 +42,8 @@ def genetic_front(situation: Situation, capacity: Capacity, space: Space, settin
     random = np.random.default_rng(settings.seed)
     start_5 = np.array([space.start])
     highest_5 = np.array([len(ladder) - 1 for ladder in space.ladders])
-    near = space.neighbours(start_5)
+    near = space.points(space.around(start_5)).indexes_N5
+    near = near[(near != start_5).any(axis=1)]
     near = near[random.permutation(len(near))[: settings.population // 2]]
     spread = random.integers(0, highest_5 + 1, size=(settings.population - len(near), 5))
     algorithm = NSGA2(
@@ -60,4 +61,4 @@ def genetic_front(situation: Situation, capacity: Capacity, space: Space, settin
         copy_algorithm=False,
     )
     points = np.concatenate([start_5, result.pop.get("X").astype(np.int64)])
-    return polish(situation, capacity, space, space.points(points), settings.polish_rounds)
+    return front_of(situation, capacity, space, np.sort(space.numbers(points)), settings.polish_rounds)

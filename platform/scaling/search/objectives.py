@@ -20,13 +20,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
+from types import ModuleType
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from elastrec.platform.scaling.amounts import Allocation, PriceList, Resources, is_positive, require
+from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
 from elastrec.platform.scaling.model.throughput import Prediction, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
@@ -73,30 +74,54 @@ class Outcomes:
     """What N allocations would bring one job; arrays are float64 of shape (N,).
 
     Attributes:
-        against_rules: by how much of its present speed the job would have to gain more; ≤ 0 where the rules allow the
-            plan, whatever its prediction is worth.
-        more_cores, more_memory_bytes: against what the job has now.
+        found_7N: the arrays below, one after the other (`kernels.outcomes`).
     """
 
     columns: Columns
-    predicted: Prediction
-    gain: Floats
-    overhead: Floats
-    cost_per_hour: Floats
-    more_cores: Floats
-    more_memory_bytes: Floats
-    against_rules: Floats
+    model: ThroughputModel
+    found_7N: Floats
     trusted_error: float
 
     @property
     def samples_per_second(self) -> Floats:
         """Ψ with each of them."""
-        return self.predicted.samples_per_second
+        return self.found_7N[0]
 
     @property
+    def gain(self) -> Floats:
+        """TG, samples/s."""
+        return self.found_7N[1]
+
+    @property
+    def overhead(self) -> Floats:
+        """Samples/s."""
+        return self.found_7N[2]
+
+    @property
+    def cost_per_hour(self) -> Floats:
+        """RC, against what the job has now."""
+        return self.found_7N[3]
+
+    @property
+    def more_cores(self) -> Floats:
+        """Against what the job has now."""
+        return self.found_7N[4]
+
+    @property
+    def more_memory_bytes(self) -> Floats:
+        """Against what the job has now."""
+        return self.found_7N[5]
+
+    @property
+    def against_rules(self) -> Floats:
+        """By how much of its present speed the job would have to gain more; ≤ 0 where the rules allow the plan,
+        whatever its prediction is worth."""
+        return self.found_7N[6]
+
+    @cached_property
     def relative_error(self) -> Floats:
-        """Of that prediction; dear, so that it is computed where it is asked for: take rows first."""
-        return self.predicted.relative_error
+        """Of the predicted speed; dear, so that it is computed where it is asked for: take rows first."""
+        return self.model.relative_error(self.columns)
 
     @cached_property
     def violation(self) -> Floats:
@@ -106,10 +131,7 @@ class Outcomes:
     def take(self, rows: npt.NDArray[np.intp]) -> Outcomes:
         """Some rows of them."""
         return Outcomes(
-            columns=self.columns.take(rows), predicted=self.predicted.take(rows), gain=self.gain[rows],
-            overhead=self.overhead[rows], cost_per_hour=self.cost_per_hour[rows], more_cores=self.more_cores[rows],
-            more_memory_bytes=self.more_memory_bytes[rows], against_rules=self.against_rules[rows],
-            trusted_error=self.trusted_error,
+            self.columns.take(rows), self.model, np.take(self.found_7N, rows, axis=1), self.trusted_error
         )  # fmt: skip
 
     def candidate(self, row: int, kind: CandidateKind) -> Candidate:
@@ -149,11 +171,8 @@ class Situation:
     @property
     def horizon_seconds(self) -> float:
         """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
-        return float(self._horizons(self.rules.payback_seconds, self.now.samples_per_second)[0])
-
-    def _horizons(self, payback_seconds: float, samples_per_second_N: Floats) -> Floats:
-        payback = max(payback_seconds, self.job.until_next_change_seconds)
-        return np.minimum(self.job.remaining_samples / samples_per_second_N, payback)
+        payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
+        return min(self.job.remaining_samples / self.samples_per_second, payback)
 
     @cached_property
     def next_round(self) -> Situation:
@@ -168,32 +187,35 @@ class Situation:
         Args:
             payback_seconds: in place of that of the rules.
         """
-        predicted, speed = self.model.predict(columns), self.samples_per_second
-        known = _known(columns, self.job.allocation, self.prices, self.overheads, self.rules)
-        difference_N = predicted.samples_per_second - speed
         payback = self.rules.payback_seconds if payback_seconds is None else payback_seconds
-        # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.
-        horizon_N = self._horizons(payback, np.maximum(predicted.samples_per_second, speed))
-        lost_N, late_N = _share(known.pause_N, horizon_N), _share(known.start_N, horizon_N)
-        overhead_N = speed * lost_N + np.maximum(difference_N, 0.0) * late_N
-        gain_N = difference_N - overhead_N
-        # What a plan saves it saves once its pods train. It keeps its own share of Ψ, and the share that all savings
-        # together have to keep.
-        saved_N, least = known.dearer_N * (1.0 - late_N), math.log1p(self.rules.least_change)
-        kept_N = np.where(saved_N <= -least, np.expm1(self.rules.save_efficiency * saved_N), np.inf)
-        kept_N = np.maximum(kept_N, (1.0 - self.rules.max_slowdown) * self.reference / speed - 1.0)
-        return Outcomes(
-            columns=columns,
-            predicted=predicted,
-            gain=gain_N,
-            overhead=overhead_N,
-            cost_per_hour=known.cost_N,
-            more_cores=known.more_cores_N,
-            more_memory_bytes=known.more_bytes_N,
-            against_rules=np.minimum(known.grow_rise_N, kept_N) - gain_N / speed,
-            # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
-            trusted_error=self.rules.trusted_error,
+        found_7N = kernels().outcomes(columns.table_FN, *self.model.terms, self.present(payback))
+        # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
+        return Outcomes(columns, self.model, found_7N, self.rules.trusted_error)
+
+    def present(self, payback_seconds: float) -> tuple[float, ...]:
+        """`kernels.Present`."""
+        now, rules, overheads, speed = self.job.allocation, self.rules, self.overheads, self.samples_per_second
+        found: tuple[float, ...] = kernels().Present(
+            workers=float(now.workers),
+            parameter_servers=float(now.parameter_servers),
+            worker_cores=float(now.worker_cores),
+            parameter_server_cores=float(now.parameter_server_cores),
+            worker_memory_bytes=float(now.worker_memory_bytes),
+            parameter_server_memory_bytes=float(now.parameter_server_memory_bytes),
+            core_hour=float(self.prices.core_hour),
+            gibibyte_hour=float(self.prices.gibibyte_hour),
+            speed=speed,
+            remaining=float(self.job.remaining_samples),
+            payback=float(max(payback_seconds, self.job.until_next_change_seconds)),
+            pause=float(overheads.migration_pause_seconds),
+            worker_start=float(overheads.worker_start_seconds),
+            server_start=float(overheads.server_start_seconds + overheads.migration_copy_seconds),
+            least_change=math.log1p(rules.least_change),
+            grow_efficiency=float(rules.grow_efficiency),
+            save_efficiency=float(rules.save_efficiency),
+            least_kept=(1.0 - rules.max_slowdown) * self.reference / speed - 1.0,
         )
+        return found
 
     @cached_property
     def reference(self) -> float:
@@ -207,79 +229,12 @@ class Situation:
         return max(float(self.model.predict(Columns.of([begun])).samples_per_second[0]), self.samples_per_second)
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What N allocations cost against the present one, whatever their speed; arrays of shape (N,).
+@cache
+def kernels() -> ModuleType:
+    """Loaded when the first job's plans are looked for: numba alone takes a quarter of a second."""
+    from elastrec.platform.scaling.search import kernels
 
-    Attributes:
-        pause_N, start_N: seconds.
-        dearer_N: logarithm of the price over the present one.
-        grow_rise_N: share by which Ψ must rise for the plan to be worth its price (`Rules`).
-    """
-
-    cost_N: Floats
-    more_cores_N: Floats
-    more_bytes_N: Floats
-    pause_N: Floats
-    start_N: Floats
-    dearer_N: Floats
-    grow_rise_N: Floats
-
-
-def _known(
-    columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads, rules: Rules
-) -> _Known:  # fmt: skip
-    """Computed once as long as a job keeps what it has."""
-    return columns.once(
-        (allocation, prices, overheads, rules), lambda: _compared(columns, allocation, prices, overheads, rules)
-    )
-
-
-def _compared(
-    columns: Columns, allocation: Allocation, prices: PriceList, overheads: Overheads, rules: Rules
-) -> _Known:  # fmt: skip
-    now = Columns.of([allocation])
-    price_now = float(now.per_hour(prices)[0])
-    price_N = columns.per_hour(prices)
-    # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
-    price_N = np.where(np.abs(price_N - price_now) < 1e-9 * price_now, price_now, price_N)
-    dearer_N, least = np.log(price_N / price_now), math.log1p(rules.least_change)
-    pause_N, start_N = _pause_and_start(now, columns, overheads)
-    found = _Known(
-        cost_N=price_N - price_now,
-        more_cores_N=columns.cores - now.cores,
-        more_bytes_N=columns.memory_bytes - now.memory_bytes,
-        pause_N=pause_N,
-        start_N=start_N,
-        dearer_N=dearer_N,
-        grow_rise_N=np.expm1(np.maximum(rules.grow_efficiency * dearer_N, least)),
-    )
-    for value in vars(found).values():
-        if isinstance(value, np.ndarray):
-            value.setflags(write=False)
-    return found
-
-
-def _share(seconds_N: Floats, horizon_N: Floats) -> Floats:
-    """Of the horizon, at most 1; all of one that is over: a job that ends at once has no time for a change to pay."""
-    return np.where(horizon_N > seconds_N, seconds_N / np.maximum(horizon_N, 1e-9), 1.0)
-
-
-def _pause_and_start(now: Columns, columns: Columns, overheads: Overheads) -> tuple[Floats, Floats]:
-    """Seconds without training, and seconds until the new pods train; workers come and go without a pause."""
-    more_workers = columns.workers > now.workers
-    other_worker = (columns.worker_cores != now.worker_cores) | (
-        columns.worker_memory_bytes != now.worker_memory_bytes
-    )  # fmt: skip
-    other_servers = (
-        (columns.parameter_servers != now.parameter_servers)
-        | (columns.parameter_server_cores != now.parameter_server_cores)
-        | (columns.parameter_server_memory_bytes != now.parameter_server_memory_bytes)
-    )
-    pause_N = np.where(other_servers, overheads.migration_pause_seconds, 0.0)
-    start_N = np.where(more_workers | other_worker, overheads.worker_start_seconds, 0.0)
-    moved = overheads.server_start_seconds + overheads.migration_copy_seconds
-    return pause_N, np.maximum(start_N, np.where(other_servers, moved, 0.0))
+    return kernels
 
 
 def measured_overheads(

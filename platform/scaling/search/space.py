@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from types import ModuleType
 
 import msgspec
 import numpy as np
@@ -28,7 +29,7 @@ _FAR_TOO_MUCH = 0.75
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points of a space and their allocations; kept between rounds, so neither is to be written to.
+    """Points of a space and their allocations.
 
     Attributes:
         indexes_N5: into the ladders.
@@ -38,7 +39,7 @@ class Points:
     columns: Columns
 
 
-class Space(msgspec.Struct, frozen=True):
+class Space(msgspec.Struct, frozen=True, dict=True):
     """The ladders, rising; `start` are the indexes of what the job has now.
 
     Attributes:
@@ -54,82 +55,78 @@ class Space(msgspec.Struct, frozen=True):
         """Points in it."""
         return math.prod(map(len, self.ladders))
 
+    @cached_property
+    def lengths(self) -> Indexes:
+        """Of the ladders, shape (5,)."""
+        return np.array([len(ladder) for ladder in self.ladders], dtype=np.int64)
+
+    @cached_property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Of all ladders, one after the other."""
+        return np.concatenate([_array(ladder) for ladder in self.ladders])
+
     def columns(self, points_N5: Indexes) -> Columns:
         """The allocations of N points."""
-        values = [np.asarray(ladder, dtype=np.float64)[points_N5[:, k]] for k, ladder in enumerate(self.ladders)]
-        return Columns(
-            workers=values[0],
-            parameter_servers=values[1],
-            worker_cores=values[2],
-            parameter_server_cores=values[3],
-            worker_memory_bytes=np.full(len(points_N5), float(self.worker_memory_bytes)),
-            parameter_server_memory_bytes=values[4],
-        )
+        return self.points(self.numbers(points_N5)).columns
 
-    def points(self, points_N5: Indexes) -> Points:
-        """Points that are looked at once."""
-        return Points(points_N5, self.columns(points_N5))
+    def numbers(self, points_N5: Indexes) -> Indexes:
+        """Of points, shape (N,): they count all points of the space, the last decision fastest."""
+        found: Indexes = np.ravel_multi_index(tuple(points_N5.T), tuple(map(len, self.ladders))).astype(np.int64)
+        return found
 
-    def whole(self) -> Points:
-        """`everything`."""
-        return _whole(self) if self.size <= _KEPT_POINTS else self.points(self.everything())
+    def points(self, numbers: Indexes) -> Points:
+        """The points with these numbers; of equal ones that follow each other the first."""
+        indexes_N5, table_FN = _points().unfold(numbers, self.values, self.lengths, float(self.worker_memory_bytes))
+        return Points(indexes_N5, Columns(table_FN))
 
-    def grid(self, most: int) -> Points:
-        """`spread`, the point that the job has with its `neighbours`, and `lines`: each point once."""
-        return _grid(self, most)
+    def whole(self) -> Indexes:
+        """Numbers of all points."""
+        return np.arange(self.size)
 
-    def around(self, points_N5: Indexes) -> Points:
-        """Points and their `neighbours`, each once."""
-        return _around(self, points_N5.tobytes())
+    def grid(self, most: int) -> Indexes:
+        """Numbers of `spread`, of what is `around` the point that the job has, and of `lines`; rising."""
+        start_5 = np.array(self.start, dtype=np.int64)
+        found: Indexes = _points().grid(*self._rungs(most), start_5, self.lengths)
+        return found
+
+    def around(self, points_N5: Indexes) -> Indexes:
+        """Numbers of points and of those one step away in one or in two decisions; rising."""
+        found: Indexes = np.sort(_points().around(points_N5, self.lengths))
+        return found
 
     def single_steps(self) -> Points:
         """One or two steps up or down in one decision from what the job has; memory stays."""
-        return _single_steps(self)
-
-    def everything(self) -> Indexes:
-        """All points, shape (size, 5)."""
-        grid = np.indices([len(ladder) for ladder in self.ladders])
-        return grid.reshape(len(self.ladders), -1).T.astype(np.int64)
+        return self.points(_points().single_steps(np.array(self.start, dtype=np.int64), self.lengths))
 
     def lines(self) -> Indexes:
-        """The points that differ from what the job has in one decision; of shape (N, 5)."""
-        found = np.repeat(np.array([self.start]), sum(map(len, self.ladders)), axis=0)
-        first = 0
-        for decision, ladder in enumerate(self.ladders):
-            found[first : first + len(ladder), decision] = np.arange(len(ladder))
-            first += len(ladder)
-        return found.astype(np.int64)
-
-    def neighbours(self, points_N5: Indexes) -> Indexes:
-        """The points one step away in one or in two decisions, each once."""
-        moves = _moves(len(self.ladders))
-        highest = np.array([len(ladder) - 1 for ladder in self.ladders])
-        found = (points_N5[:, None, :] + moves[None, :, :]).reshape(-1, len(self.ladders))
-        return self.unique(found[((found >= 0) & (found <= highest)).all(axis=1)])
-
-    def unique(self, points_N5: Indexes) -> Indexes:
-        """Each point once, in the order of their indexes."""
-        lengths = tuple(map(len, self.ladders))
-        flat_N = np.unique(np.ravel_multi_index(tuple(points_N5.T), lengths))
-        return np.stack(np.unravel_index(flat_N, lengths), axis=1).astype(np.int64)
+        """Numbers of the points that differ from what the job has in at most one decision; rising."""
+        found: Indexes = np.sort(_points().lines(np.array(self.start, dtype=np.int64), self.lengths))
+        return found
 
     def spread(self, most: int) -> Indexes:
-        """At most so many points of a grid whose values rise by ratio, the ends of every ladder among them."""
-        return _spread(self.ladders, most)
+        """Numbers of at most so many points of a grid whose values rise by ratio, the ends of every ladder among
+        them; rising."""
+        found: Indexes = _points().product(*self._rungs(most), self.lengths)
+        return found
+
+    def _rungs(self, most: int) -> tuple[Indexes, Indexes]:
+        """The indexes that a grid has of every ladder, one ladder after the other, and how many of each."""
+        counts = _rung_counts(tuple(map(len, self.ladders)), most)
+        rungs = [_rungs(ladder, count) for ladder, count in zip(self.ladders, counts, strict=True)]
+        return np.concatenate(rungs), np.array([len(each) for each in rungs], dtype=np.int64)
+
+
+@cache
+def _points() -> ModuleType:
+    """Loaded when the first job's plans are looked for: numba alone takes a quarter of a second."""
+    from elastrec.platform.scaling.search import point_kernels
+
+    return point_kernels
 
 
 @lru_cache(maxsize=1024)
-def _spread(ladders: tuple[tuple[float, ...], ...], most: int) -> Indexes:
-    """`Space.spread`; not to be written to."""
-    rungs = [
-        _rungs(ladder, count)
-        for ladder, count in zip(ladders, _rung_counts(tuple(map(len, ladders)), most), strict=True)
-    ]
-    shape = tuple(map(len, rungs))
-    grid = [chosen[axis.reshape(-1)] for chosen, axis in zip(rungs, np.indices(shape), strict=True)]
-    found = np.stack(grid, axis=1).astype(np.int64)
-    found.setflags(write=False)
-    return found
+def _array(ladder: tuple[float, ...]) -> npt.NDArray[np.float64]:
+    return np.asarray(ladder, dtype=np.float64)
 
 
 @lru_cache(maxsize=1024)
@@ -149,51 +146,11 @@ def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
     return np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1))
 
 
-_KEPT_POINTS = 5000
-"""A larger space is not kept: some megabytes per job."""
-
-
-@lru_cache(maxsize=128)
-def _whole(space: Space) -> Points:
-    return space.points(space.everything())
-
-
-@lru_cache(maxsize=128)
-def _grid(space: Space, most: int) -> Points:
-    start_5 = np.array([space.start], dtype=np.int64)
-    found = np.concatenate([start_5, space.neighbours(start_5), space.lines(), space.spread(most)])
-    return space.points(space.unique(found))
-
-
-@lru_cache(maxsize=256)
-def _around(space: Space, points: bytes) -> Points:
-    points_N5 = np.frombuffer(points, dtype=np.int64).reshape(-1, len(space.ladders))
-    return space.points(space.unique(np.concatenate([points_N5, space.neighbours(points_N5)])))
-
-
-@lru_cache(maxsize=256)
-def _single_steps(space: Space) -> Points:
-    found = []
-    for decision in range(4):
-        for step in (-2, -1, 1, 2):
-            point = list(space.start)
-            point[decision] += step
-            if 0 <= point[decision] < len(space.ladders[decision]):
-                found.append(point)
-    return space.points(np.array(found, dtype=np.int64).reshape(-1, 5))
-
-
 def forget() -> None:
-    """Drops all points that are kept between rounds: decisions are the same without them, only later."""
-    for kept in (_whole, _grid, _around, _single_steps, _spread):
+    """Drops all that is kept between rounds: decisions are the same without it, only later."""
+    for kept in (_array, _rungs, _rung_counts, _counts, _sizes):
         kept.cache_clear()
     forget_columns()
-
-
-@cache
-def _moves(decisions: int) -> Indexes:
-    steps = [(*step,) for step in np.ndindex(*(3,) * decisions) if 0 < sum(value != 1 for value in step) <= 2]
-    return np.array(steps, dtype=np.int64) - 1
 
 
 @lru_cache(maxsize=1024)

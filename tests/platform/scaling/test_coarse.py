@@ -30,17 +30,10 @@ def test_a_coarse_grid_and_its_neighbours_come_close_to_an_exhaustive_search(poi
 
 def test_a_grid_has_the_ends_of_every_ladder_and_not_more_points_than_asked_for() -> None:
     space = space_of(situation(limits=LIMITS).job, PLENTY)
-    points = space.spread(400)
+    points = space.points(space.spread(400)).indexes_N5
     assert len(points) <= 400
     for decision, ladder in enumerate(space.ladders):
         assert {0, len(ladder) - 1} <= set(points[:, decision].tolist())
-
-
-def test_points_that_are_equal_are_kept_once_and_in_order() -> None:
-    space = space_of(situation(limits=LIMITS).job, PLENTY)
-    points = space.everything()
-    twice = np.concatenate([points[::-1], points[:10]])
-    assert np.array_equal(space.unique(twice), points)
 
 
 def test_a_grid_of_a_few_points_is_refused() -> None:
@@ -59,14 +52,14 @@ def test_a_job_never_rests_while_one_decision_alone_would_be_worth_a_change(
     little = Capacity(free=Resources(4.0, 4000.0 * GIB))
     asked = situation(allocation=allocation(workers, servers, cores, cores), limits=limits)
     space = space_of(asked.job, little)
-    assert len(allowed_rows(asked, little, asked.outcomes(space.columns(space.lines()))))
+    assert len(allowed_rows(asked, little, asked.outcomes(space.points(space.lines()).columns)))
     coarsest = SearchSettings(exhaustive_points=10, coarse_points=32, polish_rounds=0)
     assert len(pareto_front(asked, little, space, coarsest).points) > 0
 
 
 def test_what_differs_in_one_decision_is_every_value_of_it() -> None:
     space = space_of(situation(limits=LIMITS).job, PLENTY)
-    points = space.lines()
+    points = space.points(space.lines()).indexes_N5
     assert ((points != np.array(space.start)).sum(axis=1) <= 1).all()
     for decision, ladder in enumerate(space.ladders):
         assert set(points[:, decision].tolist()) == set(range(len(ladder)))

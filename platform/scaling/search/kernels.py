@@ -1,0 +1,293 @@
+"""The compiled loops of the search: what each plan brings, which of them are allowed, and their front.
+
+A job's search looks at a thousand plans, some of them several times. numpy goes over them once for each operation and
+spends most of its time between two of them; here each plan is gone through once.
+
+Shape legend: N points, 5 decisions, F fields (`columns.FIELDS`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from elastrec.platform.scaling.model import kernels as model_kernels
+from elastrec.platform.scaling.model.kernels import step_seconds, variance
+from elastrec.platform.scaling.search import point_kernels
+from elastrec.platform.scaling.search.point_kernels import around, order_of, rising, unfold
+from elastrec.platform.specs.numba_cache import kernels_of
+
+_kernel = kernels_of(__file__, model_kernels.__file__, point_kernels.__file__)(error_model="numpy")
+_GIBIBYTE = float(2**30)
+
+SPEED, GAIN, OVERHEAD, COST, MORE_CORES, MORE_BYTES, AGAINST_RULES = range(7)
+"""Rows of what `outcomes` returns; see `objectives.Outcomes`."""
+
+
+class Present(NamedTuple):
+    """The job as it is, what pods cost, and what the rules ask of a change.
+
+    Attributes:
+        speed, remaining: Ψ now, and samples.
+        payback: seconds in which a change has to pay for itself, or what is left of the job.
+        pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train.
+        least_change: as a logarithm; `grow_efficiency`, `save_efficiency`: of `Rules`.
+        least_kept: the share by which Ψ may change at most for the worse; negative.
+    """
+
+    workers: float
+    parameter_servers: float
+    worker_cores: float
+    parameter_server_cores: float
+    worker_memory_bytes: float
+    parameter_server_memory_bytes: float
+    core_hour: float
+    gibibyte_hour: float
+    speed: float
+    remaining: float
+    payback: float
+    pause: float
+    worker_start: float
+    server_start: float
+    least_change: float
+    grow_efficiency: float
+    save_efficiency: float
+    least_kept: float
+
+
+class Room(NamedTuple):
+    """What plans must fit into.
+
+    Attributes:
+        free_cores, free_bytes: above what the job has; at least 0.
+        cores, memory_bytes: of all that the job has.
+        largest_cores, largest_bytes: of a pod; infinity where there is no limit.
+        server_bytes, rows_bytes: that each server needs before its first row, and that all rows together need; both 0
+            where plans leave the servers' memory alone.
+        worker_bytes: that a worker needs; 0 where plans leave its memory alone.
+    """
+
+    free_cores: float
+    free_bytes: float
+    cores: float
+    memory_bytes: float
+    largest_cores: float
+    largest_bytes: float
+    server_bytes: float
+    rows_bytes: float
+    worker_bytes: float
+
+
+@_kernel
+def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-def]
+    """RC, TG and the rules for N allocations, [7, N]; the formulas are those of `objectives`."""
+    now = present
+    cores_now = now.workers * now.worker_cores + now.parameter_servers * now.parameter_server_cores
+    bytes_now = (
+        now.workers * now.worker_memory_bytes + now.parameter_servers * now.parameter_server_memory_bytes
+    )  # fmt: skip
+    price_now = now.core_hour * cores_now + now.gibibyte_hour * bytes_now / _GIBIBYTE
+    count = table_FN.shape[1]
+    found_7N = np.empty((7, count))
+    for n in range(count):
+        workers, servers, worker_cores, server_cores = table_FN[0, n], table_FN[1, n], table_FN[2, n], table_FN[3, n]
+        worker_bytes, server_bytes = table_FN[4, n], table_FN[5, n]
+        cores = workers * worker_cores + servers * server_cores
+        memory = workers * worker_bytes + servers * server_bytes
+        price = now.core_hour * cores + now.gibibyte_hour * memory / _GIBIBYTE
+        if abs(price - price_now) < 1e-9 * price_now:
+            # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
+            price = price_now
+        dearer = np.log(price / price_now)
+        other_worker = worker_cores != now.worker_cores or worker_bytes != now.worker_memory_bytes
+        other_servers = (
+            servers != now.parameter_servers
+            or server_cores != now.parameter_server_cores
+            or server_bytes != now.parameter_server_memory_bytes
+        )
+        # Workers come and go without a pause.
+        pause = now.pause if other_servers else 0.0
+        start = now.worker_start if workers > now.workers or other_worker else 0.0
+        if other_servers:
+            start = max(start, now.server_start)
+        speed = workers * constants.batch_size / step_seconds(table_FN, n, constants, fitted)
+        difference = speed - now.speed
+        # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.
+        horizon = min(now.remaining / max(speed, now.speed), now.payback)
+        late = _share(start, horizon)
+        overhead = now.speed * _share(pause, horizon) + max(difference, 0.0) * late
+        gain = difference - overhead
+        # What a plan saves it saves once its pods train. It keeps its own share of Ψ, and the share that all savings
+        # together have to keep.
+        saved = dearer * (1.0 - late)
+        kept = np.expm1(now.save_efficiency * saved) if saved <= -now.least_change else np.inf
+        rise = np.expm1(max(now.grow_efficiency * dearer, now.least_change))
+        found_7N[SPEED, n] = speed
+        found_7N[GAIN, n] = gain
+        found_7N[OVERHEAD, n] = overhead
+        found_7N[COST, n] = price - price_now
+        found_7N[MORE_CORES, n] = cores - cores_now
+        found_7N[MORE_BYTES, n] = memory - bytes_now
+        found_7N[AGAINST_RULES, n] = min(rise, max(kept, now.least_kept)) - gain / now.speed
+    return found_7N
+
+
+@_kernel
+def _share(seconds, horizon):  # type: ignore[no-untyped-def]
+    """Of the horizon, at most 1; all of one that is over: a job that ends at once has no time for a change to pay."""
+    return seconds / max(horizon, 1e-9) if horizon > seconds else 1.0
+
+
+@_kernel
+def _excess(table_FN, found_7N, n, room):  # type: ignore[no-untyped-def]
+    """By how much one plan breaks capacity or memory, as shares; ≤ 0 where it fits."""
+    servers, worker_cores, server_cores = table_FN[1, n], table_FN[2, n], table_FN[3, n]
+    worker_bytes, server_bytes = table_FN[4, n], table_FN[5, n]
+    short = -1.0
+    if room.server_bytes + room.rows_bytes > 0:
+        short = 1.0 - server_bytes / np.ceil(room.server_bytes + room.rows_bytes / servers)
+    if room.worker_bytes > 0:
+        short = max(short, 1.0 - worker_bytes / room.worker_bytes)
+    too_large = max(
+        max(worker_cores, server_cores) / room.largest_cores, max(worker_bytes, server_bytes) / room.largest_bytes
+    )
+    return (
+        (found_7N[MORE_CORES, n] - room.free_cores - 1e-3) / room.cores,
+        (found_7N[MORE_BYTES, n] - room.free_bytes - 1.0) / room.memory_bytes,
+        short,
+        too_large - (1.0 + 1e-9),
+    )
+
+
+@_kernel
+def excess(table_FN, found_7N, room):  # type: ignore[no-untyped-def]
+    """`_excess` of N plans, [N, 4]."""
+    found_N4 = np.empty((table_FN.shape[1], 4))
+    for n in range(len(found_N4)):
+        each = _excess(table_FN, found_7N, n, room)
+        for k in range(4):
+            found_N4[n, k] = each[k]
+    return found_N4
+
+
+@_kernel
+def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, doubted):  # type: ignore[no-untyped-def]
+    """Numbers of the plans that fit and obey the rules, rising: those to be trusted, or the `doubted` others.
+
+    Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
+    """
+    found, count = np.empty(table_FN.shape[1], np.int64), 0
+    for n in range(len(found)):
+        if not found_7N[AGAINST_RULES, n] <= 0:
+            continue
+        over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
+        if over_cores > 0 or over_bytes > 0 or short > 0 or too_large > 0:
+            continue
+        error = np.sqrt(variance(table_FN, n, constants, fitted, covariance_KK) + least_error * least_error)
+        if (error > trusted_error) == doubted:
+            found[count] = n
+            count += 1
+    return found[:count]
+
+
+@_kernel
+def teaches(  # type: ignore[no-untyped-def]
+    table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, known_error, slowest
+):  # fmt: skip
+    """By how much measuring each plan would raise the log determinant of the model's information, [N]: 0 where that is
+    known already, where the plan does not fit, and where its speed would be below `slowest`."""
+    found_N = np.zeros(table_FN.shape[1])
+    for n in range(len(found_N)):
+        over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
+        if over_cores > 0 or over_bytes > 0 or short > 0 or too_large > 0 or found_7N[SPEED, n] < slowest:
+            continue
+        error = np.sqrt(variance(table_FN, n, constants, fitted, covariance_KK) + least_error * least_error)
+        if error > known_error:
+            found_N[n] = np.log1p((error / known_error) ** 2)
+    return found_N
+
+
+@_kernel
+def _best(found_7N, rows):  # type: ignore[no-untyped-def]
+    """Of these rows those that no other one beats in cost and gain, by rising cost (`pareto.front`)."""
+    cost = np.empty(len(rows))
+    for i in range(len(rows)):
+        cost[i] = found_7N[COST, rows[i]]
+    order = order_of(cost)
+    chosen, count, highest = np.empty(len(rows), np.int64), 0, -np.inf
+    i = 0
+    while i < len(order):
+        # Of plans that cost the same the one that gains most, of equal ones the first.
+        best = rows[order[i]]
+        i += 1
+        while i < len(order) and cost[order[i]] == cost[order[i - 1]]:
+            row = rows[order[i]]
+            if found_7N[GAIN, row] > found_7N[GAIN, best]:
+                best = row
+            i += 1
+        if found_7N[GAIN, best] > highest:
+            highest = found_7N[GAIN, best]
+            chosen[count] = best
+            count += 1
+    return chosen[:count]
+
+
+@_kernel
+def _taken(values_XN, rows):  # type: ignore[no-untyped-def]
+    found = np.empty((values_XN.shape[0], len(rows)))
+    for x in range(values_XN.shape[0]):
+        for i in range(len(rows)):
+            found[x, i] = values_XN[x, rows[i]]
+    return found
+
+
+@_kernel
+def _rows(indexes_N5, rows):  # type: ignore[no-untyped-def]
+    found = np.empty((len(rows), 5), np.int64)
+    for i in range(len(rows)):
+        for k in range(5):
+            found[i, k] = indexes_N5[rows[i], k]
+    return found
+
+
+@_kernel
+def _are_equal(one_N5, other_N5):  # type: ignore[no-untyped-def]
+    if len(one_N5) != len(other_N5):
+        return False
+    for i in range(len(one_N5)):
+        for k in range(5):
+            if one_N5[i, k] != other_N5[i, k]:
+                return False
+    return True
+
+
+@_kernel
+def front_of(  # type: ignore[no-untyped-def]
+    numbers, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, least_error, trusted_error,
+    present, rounds,
+):  # fmt: skip
+    """The front of these points, then of what is around it, until it stays the same; at most so many rounds.
+
+    Returns:
+        Table and outcomes of the points that were looked at first, and of the front; the front's indexes between them.
+    """
+    indexes_N5, table_FN = unfold(numbers, values, length_5, worker_memory_bytes)
+    found_7N = outcomes(table_FN, constants, fitted, present)
+    rows = permitted(
+        table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, False
+    )  # fmt: skip
+    chosen = _best(found_7N, rows)
+    points_N5, best_FN, best_7N = _rows(indexes_N5, chosen), _taken(table_FN, chosen), _taken(found_7N, chosen)
+    for _ in range(rounds if len(chosen) else 0):
+        tried_N5, tried_FN = unfold(rising(around(points_N5, length_5)), values, length_5, worker_memory_bytes)
+        tried_7N = outcomes(tried_FN, constants, fitted, present)
+        rows = permitted(
+            tried_FN, tried_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, False
+        )  # fmt: skip
+        chosen = _best(tried_7N, rows)
+        better_N5 = _rows(tried_N5, chosen)
+        if _are_equal(better_N5, points_N5):
+            break
+        points_N5, best_FN, best_7N = better_N5, _taken(tried_FN, chosen), _taken(tried_7N, chosen)
+    return table_FN, found_7N, points_N5, best_FN, best_7N

@@ -1,0 +1,213 @@
+"""What compiled loops find is what the formulas say, written down plainly here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Capacity, Change, Resources
+from elastrec.platform.scaling.model.columns import FIELDS, Columns
+from elastrec.platform.scaling.search.front import allowed_rows, excess, front_of
+from elastrec.platform.scaling.search.objectives import Rules, Situation
+from elastrec.platform.scaling.search.pareto import front
+from elastrec.platform.scaling.search.space import Space, space_of
+from elastrec.platform.scaling.types import Limits, MemoryNeed, Overheads
+from tests.platform.scaling.jobs import GIB, PRICES, allocation, coefficients, known_model, profile, spread
+
+MODEL = known_model(coefficients((0.5, 0.15, 0.05, 0.2, 0.1)))
+LIMITS = Limits(workers=(1, 20), parameter_servers=(1, 6), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))
+OVERHEADS = Overheads(
+    worker_start_seconds=40.0, server_start_seconds=70.0, migration_pause_seconds=20.0, migration_copy_seconds=15.0
+)
+NEED = MemoryNeed(worker_bytes=int(1.5 * GIB), server_base_bytes=GIB, embedding_bytes=9 * GIB, imbalance=1.2)
+
+SITUATIONS = st.builds(
+    lambda workers, servers, cores, remaining, started, payback, need, movable: Situation(
+        profile(
+            allocation=allocation(workers, servers, cores, 2.0), remaining_samples=remaining, limits=LIMITS,
+            started_with=started, memory=need, movable=movable,
+        ),
+        MODEL, PRICES, OVERHEADS, Rules(payback_seconds=payback),
+    ),
+    st.integers(1, 20), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0.0, 1e10),
+    st.sampled_from([None, allocation(12, 2), allocation(1, 1)]), st.sampled_from([0.0, 600.0, 3600.0]),
+    st.sampled_from([None, NEED]), st.sampled_from([frozenset(Change), frozenset({Change.WORKERS})]),
+)  # fmt: skip
+CAPACITIES = st.builds(
+    lambda cores, memory, largest: Capacity(free=Resources(cores, memory * GIB), largest_pod=largest),
+    st.floats(-20.0, 200.0), st.floats(-50.0, 500.0), st.sampled_from([None, Resources(4.0, 8.0 * GIB)]),
+)  # fmt: skip
+
+
+def price(of: Allocation) -> float:
+    amount = of.resources
+    return PRICES.core_hour * amount.cores + PRICES.gibibyte_hour * amount.memory_bytes / GIBIBYTE
+
+
+def expected(asked: Situation, plan: Allocation) -> dict[str, float]:
+    """RC, TG and the rules of `objectives`, for one plan."""
+    job, rules, overheads, now = asked.job, asked.rules, asked.overheads, asked.job.allocation
+    speed, then = (
+        float(MODEL.predict(Columns.of([each])).samples_per_second[0]) for each in (now, plan)
+    )  # fmt: skip
+    cost = price(plan) - price(now)
+    cost = 0.0 if abs(cost) < 1e-9 * price(now) else cost
+    dearer = math.log((price(now) + cost) / price(now))
+    changes = now.changes(plan)
+    moves = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
+    pause = overheads.migration_pause_seconds if moves else 0.0
+    start = overheads.worker_start_seconds if plan.workers > now.workers or Change.WORKER_SIZE in changes else 0.0
+    start = max(start, overheads.server_start_seconds + overheads.migration_copy_seconds if moves else 0.0)
+    payback = max(rules.payback_seconds, job.until_next_change_seconds)
+    horizon = min(job.remaining_samples / max(speed, then), payback)
+
+    def share(seconds: float) -> float:
+        return seconds / horizon if horizon > seconds else 1.0
+
+    overhead = speed * share(pause) + max(then - speed, 0.0) * share(start)
+    gain = then - speed - overhead
+    saved, least = dearer * (1.0 - share(start)), math.log1p(rules.least_change)
+    begun = job.started_with or now
+    reference = max(float(MODEL.predict(Columns.of([begun])).samples_per_second[0]), speed)
+    keeps = math.expm1(rules.save_efficiency * saved) if saved <= -least else math.inf
+    keeps = max(keeps, (1.0 - rules.max_slowdown) * reference / speed - 1.0)
+    rises = math.expm1(max(rules.grow_efficiency * dearer, least))
+    return {
+        "samples_per_second": then, "gain": gain, "overhead": overhead, "cost_per_hour": cost,
+        "more_cores": plan.resources.cores - now.resources.cores,
+        "more_memory_bytes": plan.resources.memory_bytes - now.resources.memory_bytes,
+        "against_rules": min(rises, keeps) - gain / speed,
+    }  # fmt: skip
+
+
+def fits(asked: Situation, capacity: Capacity, plan: Allocation) -> bool:
+    job, needs = asked.job, plan.resources - asked.job.allocation.resources
+    room = needs.cores <= max(capacity.free.cores, 0.0) + 1e-3
+    room &= needs.memory_bytes <= max(capacity.free.memory_bytes, 0.0) + 1.0
+    if job.memory is not None and Change.SERVERS in job.movable:
+        room &= plan.parameter_server_memory_bytes >= job.memory.server_bytes(plan.parameter_servers)
+        room &= plan.worker_memory_bytes >= job.memory.worker_bytes
+    if (most := capacity.largest_pod) is not None:
+        room &= max(plan.worker_cores, plan.parameter_server_cores) <= most.cores
+        room &= max(plan.worker_memory_bytes, plan.parameter_server_memory_bytes) <= most.memory_bytes
+    return room
+
+
+PLANS = [
+    *spread(30, seed=3),
+    *(msgspec.structs.replace(each, parameter_server_memory_bytes=16 * GIB) for each in spread(10, seed=4)),
+    allocation(3, 2, 1.0, 2.0),
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SITUATIONS)
+def test_what_a_plan_costs_and_brings_is_what_the_formulas_say(asked: Situation) -> None:
+    plans = [asked.job.allocation, *PLANS]
+    found = asked.outcomes(Columns.of(plans))
+    for row, plan in enumerate(plans):
+        for name, value in expected(asked, plan).items():
+            assert getattr(found, name)[row] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(SITUATIONS, CAPACITIES)
+def test_allowed_are_the_plans_that_fit_obey_the_rules_and_are_to_be_trusted(
+    asked: Situation, capacity: Capacity
+) -> None:
+    found = asked.outcomes(Columns.of(PLANS))
+    fitting = [fits(asked, capacity, plan) for plan in PLANS]
+    assert (excess(asked, capacity, found) <= 0).all(axis=1).tolist() == fitting
+    obeys, is_trusted = found.against_rules <= 0, found.relative_error <= asked.rules.trusted_error
+    for doubted in (False, True):
+        rows = np.flatnonzero(np.array(fitting) & obeys & (is_trusted != doubted))
+        assert allowed_rows(asked, capacity, found, doubted=doubted).tolist() == rows.tolist()
+
+
+LADDERS = st.lists(st.integers(1, 6), min_size=5, max_size=5)
+
+
+def spaces(draw: Any) -> Space:
+    lengths = draw(LADDERS)
+    ladders = tuple(tuple(float(2 + 3 * k) * 1.5**value for value in range(length)) for k, length in enumerate(lengths))
+    return Space(ladders, tuple(draw(st.integers(0, length - 1)) for length in lengths), GIB)
+
+
+def everything(space: Space) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(len(ladder)) for ladder in space.ladders)))
+
+
+def is_near(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    steps = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return max(steps) <= 1 and sum(steps) <= 2
+
+
+def rows(space: Space, numbers: Any) -> list[tuple[int, ...]]:
+    return [tuple(each) for each in space.points(numbers).indexes_N5.tolist()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_points_are_looked_at_once_and_in_the_order_of_their_indexes(data: st.DataObject) -> None:
+    space = spaces(data.draw)
+    points = everything(space)
+    assert rows(space, space.whole()) == points
+    some = data.draw(st.lists(st.sampled_from(points), min_size=1, max_size=4))
+    near = [point for point in points if any(is_near(point, each) for each in some)]
+    assert rows(space, space.around(np.array(some, dtype=np.int64))) == near
+    apart = [sum(a != b for a, b in zip(point, space.start, strict=True)) for point in points]
+    lines = [point for point, differing in zip(points, apart, strict=True) if differing <= 1]
+    assert rows(space, space.lines()) == lines
+    grid = {*lines, *rows(space, space.spread(40)), *(point for point in points if is_near(point, space.start))}
+    assert rows(space, space.grid(40)) == sorted(grid)
+    steps = [
+        (*space.start[:k], space.start[k] + step, *space.start[k + 1 :])
+        for k in range(4)
+        for step in (-2, -1, 1, 2)
+        if 0 <= space.start[k] + step < len(space.ladders[k])
+    ]
+    assert [tuple(each) for each in space.single_steps().indexes_N5.tolist()] == steps
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_point_is_the_allocation_that_its_indexes_name(data: st.DataObject) -> None:
+    space = spaces(data.draw)
+    for numbers in (space.whole(), space.whole()[::-1].copy()):
+        points = space.points(numbers)
+        assert np.array_equal(space.numbers(points.indexes_N5), numbers)
+        for k, field in enumerate(field for field in FIELDS if field != "worker_memory_bytes"):
+            values = [space.ladders[k][index] for index in points.indexes_N5[:, k]]
+            assert getattr(points.columns, field).tolist() == values
+        assert set(points.columns.worker_memory_bytes) == {float(GIB)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(SITUATIONS, CAPACITIES)
+def test_a_front_is_what_no_allowed_plan_beats_and_its_neighbours_are_looked_at_until_it_stays(
+    asked: Situation, capacity: Capacity
+) -> None:
+    space = space_of(asked.job, capacity)
+    numbers = space.grid(200)
+
+    def best(tried: Any) -> Any:
+        points = space.points(tried)
+        found = asked.outcomes(points.columns)
+        good = allowed_rows(asked, capacity, found)
+        return points.indexes_N5[good[front(found.cost_per_hour[good], -found.gain[good])]]
+
+    expected_N5 = best(numbers)
+    for rounds in range(3):
+        found = front_of(asked, capacity, space, numbers, rounds)
+        assert np.array_equal(found.points, expected_N5)
+        assert np.array_equal(found.outcomes.columns.table_FN, space.columns(found.points).table_FN)
+        assert np.array_equal(found.outcomes.found_7N, asked.outcomes(found.outcomes.columns).found_7N)
+        assert np.array_equal(found.looked_at.columns.table_FN, space.points(numbers).columns.table_FN)
+        expected_N5 = best(space.around(expected_N5)) if len(expected_N5) else expected_N5
