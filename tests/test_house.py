@@ -57,6 +57,7 @@ ALLOWED = {
         "platform.clusters",
         "platform.data",
         "platform.history",
+        "platform.scaling",
         "platform.specs",
         "platform.transport",
         "checkpoints",
@@ -194,6 +195,15 @@ def test_only_a_jobs_master_touches_single_pods_of_the_job() -> None:
     assert of_fleets == {("platform", "master")}
     makers = {file.parent.name for file in outside if re.search(r"\bLocalCluster\b", file.read_text())}
     assert makers == set(), "those outside use a Launcher"
+
+
+def test_one_room_of_a_master_knows_the_algorithms_of_scaling() -> None:
+    knowing = {
+        file.relative_to(ROOT).parent
+        for file in sources("platform.master")
+        if any(name.startswith("platform.scaling") for name in imported(file))
+    }
+    assert knowing == {Path("platform/master/scaling")}
 
 
 def test_only_a_benchmark_speaks_arrow_flight() -> None:

@@ -1,12 +1,13 @@
-"""A job whose tables outgrow its servers' memory, with the memory forecast and without it: kills by the kernel.
+"""A job whose tables outgrow its servers' memory: with the memory forecast, with it and no round, without: kills.
 
     python -m benchmarks growing_tables [--rounds 3] [--output json]
 
-Both jobs have the same file but for `scaling.enabled`. Every server has a control group whose limit the kernel
-enforces, and the rows of the log take more than that. Rounds of scaling are those of the DAG `auto_scaling`, for both
-jobs alike; those of the job without forecast leave it alone.
+All jobs have the same file but for `scaling.enabled`. Every server has a control group whose limit the kernel
+enforces, and the rows of the log take more than that. Rounds of scaling are those of the DAG `auto_scaling`; those of
+the job without forecast leave it alone. The second job has no rounds: its master looks at its memory itself.
 
-Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then killed, too.
+Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first two jobs are then killed, too;
+with `self._give_memory()` of `platform.master.service.timed_work` as `pass` the second one is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -23,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.common.figures import Figure, interleave, run_benchmark
 from benchmarks.common.jobs import expect_limits, launched, private_platform
 from elastrec.platform import jobs
@@ -30,11 +34,12 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling.masters import ask_profile
 from elastrec.platform.jobs.watching.observation import Observation
-from elastrec.platform.scaling.across_jobs.one_change import MEMORY
+from elastrec.platform.scaling.memory_watch import MEMORY
+from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings
-from elastrec.platform.transport.messages.ledger import Explanation
+from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 SERVERS = 2
@@ -113,20 +118,22 @@ def train(
     content: dict[str, Any],
     run: Run,
     *,
-    settings: ScalingSettings = SETTINGS,
+    settings: ScalingSettings | None = SETTINGS,
     until: Callable[[Observation, str], bool] | None = None,
 ) -> None:
     """Trains and evaluates a job, with rounds of scaling as the DAG has them.
 
     Args:
         run: is filled; its seconds are added to.
+        settings: of the rounds; None: there are none.
         until: called with what is seen and the job's id; true ends the job before its own end.
 
     Raises:
         RuntimeError: the job failed or did not end in time.
     """
     began = time.monotonic()
-    due, deadline = began + settings.round_interval, began + _TIMEOUT_SECONDS
+    interval = math.inf if settings is None else settings.round_interval
+    due, deadline = began + interval, began + _TIMEOUT_SECONDS
     trained_at: float | None = None
     with launched(platform, content) as job_id:
         while True:
@@ -138,12 +145,22 @@ def train(
                 break
             if phase.is_final or time.monotonic() > deadline:
                 raise RuntimeError(f"the job did not succeed:\n{jobs.failure_report(platform, job_id)}")
-            if phase is Phase.TRAINING and time.monotonic() >= due:
-                due = time.monotonic() + settings.round_interval
+            if settings is not None and phase is Phase.TRAINING and time.monotonic() >= due:
+                due = time.monotonic() + interval
                 _round(platform, settings, job_id, run)
             time.sleep(_LOOK_SECONDS)
         run.seconds += (trained_at or time.monotonic()) - began
-        run.kills += kills_of(jobs.explanation(platform, job_id))
+        story = jobs.explanation(platform, job_id)
+        run.kills += kills_of(story)
+        if run.fullest_at_plan is None and story.own_plans:
+            run.fullest_at_plan = fullest_at(story.own_plans[0])
+
+
+def fullest_at(own: OwnPlan) -> float:
+    """How full the fullest server was when a master decided to give memory, as a share of its limit."""
+    plan = msgspec.json.decode(own.plan_json, type=Plan)
+    assert plan.memory is not None
+    return plan.memory.likely[0] / plan.before.parameter_server_memory_bytes
 
 
 def _round(platform: jobs.Platform, settings: ScalingSettings, job_id: str, run: Run) -> None:
@@ -166,17 +183,26 @@ def _round(platform: jobs.Platform, settings: ScalingSettings, job_id: str, run:
         print(f"{profile.trained_samples} samples, fullest server {fullest:.2f}: {'; '.join(said)}", file=sys.stderr)
 
 
-def figures_of(with_forecast: list[Run], without: list[Run]) -> list[Figure]:
-    """Kills of all rounds, and how full the servers were."""
-    at_plan = [1.0 if run.fullest_at_plan is None else run.fullest_at_plan for run in with_forecast]
+def figures_of(with_forecast: list[Run], by_master: list[Run], without: list[Run]) -> list[Figure]:
+    """Kills of all rounds, and how full the servers were.
+
+    Args:
+        by_master: with the forecast and without rounds of scaling.
+    """
+    at_plan = [
+        1.0 if run.fullest_at_plan is None else run.fullest_at_plan for run in (*with_forecast, *by_master)
+    ]  # fmt: skip
     settings = {
         "rounds": len(with_forecast), "servers": SERVERS, "server_mebibytes": SERVER_BYTES >> 20,
         "seconds": [round(run.seconds, 1) for run in with_forecast],
+        "seconds_by_master": [round(run.seconds, 1) for run in by_master],
         "seconds_without": [round(run.seconds, 1) for run in without],
     }  # fmt: skip
     return [
         Figure("growing_tables.kills", sum(run.kills for run in with_forecast), "by the kernel, in all rounds",
                at_most=0, settings=settings),
+        Figure("growing_tables.kills_without_rounds", sum(run.kills for run in by_master),
+               "by the kernel, in all rounds of the benchmark", at_most=0),
         Figure("growing_tables.kills_without_forecast", min(run.kills for run in without),
                "by the kernel, in the round with the fewest", at_least=1),
         Figure("growing_tables.fullest_at_plan", max(at_plan), "of its limit, the fullest server when memory was given",
@@ -187,28 +213,33 @@ def figures_of(with_forecast: list[Run], without: list[Run]) -> list[Figure]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """The two jobs in turn."""
+    """The three jobs in turn."""
     with tempfile.TemporaryDirectory() as folder, private_platform(weight=WEIGHT) as platform:
         expect_limits(platform, "growing_tables")
         # Servers that compile their kernels have taken more than their limit before the first row.
         warm_kernels()
         log = click_log(Path(folder) / "clicks")
 
-        def side(*, forecast: bool) -> Callable[[], Run]:
+        def side(name: str, settings: ScalingSettings | None, *, forecast: bool) -> Callable[[], Run]:
             def run() -> Run:
                 found = Run()
-                print(f"{'with' if forecast else 'without'} forecast", file=sys.stderr)
-                train(platform, job_content(log, forecast=forecast), found)
+                train(platform, job_content(log, forecast=forecast), found, settings=settings)
+                print(f"{name}: {found.seconds:.1f} s, {found.kills} kills", file=sys.stderr)
                 return found
 
             return run
 
-        runs = interleave({"with": side(forecast=True), "without": side(forecast=False)}, arguments.rounds)
-    return figures_of(runs["with"], runs["without"])
+        sides = {
+            "with forecast": side("with forecast", SETTINGS, forecast=True),
+            "without rounds": side("without rounds", None, forecast=True),
+            "without forecast": side("without forecast", SETTINGS, forecast=False),
+        }
+        runs = interleave(sides, arguments.rounds)
+    return figures_of(*(runs[name] for name in sides))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=3, help="of both jobs (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each job (default 3)")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from elastrec.platform.history.scaling_figures import Decision, Timed, throughpu
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.jobs.scaling.learned import learned
-from elastrec.platform.jobs.scaling.profiles import observations_of, shape_of
+from elastrec.platform.master.scaling.facts import observations_of, shape_of
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.policy import View, decide, load_policy
 from elastrec.platform.scaling.types import JobProfile, Limits, Observation

@@ -29,7 +29,7 @@ from benchmarks.common.configurations import Shape, measure_shapes
 from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.jobs import expect_limits, private_platform
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.scaling.profiles import observation_of
+from elastrec.platform.master.scaling.facts import observation_of
 from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import ModelShape, Observation

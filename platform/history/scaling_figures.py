@@ -51,6 +51,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         memory: the forecast of the fullest server's memory at that moment; None: there was none.
         before_samples_per_second, predicted_samples_per_second: by the model, without and with the plan; None where
             the policy predicts nothing.
+        plan_id: of the plan; empty where it has none.
     """
 
     unix_seconds: float
@@ -64,6 +65,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     predicted_samples_per_second: float | None = None
     proposed: str = ""
     memory: MemoryCurve | None = None
+    plan_id: str = ""
 
 
 class Timed(msgspec.Struct, frozen=True):

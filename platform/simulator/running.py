@@ -22,7 +22,8 @@ from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.metrics import share_kept
 
-_LEAST_WINDOW_SECONDS = 10.0
+_LEAST_WINDOW_SECONDS = 4.0
+"""Masters look at memory every five seconds at most, which cuts a window."""
 _MOST_POINTS = 60
 _COUNTED_EVERY_SECONDS, _APART = 5.0, 1.05
 """Masters count rows so often, and keep counts that lie such a factor of samples apart, and the newest one."""

@@ -15,10 +15,11 @@ import msgspec
 import numpy as np
 import simpy
 
-from elastrec.platform.scaling.across_jobs.one_change import MEMORY, one_change
+from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Change, PriceList, require
 from elastrec.platform.scaling.job_profile import NotNow, decidable
+from elastrec.platform.scaling.memory_watch import MEMORY, look
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
@@ -140,6 +141,8 @@ class Simulation:
                     environment.process(self._replay(running))
                 else:
                     self._troubles.begin(running, settings.seed, index)
+                if job.memory is not None and settings.handling.memory_forecast:
+                    environment.process(self._watch_memory(running))
             while running.remaining > 0 and not running.is_evicted:
                 running.new_window()
                 # Interrupted where its allocation, its workers or a pause change: the window ends there.
@@ -150,6 +153,20 @@ class Simulation:
                     # No room for more at the moment: once its owner has noticed, it waits for some like a new job.
                     yield environment.timeout(settings.handling.resubmit_seconds)
         self._end(running)
+
+    def _watch_memory(self, running: Running) -> Process:
+        """The job's master looks at the memory of its servers between two rounds, as a real one does."""
+        interval, overheads = self._settings.interval_seconds, self._overheads()
+        plan_seconds = overheads.server_start_seconds + overheads.migration_pause_seconds
+        while running.remaining > 0:
+            seconds = interval
+            if running.is_training:
+                running.pass_time(self._environment.now)
+                found = look(running.facts(interval, self._nodes.size.memory_bytes), plan_seconds)
+                seconds = found.seconds
+                if found.plan is not None and not (self._is_possible(found.plan) and self._apply(found.plan)):
+                    seconds = interval
+            yield self._environment.timeout(seconds)
 
     def _replay(self, running: Running) -> Process:
         """What is recorded of a real run: how many workers it had when."""
@@ -369,12 +386,13 @@ class Simulation:
         movable = running.job.movable | ({Change.SERVER_SIZE} if plan.policy == MEMORY else frozenset())
         return bool(plan.changes) and plan.changes <= movable and plan.before == running.held
 
-    def _apply(self, plan: Plan) -> None:
+    def _apply(self, plan: Plan) -> bool:
+        """Whether there is room for it."""
         running = self._running[plan.job_id]
         self._count_use()
         moved = move(self._nodes, running.placing, running.held, plan.allocation)
         if moved is None:
-            return
+            return False
         running.change_to(plan.allocation, moved.placing, self._environment.now, plan.asked_by)
         if plan.policy != MEMORY:
             # What was lost before is part of what the policy has decided about.
@@ -384,6 +402,7 @@ class Simulation:
             running.wake()
         if rest.changes:
             self._environment.process(self._change(running, rest))
+        return True
 
     def _change(self, running: Running, plan: Plan) -> Process:
         """The old pods train until the new ones are up. Servers hand rows over on top, which pauses the training;

@@ -10,6 +10,7 @@ import structlog
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import ask_pod, pod_of_master
+from elastrec.platform.master.scaling.facts import largest_server_bytes
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
@@ -46,15 +47,24 @@ def ask_profile(platform: Platform, job_id: str) -> Profile | None:
 
 
 def ask_profiles(
-    platform: Platform, masters: Mapping[str, PodStatus], timeout_seconds: float = ANSWER_SECONDS
+    platform: Platform,
+    masters: Mapping[str, PodStatus],
+    timeout_seconds: float = ANSWER_SECONDS,
+    *,
+    next_round_seconds: float = 0.0,
 ) -> dict[str, Profile | str]:
-    """What the masters have measured, by job id; of one that does not answer within its time, the reason."""
+    """What the masters have measured, by job id; of one that does not answer within its time, the reason.
+
+    Args:
+        next_round_seconds: after which they are asked again; 0: nobody knows.
+    """
+    message = GetProfile(next_round_seconds=next_round_seconds)
     if not masters:
         return {}
 
     def ask(pod: PodStatus) -> Profile | str:
         try:
-            profile = ask_pod(platform, pod, GetProfile(), Profile, timeout_seconds=timeout_seconds)
+            profile = ask_pod(platform, pod, message, Profile, timeout_seconds=timeout_seconds)
         except (TransportError, ClusterError) as error:
             log.warning("master_not_asked", job_id=pod.job, reason=str(error), consequence="its job is left alone")
             return f"its master does not answer: {error}"
@@ -66,21 +76,13 @@ def ask_profiles(
         return dict(zip(masters, threads.map(ask, masters.values()), strict=True))
 
 
-def largest_server_bytes(platform: Platform, job_ids: Iterable[str]) -> dict[str, float]:
-    """The most memory that a server of each job could have: what is free on a node, and what it has there already.
+def largest_bytes_of(platform: Platform, job_ids: Iterable[str]) -> dict[str, float]:
+    """The most memory that a server of each job could have.
 
     Raises:
         ClusterError: the cluster cannot be reached.
     """
-    nodes = [(node.name, node.free.memory_bytes) for node in platform.launcher.nodes()]
-    anywhere = max((free for _, free in nodes), default=0)
-    free_on, has = dict(nodes), dict[tuple[str, str], int]()
+    nodes, of_job = platform.launcher.nodes(), dict[str, list[PodStatus]]()
     for pod in platform.launcher.pods():
-        if pod.role is Role.PARAMETER_SERVER and not pod.phase.is_final:
-            key = (pod.job, pod.node)
-            has[key] = max(has.get(key, 0), pod.size.memory_bytes)
-    most = dict.fromkeys(job_ids, float(anywhere))
-    for (job_id, node), memory_bytes in has.items():
-        if job_id in most and node in free_on:
-            most[job_id] = max(most[job_id], float(free_on[node] + memory_bytes))
-    return most
+        of_job.setdefault(pod.job, []).append(pod)
+    return {job_id: largest_server_bytes(nodes, of_job.get(job_id, ())) for job_id in job_ids}

@@ -14,12 +14,13 @@ import msgspec
 import structlog
 
 from elastrec.platform.jobs.scaling.learned import Learned, learned
-from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_server_bytes, masters_of
-from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
+from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_bytes_of, masters_of
 from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import room_of, standing
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
+from elastrec.platform.master.scaling.memory_seen import memory_seen
+from elastrec.platform.master.scaling.requests import request_of
 from elastrec.platform.scaling.across_jobs.one_change import describe, one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
@@ -31,11 +32,10 @@ from elastrec.platform.scaling.policy import Round, View, load_policy
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import JobProfile, MemoryCurve, Overheads, Plan
 from elastrec.platform.specs.errors import JobNotFoundError
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.scaling import ScalingSettings
-from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.specs.text.loading import job_from_json
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ShapeAnswer
 from elastrec.platform.transport.messages.profile import Profile
 
 log = structlog.get_logger(__name__)
@@ -96,7 +96,8 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
     for job_id in job_ids or ():
         if job_id not in masters:
             raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
-    answers = ask_profiles(platform, masters if job_ids is None else {job_id: masters[job_id] for job_id in job_ids})
+    asked = masters if job_ids is None else {job_id: masters[job_id] for job_id in job_ids}
+    answers = ask_profiles(platform, asked, next_round_seconds=settings.round_interval)
     if job_ids is None:
         answers = {
             job_id: answer
@@ -104,7 +105,7 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
             if isinstance(answer, str) or answer.phase == Phase.TRAINING
         }
     known = learned(platform, settings) if answers else Learned()
-    largest = largest_server_bytes(platform, answers)
+    largest = largest_bytes_of(platform, answers)
     found = [
         NotNow(job_id, answer) if isinstance(answer, str)
         else profile_of(job_id, answer, settings, known.past, largest[job_id])
@@ -187,33 +188,7 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
     with live_master(platform, wanted.job_id) as client:
         if client is None:
             return answer(changed=False, reason="the job is no longer in the cluster")
-        done = client.call(_change(wanted), ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
+        done = client.call(request_of(wanted), ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
     return answer(
         changed=done.accepted, reason=wanted.reason if done.accepted else done.reason, request_id=done.request_id
-    )
-
-
-def _change(wanted: Plan) -> ChangeShape:
-    """What differs, and nothing else: an open request that names something else stays open beside this one."""
-    before, after = wanted.before, wanted.allocation
-
-    def places(role: str, count: str) -> PlacesChange:
-        names = {"count": count, "cores": f"{role}_cores", "memory_bytes": f"{role}_memory_bytes"}
-        return PlacesChange(
-            **{
-                field: getattr(after, name)
-                for field, name in names.items()
-                if getattr(after, name) != getattr(before, name)
-            }
-        )
-
-    return ChangeShape(
-        change={
-            Role.WORKER: places("worker", "workers"),
-            Role.PARAMETER_SERVER: places("parameter_server", "parameter_servers"),
-        },
-        plan_id=wanted.plan_id,
-        expected_version=wanted.shape_version,
-        asked_by=wanted.asked_by,
-        reason=wanted.reason,
     )

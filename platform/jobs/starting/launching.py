@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -33,9 +32,6 @@ from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, NameRun, Status, StopJob, TakeOver
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
-
-if TYPE_CHECKING:
-    from elastrec.platform.history.report import Story
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
@@ -237,13 +233,13 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
         return False
     # A job that had ended by itself keeps its own ending.
     ended, why, run_id = _ending(platform, master)
-    story, measured = _story(master), _measured(master)
+    explained, measured = _explained(master), _measured(master)
     master.end()
     removed = remove_job(platform, job_id)
     if removed:
         log.info("job_stopped", job_id=job_id, reason=reason, pods=removed, phase=ended.value)
     if pod is not None:
-        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, story, measured)
+        _close_run(platform, run_id, ended, reason if ended is Phase.STOPPED else why, explained, measured)
     # The launching process may have seen the job's end first, and removed the pods.
     return answer is not None or bool(removed)
 
@@ -253,11 +249,11 @@ def finish(platform: Platform, job_id: str) -> None:
     master = _EndingMaster(platform, job_id)
     pod = master.pod
     phase, failure, run_id = _ending(platform, master)
-    story, measured = _story(master), _measured(master)
+    explained, measured = _explained(master), _measured(master)
     master.end()
     remove_job(platform, job_id)
     if pod is not None:
-        _close_run(platform, run_id, phase, failure, story, measured)
+        _close_run(platform, run_id, phase, failure, explained, measured)
 
 
 def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
@@ -277,14 +273,9 @@ def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]
     return Phase.STOPPED, "the master was gone before the result was read", run_id
 
 
-def _story(master: _EndingMaster) -> Story | None:
+def _explained(master: _EndingMaster) -> Explanation | None:
     """What happened to the job and where its time went; None when the master cannot say any more."""
-    explained = master.ask(GetExplanation(), Explanation, "the job is not explained")
-    if explained is None:
-        return None
-    from elastrec.platform.jobs.watching.story import story_of
-
-    return story_of(explained)
+    return master.ask(GetExplanation(), Explanation, "the job is not explained")
 
 
 def _measured(master: _EndingMaster) -> Profile | None:
@@ -293,7 +284,7 @@ def _measured(master: _EndingMaster) -> Profile | None:
 
 
 def _close_run(
-    platform: Platform, run_id: str, phase: Phase, reason: str, story: Story | None, measured: Profile | None
+    platform: Platform, run_id: str, phase: Phase, reason: str, explained: Explanation | None, measured: Profile | None
 ) -> None:
     if not run_id:
         return
@@ -307,12 +298,19 @@ def _close_run(
 
                 if (model := fitted(measured)) is not None:
                     decisions.log_coefficients(run_id, model.coefficients)
+            if explained is not None and explained.own_plans:
+                from elastrec.platform.jobs.scaling.story import write_own_plans
+
+                write_own_plans(decisions, run_id, explained.own_plans)
             if taken := decisions.decisions(run_id):
                 # What happened after the last round belongs to the picture, too.
                 decisions.log_throughput(run_id, taken)
                 decisions.log_memory(run_id, taken)
         except HistoryError as refused:
             log.warning("scaling_not_drawn", run_id=run_id, error=str(refused))
+        from elastrec.platform.jobs.watching.story import story_of
+
+        story = None if explained is None else story_of(explained)
         try:
             History(platform.tracking_uri, "").finish_run(run_id, phase, reason, story=story)
             return

@@ -15,6 +15,7 @@ from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize
 from elastrec.platform.transport.messages.job import CopyProgress, RestoreProblem, SavedPart, ShardProgress
+from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove
 
 
@@ -205,6 +206,9 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     """Another shape is wanted, or pods are to be moved; what is not named stays as it is wanted.
 
     The fields are those of ChangeShape.
+
+    Attributes:
+        own_plan: of the master itself; None: somebody else asked.
     """
 
     change: dict[Role, PlacesChange]
@@ -214,6 +218,7 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     moves: list[PodMove] = []
     plan_id: str = ""
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS
+    own_plan: OwnPlan | None = None
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange, named_fields
 from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
     PodMove,
@@ -33,7 +34,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
         avoided_nodes: names of the nodes on which pods that are made for it must not run.
         losses: of pods that were made for it.
         progressed: when a pod of its roles got ready last (`stalls`); 0: none has.
-        plan_id, timeout_seconds: see ChangeShape.
+        plan_id, timeout_seconds: see ChangeShape; own_plan: see ShapeAsked.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     outcome: ShapeOutcome = ShapeOutcome.OPEN
     reason: str = ""
     asked_by: str = ""
+    own_plan: OwnPlan | None = None
 
     @property
     def is_open(self) -> bool:
@@ -96,6 +98,15 @@ def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
     ]
     words += [f"{move.pod} moved" + (" to another node" if move.leaves_node else "") for move in moves]
     return ", ".join(words)
+
+
+def own_plans(state: JobState) -> list[OwnPlan]:
+    """What the master asked for itself, and what came of it; the oldest first."""
+    return [
+        msgspec.structs.replace(request.own_plan, outcome=request.outcome.value, reason=request.reason)
+        for request in state.shape_requests
+        if request.own_plan is not None
+    ]
 
 
 def open_requests(state: JobState) -> list[RequestedShape]:

@@ -87,6 +87,7 @@ def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
         plan_id=event.plan_id,
         timeout_seconds=event.timeout_seconds,
         asked_by=event.asked_by,
+        own_plan=event.own_plan,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,18 +12,21 @@ from elastrec.checkpoints import Store, open_store
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.migration_profile import migrations_of
 from elastrec.platform.master.measuring.time_profile import PARTS, TimeProfile
+from elastrec.platform.master.pods import requests
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import some
-from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
+from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
 """Entries that are given at most, the last ones."""
 _FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "term_begun", "master_resumed"})
 
 
-def explanation(job_id: str, phase: str, times: TimeProfile, journal: Journal) -> Explanation:
+def explanation(
+    job_id: str, phase: str, times: TimeProfile, journal: Journal, own_plans: Sequence[OwnPlan] = ()
+) -> Explanation:
     """The story until now."""
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
     return Explanation(
@@ -34,6 +38,7 @@ def explanation(job_id: str, phase: str, times: TimeProfile, journal: Journal) -
         timeline=[timeline_entry(*line) for line in lines],
         omitted=omitted,
         migrations=migrations_of(lines),
+        own_plans=list(own_plans),
     )
 
 
@@ -187,7 +192,7 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         CheckpointError: the store refused.
         JournalError: the journal cannot be read.
     """
-    story = explanation(job_id, str(state.phase), state.times, journal)
+    story = explanation(job_id, str(state.phase), state.times, journal, requests.own_plans(state))
     opened, key = open_store(store), explanation_key(job_name, job_id)
     if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and story.timeline:
         began = story.timeline[0].unix_seconds
@@ -196,8 +201,9 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         omitted = story.omitted + before.omitted + max(0, len(timeline) - TIMELINE_ENTRIES)
         moves = [each for each in before.migrations if each.unix_seconds < began]
         story = msgspec.structs.replace(
-            story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted, migrations=[*moves, *story.migrations]
-        )
+            story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted, migrations=[*moves, *story.migrations],
+            own_plans=[*(each for each in before.own_plans if each.unix_seconds < began), *story.own_plans],
+        )  # fmt: skip
     opened.put(key, msgspec.json.encode(story))
     return opened.child_uri(key)
 

@@ -24,7 +24,7 @@ from elastrec.platform.master.service.journal import LEDGER_PAGE
 from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.messages.job import Done
-from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage
+from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage, OwnPlan
 from elastrec.platform.transport.messages.observer import (
     ChangeShape,
     FinishJob,
@@ -46,6 +46,7 @@ class ObserverCalls(ServicePart):
     """The calls of observers."""
 
     _finished: threading.Event
+    _job_json: bytes
     _earlier_lines: pa.Table | None = None
 
     def metrics(self) -> TrainingMetrics:
@@ -111,17 +112,20 @@ class ObserverCalls(ServicePart):
         with self._lock:
             last, phase = self.journal.last, str(self.state.phase)
             times = self.state.times.at(self.state, self.now())
+            own_plans = requests.own_plans(self.state)
         self.journal.wait(last)
-        return explanation(self.request.job_id, phase, times, self.journal)
+        return explanation(self.request.job_id, phase, times, self.journal, own_plans)
 
     def profile(self, message: GetProfile) -> Profile:
         """How fast the job is, in every configuration that it has had."""
+        if message.next_round_seconds:
+            self._memory_watch.round_announced(message.next_round_seconds)
         with self._lock:
             # Without pods, and after its end, a job is asked what it has measured.
             configuration = configuration_of(self.state) or self.state.wanted_shape
             queue, now = self.state.training, self.now()
             return Profile(
-                job_json=self.job.model_dump_json(by_alias=True).encode(),
+                job_json=self._job_json,
                 phase=str(self.state.phase),
                 configuration=configuration,
                 is_settled=is_settled(self.state),
@@ -205,8 +209,12 @@ class ObserverCalls(ServicePart):
         )
         return Done()
 
-    def change_shape(self, message: ChangeShape) -> ShapeAnswer:
-        """Asks for another number or size of pods of the running job."""
+    def change_shape(self, message: ChangeShape, own_plan: OwnPlan | None = None) -> ShapeAnswer:
+        """Asks for another number or size of pods of the running job.
+
+        Args:
+            own_plan: where the master itself asks.
+        """
         if self.state.phase.is_final:
             return ShapeAnswer(reason=f"the job is {self.state.phase}")
         with self._lock:
@@ -227,6 +235,7 @@ class ObserverCalls(ServicePart):
                 moves=message.moves,
                 plan_id=message.plan_id,
                 timeout_seconds=message.timeout_seconds,
+                own_plan=own_plan,
             )
         )
         for effect in effects:

@@ -13,6 +13,7 @@ from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.pods.reconciler import Reconciler
+from elastrec.platform.master.scaling.memory_watch import MemoryWatch
 from elastrec.platform.master.service.executor import Executor
 from elastrec.platform.master.service.history_sink import HistorySink
 from elastrec.platform.master.service.journal import Journal
@@ -37,6 +38,7 @@ class ServicePart(abc.ABC):
     _executor: Executor
     _reconciler: Reconciler
     _history: HistorySink | None
+    _memory_watch: MemoryWatch
 
     @abc.abstractmethod
     def now(self) -> float:

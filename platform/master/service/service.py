@@ -29,6 +29,7 @@ from elastrec.platform.master.pods.heartbeats import Heartbeats
 from elastrec.platform.master.pods.launch import LaunchRequest, member_pod
 from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.pods.wanted import Wanted, WantedPod, wanted
+from elastrec.platform.master.scaling.memory_watch import MemoryWatch
 from elastrec.platform.master.service.answers import Answers
 from elastrec.platform.master.service.executor import Executor
 from elastrec.platform.master.service.history_sink import HistorySink
@@ -110,6 +111,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._heartbeats = Heartbeats(self.job.spec.faults)
         self._answers = Answers()
         self._seen = Observations(self.now())
+        self._memory_watch = MemoryWatch(request.job_id, self.job)
         self._saved_measurements = SavedMeasurements(folder)
         if self.is_continued:
             self._recall(self._saved_measurements.recall())

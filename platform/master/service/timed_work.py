@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
+import time
 
 import msgspec
 import structlog
@@ -18,7 +19,10 @@ from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
 from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.messages.ledger import OwnPlan
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 log = structlog.get_logger(__name__)
 _TICK_SECONDS = 0.1
@@ -42,6 +46,14 @@ class TimedWork(ServicePart):
     @abc.abstractmethod
     def metrics(self) -> TrainingMetrics:
         """The job at this moment."""
+
+    @abc.abstractmethod
+    def profile(self, message: GetProfile) -> Profile:
+        """What was measured of the job."""
+
+    @abc.abstractmethod
+    def change_shape(self, message: ChangeShape, own_plan: OwnPlan | None = None) -> ShapeAnswer:
+        """Asks for another shape; a refusal has a reason."""
 
     @abc.abstractmethod
     def totals(self) -> dict[str, float]:
@@ -117,6 +129,7 @@ class TimedWork(ServicePart):
         self._measure()
         self._relieve()
         self._leave_slow_node()
+        self._give_memory()
         if not self.state.phase.is_final:
             self._report()
 
@@ -161,6 +174,24 @@ class TimedWork(ServicePart):
                 seconds_per_row=slow.seconds_per_row, others_seconds_per_row=slow.others_seconds_per_row,
             )
         )  # fmt: skip
+
+    def _give_memory(self) -> None:
+        """Before servers run out of it, where the next round of scaling would come too late."""
+        now = self.now()
+        if self.state.phase is not Phase.TRAINING or not self._memory_watch.is_due(now):
+            return
+        with self._lock:
+            costs = self._seen.costs_of_changes()
+        found = self._memory_watch.look(
+            self.profile(GetProfile()), self._reconciler.nodes(), self._reconciler.statuses().values(), costs, now,
+            time.time(),
+        )  # fmt: skip
+        if found is None:
+            return
+        request, own_plan = found
+        if reason := self.change_shape(request, own_plan).reason:
+            log.warning("memory_not_given", job=self.request.job_id, reason=reason, wanted=request.reason)
+            self._memory_watch.refused(now)
 
     def _report_end(self) -> None:
         # At once, not with the next window: callers that wait for the end read its figures.

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from elastrec.platform.scaling.across_jobs.quota import POLICY as QUOTA
 from elastrec.platform.scaling.executors.strategy import StrategySettings, Urgency, Verdict, Wish, choose_strategy
 from elastrec.platform.scaling.job_profile import NotNow
+from elastrec.platform.scaling.memory_watch import MEMORY, memory_plan
 from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.restraint import UNLIMITED, URGENCY, moves_of, past_of
 from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan
-
-MEMORY = "memory-forecast"
-"""Policy of the plans that a memory forecast asks for."""
 
 
 def one_change(
@@ -38,13 +36,9 @@ def one_change(
     without = [(None, job) for job_id, job in wished.items() if job_id not in planned]
     for plan, job in (*((plan, wished.get(plan.job_id)) for plan in decided.plans), *without):
         kept = [] if plan is None else [plan]
-        if job is None or job.memory_wish is None:
+        if job is None or (memory := memory_plan(job)) is None:
             plans += kept
             continue
-        memory = Plan(
-            job_id=job.job_id, policy=MEMORY, before=job.allocation, allocation=job.memory_wish.allocation,
-            reason=job.memory_wish.reason,
-        )  # fmt: skip
         if plan is not None and plan.changes and _has_memory_of(plan, memory):
             plans.append(plan)
             continue

@@ -90,6 +90,22 @@ class GetExplanation(Message, frozen=True):
     """Ask where the time went."""
 
 
+class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job's master decided itself, for the job's history; rounds of scaling write their plans themselves.
+
+    Attributes:
+        unix_seconds: when; `samples`: trained by then.
+        plan_json: a `platform.scaling.types.Plan`.
+        outcome: a ShapeOutcome; `reason`: why it is not done.
+    """
+
+    unix_seconds: float
+    samples: int
+    plan_json: bytes
+    outcome: str = ""
+    reason: str = ""
+
+
 class Explanation(Message, frozen=True):
     """Where the time went, until now or until the job's end.
 
@@ -99,6 +115,7 @@ class Explanation(Message, frozen=True):
         goodput: share of the wall time in which rows were trained that count; 0 to 1.
         omitted: entries of the timeline that are older than those given.
         migrations: of parameter servers, the oldest first.
+        own_plans: the latest ones that the master made itself, the oldest first.
     """
 
     job: str
@@ -109,3 +126,4 @@ class Explanation(Message, frozen=True):
     timeline: list[TimelineEntry]
     omitted: int = 0
     migrations: list[MigrationSeen] = []
+    own_plans: list[OwnPlan] = []

@@ -67,7 +67,13 @@ class ShapeChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetProfile(Message, frozen=True):
-    """What is known of the job's speed."""
+    """What is known of the job's speed.
+
+    Attributes:
+        next_round_seconds: of a round of scaling: the next one comes after so long; 0: it is not said.
+    """
+
+    next_round_seconds: float = 0.0
 
 
 class Profile(Message, frozen=True):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.jobs import growing_tables, out_of_memory
 from benchmarks.jobs.growing_tables import MOST_SERVER_BYTES, SERVER_BYTES, Run, job_content, kills_of
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.types import MemoryCurve, Plan
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
+from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +55,30 @@ def test_a_job_that_is_restarted_by_hand_goes_on_from_its_record_with_more_memor
     )
 
 
-def figures(with_forecast: list[Run], without: list[Run]) -> dict[str, Any]:
-    return {each.figure: each for each in growing_tables.figures_of(with_forecast, without)}
+def figures(with_forecast: list[Run], by_master: list[Run], without: list[Run]) -> dict[str, Any]:
+    return {each.figure: each for each in growing_tables.figures_of(with_forecast, by_master, without)}
 
 
 def test_kills_of_all_rounds_count_and_a_round_that_was_never_killed_is_no_proof() -> None:
     calm, killed = Run(seconds=9.0, fullest=0.8, fullest_at_plan=0.6), Run(seconds=12.0, kills=1, fullest=1.0)
-    good = figures([calm, calm], [killed, killed])
+    good = figures([calm, calm], [calm, calm], [killed, killed])
     assert all(each.met is not False for each in good.values())
     assert good["growing_tables.fullest_at_plan"].value == 0.6
-    bad = figures([calm, killed], [killed, calm])
+    bad = figures([calm, killed], [killed, calm], [killed, calm])
     missed = {name for name, each in bad.items() if each.met is False}
-    names = ("kills", "kills_without_forecast", "fullest_at_plan")
+    names = ("kills", "kills_without_rounds", "kills_without_forecast", "fullest_at_plan")
     assert missed == {f"growing_tables.{name}" for name in names}
+
+
+def test_how_full_servers_were_when_their_master_gave_memory_is_what_it_measured_then() -> None:
+    before = Allocation(
+        workers=1, parameter_servers=2, worker_cores=1.0, parameter_server_cores=1.0, worker_memory_bytes=100,
+        parameter_server_memory_bytes=200,
+    )  # fmt: skip
+    curve = MemoryCurve(samples=(1.0, 2.0), low=(90.0,) * 2, likely=(100.0, 300.0), high=(110.0,) * 2, safe_bytes=180.0)
+    plan = Plan(job_id="j", policy="memory-forecast", before=before, allocation=before, reason="", memory=curve)
+    own = OwnPlan(unix_seconds=1.0, samples=1, plan_json=msgspec.json.encode(plan))
+    assert growing_tables.fullest_at(own) == 0.5
 
 
 def test_completion_times_are_compared_round_by_round() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.scaling.masters import largest_server_bytes
+from elastrec.platform.jobs.scaling.masters import largest_bytes_of
 from elastrec.platform.jobs.scaling.standing import room_of
 from elastrec.platform.jobs.starting.preparation import _check_capacity
 from elastrec.platform.scaling.amounts import Allocation, Resources
@@ -38,13 +38,13 @@ def platform(nodes: list[Node], pods: list[PodStatus] | None = None) -> Any:
 
 def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
-    assert largest_server_bytes(platform(nodes), ["clicks-1"]) == {"clicks-1": 6 * GIB}
+    assert largest_bytes_of(platform(nodes), ["clicks-1"]) == {"clicks-1": 6 * GIB}
 
 
 def test_a_server_keeps_what_it_has_on_its_own_node_alone() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
     on_b = [server("b", 4), server("b", 2), server("a", 9, Role.WORKER)]
-    found = largest_server_bytes(platform(nodes, on_b), ["clicks-1", "clicks-2"])
+    found = largest_bytes_of(platform(nodes, on_b), ["clicks-1", "clicks-2"])
     assert found == {"clicks-1": 9 * GIB, "clicks-2": 6 * GIB}
 
 

@@ -104,6 +104,17 @@ def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_
     assert ended.changes == 1
 
 
+def test_a_simulated_master_gives_memory_before_the_first_round_where_that_would_come_too_late() -> None:
+    # The first round comes after its end; its servers are full after some minutes.
+    full = growing(job(seconds=1200.0), needed_at_end=2.0)
+    seldom = msgspec.structs.replace(QUIET, interval_seconds=3_600.0)
+    (ended,) = run("static", [full], given=seldom).jobs
+    assert ended.out_of_memory == 0 and ended.changes > 0
+    nobody = with_handling(msgspec.structs.replace(Handling(), memory_forecast=False), seldom)
+    (killed,) = run("static", [full], given=nobody).jobs
+    assert killed.out_of_memory == 1
+
+
 @pytest.mark.parametrize("policy", ["static", "three-stage"])
 def test_memory_is_forecast_of_a_job_that_lacks_a_worker_and_nothing_else_is_asked_about_it(policy: str) -> None:
     lacking = job(workers_up=((0.0, 3),))

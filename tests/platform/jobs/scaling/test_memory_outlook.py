@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
+from elastrec.platform.master.scaling.memory_seen import memory_seen
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.memory import Action
 from elastrec.platform.scaling.memory_outlook import MemoryOutlook, look_ahead, wish_of

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from elastrec.platform.jobs.scaling import rounds
-from elastrec.platform.jobs.scaling.memory_outlook import memory_seen
 from elastrec.platform.jobs.scaling.profiles import profile_of
+from elastrec.platform.master.scaling.memory_seen import memory_seen
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.memory import Action
 from elastrec.platform.scaling.memory_outlook import look_ahead

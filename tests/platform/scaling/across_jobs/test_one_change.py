@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.scaling.across_jobs.one_change import MEMORY, describe, one_change
+from elastrec.platform.scaling.across_jobs.one_change import describe, one_change
 from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.memory_watch import MEMORY
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import Round, View, decide
 from elastrec.platform.scaling.types import JobProfile, MemoryWish

@@ -1,0 +1,91 @@
+"""A look at a job's memory between two rounds: when it gives memory itself, and when the next round is early enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from elastrec.platform.scaling.across_jobs.one_change import one_change
+from elastrec.platform.scaling.job_profile import JobFacts, decidable
+from elastrec.platform.scaling.memory import Servers
+from elastrec.platform.scaling.memory_watch import LEAST_SECONDS, MEMORY, look
+from elastrec.platform.scaling.policy import Round
+from elastrec.platform.scaling.types import JobProfile, PastChange
+from tests.platform.scaling.test_job_profile import GIB, HERE, facts, seen
+
+PLAN_SECONDS = 100.0
+LARGER = msgspec.structs.replace(HERE, parameter_server_memory_bytes=HERE.parameter_server_memory_bytes + 8 * GIB)
+
+
+LIMIT = float(HERE.parameter_server_memory_bytes)
+FULL = Servers(
+    count=HERE.parameter_servers, used_bytes=0.9 * LIMIT - 2 * 2**20, limit_bytes=LIMIT, imbalance=1.0,
+    largest_bytes=64.0 * GIB,
+)  # fmt: skip
+"""Servers that a third more rows fill."""
+
+
+def reaching_its_limit_in(seconds: float, **changes: Any) -> JobFacts:
+    """At the speed with which the early end of the band is so far away; rounds are 180 s apart."""
+    found = decidable(facts(memory=seen(FULL)))
+    assert isinstance(found, JobProfile) and found.memory_wish is not None
+    assert found.memory_wish.seconds_to_limit is not None
+    samples = found.memory_wish.seconds_to_limit * 10_000.0
+    return facts(memory=seen(FULL, samples_per_second=samples / seconds), **changes)
+
+
+def test_memory_is_given_where_a_later_plan_would_come_too_late_and_not_before() -> None:
+    assert look(reaching_its_limit_in(106.0), PLAN_SECONDS).plan is None
+    plan = look(reaching_its_limit_in(104.0), PLAN_SECONDS).plan
+    assert plan is not None
+    assert "a plan takes up to 100 s, and no round has come before" in plan.reason
+
+
+def test_what_is_given_is_what_a_round_would_give() -> None:
+    known = reaching_its_limit_in(100.0, is_settled=False)
+    own = look(known, PLAN_SECONDS).plan
+    (of_round,) = one_change(Round((), {}), [decidable(known)])[0].plans
+    assert own is not None and own.reason.startswith(f"{of_round.reason}; ")
+    assert msgspec.structs.replace(own, reason=of_round.reason) == of_round and own.policy == MEMORY
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_settled": False, "are_servers_settled": False},
+        {"memory": None},
+        {"memory": seen(samples_per_second=None)},
+        {"memory": seen(tables=())},
+        {"memory": seen(remaining=1.0)},
+    ],
+    ids=["servers change", "no tables", "no speed yet", "nothing counted yet", "memory lasts"],
+)
+def test_nothing_is_given_where_nothing_is_needed_or_known(changes: dict[str, Any]) -> None:
+    assert look(facts(**changes), PLAN_SECONDS).plan is None
+
+
+@pytest.mark.parametrize(("seconds_ago", "asks"), [(179.0, False), (181.0, True)])
+def test_what_the_cluster_did_not_give_is_not_asked_for_again_before_a_round_would(
+    seconds_ago: float, *, asks: bool
+) -> None:
+    given_up = (
+        PastChange(before=HERE, after=LARGER, seconds_ago=seconds_ago, asked_by=MEMORY),
+        PastChange(before=LARGER, after=HERE, seconds_ago=seconds_ago - 1.0, asked_by=""),
+    )
+    assert (look(reaching_its_limit_in(100.0, changes=given_up), PLAN_SECONDS).plan is not None) == asks
+
+
+def test_memory_that_was_given_and_is_too_little_after_all_is_given_again_at_once() -> None:
+    smaller = msgspec.structs.replace(HERE, parameter_server_memory_bytes=HERE.parameter_server_memory_bytes // 2)
+    given = (PastChange(before=smaller, after=HERE, seconds_ago=20.0, asked_by=MEMORY),)
+    assert look(reaching_its_limit_in(100.0, changes=given), PLAN_SECONDS).plan is not None
+
+
+def test_the_next_look_comes_before_anything_can_be_due_and_no_later_than_a_round() -> None:
+    assert look(reaching_its_limit_in(140.0), PLAN_SECONDS).seconds == pytest.approx(20.0)
+    assert look(reaching_its_limit_in(1e6), PLAN_SECONDS).seconds == 180.0
+    young = seen(remaining=1.0, trained=400_000.0, samples_per_second=10_000.0)
+    assert look(facts(memory=young), PLAN_SECONDS).seconds == pytest.approx(20.0), "half of what it has trained"
+    assert look(facts(memory=seen(samples_per_second=None)), PLAN_SECONDS).seconds == LEAST_SECONDS
