@@ -54,16 +54,21 @@ def test_what_is_given_is_what_a_round_would_give() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"is_settled": False, "are_servers_settled": False},
         {"memory": None},
         {"memory": seen(samples_per_second=None)},
         {"memory": seen(tables=())},
         {"memory": seen(remaining=1.0)},
     ],
-    ids=["servers change", "no tables", "no speed yet", "nothing counted yet", "memory lasts"],
+    ids=["no tables", "no speed yet", "nothing counted yet", "memory lasts"],
 )
 def test_nothing_is_given_where_nothing_is_needed_or_known(changes: dict[str, Any]) -> None:
     assert look(facts(**changes), PLAN_SECONDS).plan is None
+
+
+def test_nothing_is_asked_for_while_servers_change_because_of_what_was_asked_before() -> None:
+    assert look(reaching_its_limit_in(50.0, is_settled=False), PLAN_SECONDS).plan is not None
+    under_way = reaching_its_limit_in(50.0, is_settled=False, are_servers_settled=False)
+    assert look(under_way, PLAN_SECONDS).plan is None
 
 
 @pytest.mark.parametrize(("seconds_ago", "asks"), [(179.0, False), (181.0, True)])
