@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from elastrec.platform.specs.errors import CheckpointError
 READ_AHEAD_BYTES = 16 * 2**20
 """Neighbouring sections are fetched together up to this size: a request to S3 costs as long as about 1 MiB."""
 
-_KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
+KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
 """In the order in which they are taken in: what is gone may have come back."""
 
 _LONGEST_CHAIN = 1001
@@ -81,7 +82,7 @@ class Share:
         once, places = np.unique(buckets, return_inverse=True)
         return once, np.bincount(places, counts, len(once)).astype(np.int64)
 
-    def read(self, kinds: Sequence[SectionKind] = _KINDS, columns: Sequence[str] | None = None) -> Iterator[BucketRows]:
+    def read(self, kinds: Sequence[SectionKind] = KINDS, columns: Sequence[str] | None = None) -> Iterator[BucketRows]:
         """What the buckets hold, chunk by chunk: all of one kind before the next.
 
         Memory in use stays near READ_AHEAD_BYTES as long as the caller keeps nothing.
@@ -103,8 +104,20 @@ class Share:
             entries = self._entries(kind)
             if columns is not None:
                 entries = [entry.with_arrays(stored_names(columns)) for entry in entries]
-            for entry, arrays in self.record.read(self.part, entries):
-                yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
+            yield from self._read(entries)
+
+    def _read(self, entries: Sequence[SectionEntry]) -> Iterator[BucketRows]:
+        for entry, arrays in self.record.read(self.part, entries):
+            yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
+
+    def readers(self, kind: SectionKind, count: int) -> list[Iterator[BucketRows]]:
+        """As `read` of one kind, by at most so many readers side by side, each of chunks that follow each other.
+
+        Not for a part of format 1.
+        """
+        entries = sorted(self._entries(kind), key=lambda entry: entry.span)
+        ends = [len(entries) * number // count for number in range(count + 1)]
+        return [self._read(entries[start:end]) for start, end in itertools.pairwise(ends) if start < end]
 
 
 class Record:

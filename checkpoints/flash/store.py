@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import structlog
@@ -36,6 +37,8 @@ class MemoryStore(Store):
         self.in_memory: HeldPart | None = None
         self._base, self._memory, self._is_full = base, memory, is_full
         self._held: dict[str, HeldPart | None] = {}
+        self._distrusted: set[str] = set()
+        self._lock = threading.Lock()
 
     def open_write(self, key: str) -> StoreWriter:
         self.in_memory = None
@@ -43,9 +46,10 @@ class MemoryStore(Store):
 
     def _part(self, key: str) -> HeldPart | None:
         """A part that lies in memory; None: it is read from the store."""
-        if key not in self._held:
-            self._held[key] = self._memory.find(self.uri, key)
-        return self._held[key]
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = self._memory.find(self.uri, key)
+            return self._held[key]
 
     def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
         part = self._part(key)
@@ -57,9 +61,14 @@ class MemoryStore(Store):
         return self._base.get_range(key, start, length)
 
     def distrust(self, key: str) -> bool:
-        if self._held.get(key) is None:
-            return False
-        self._held[key] = None
+        with self._lock:
+            if key in self._distrusted:
+                # Another thread read the bytes before and has checked them sooner.
+                return True
+            if self._held.get(key) is None:
+                return False
+            self._held[key] = None
+            self._distrusted.add(key)
         _log.error(
             "memory_copy_damaged", record=self.uri, part=key, memory=str(self._memory.path),
             consequence="the rest of the part is read from the store",

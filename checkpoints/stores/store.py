@@ -97,7 +97,7 @@ class Store(abc.ABC):
         """
 
     def distrust(self, key: str) -> bool:
-        """Bytes of an object are damaged; returns whether it is read from another place from now on."""
+        """Bytes of an object are damaged; returns whether it is read from another place than before from now on."""
         return False
 
     @abc.abstractmethod

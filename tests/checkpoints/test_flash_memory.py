@@ -186,7 +186,8 @@ def test_a_copy_that_its_reader_found_damaged_is_read_from_the_store(memory: Par
         file.write(b"2")
     store = MemoryStore(base, memory)
     assert store.get_range("part", 0, 5000)[10] == ord("2") and memory.read_bytes == 5000
-    assert store.distrust("part") and not store.distrust("part")
+    # Two threads may have read it before either of them has checked it.
+    assert store.distrust("part") and store.distrust("part")
     assert store.get_range("part", 0, 5000) == b"1" * 5000 and memory.read_bytes == 5000
 
 

@@ -23,6 +23,7 @@ from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.serving.gradients import Gradient, select
 from elastrec.trainers.parameter_server.serving.place import Place
 from elastrec.trainers.parameter_server.storage import Lookup, RowStore
+from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
 
 Array = np.ndarray[Any, Any]
@@ -37,9 +38,11 @@ def stripes_for(cores: int) -> int:
     return 1 if cores <= 1 else min(MOST_STRIPES, 4 * cores)
 
 
-def make_stores(plan: TablePlan, owned: Array, capacity_rows: int | None, stripes: int) -> list[RowStore]:
+def make_stores(
+    plan: TablePlan, owned: Array, capacity_rows: int | None, stripes: int, used: UsedRegions | None = None
+) -> list[RowStore]:
     """Fresh stores, one for each table group; arguments as RowStore's."""
-    return [RowStore(plan, group, owned, capacity_rows, stripes) for group in plan.groups]
+    return [RowStore(plan, group, owned, capacity_rows, stripes, used) for group in plan.groups]
 
 
 class Model:

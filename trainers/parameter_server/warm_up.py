@@ -43,7 +43,7 @@ def warm_kernels() -> None:
         restored = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
         for copied in list(copy_frozen(store, buckets, 1 << 20)):
             if copied.kind == ROWS and expect_rows(restored, copied.buckets, copied.counts):
-                columns, tables = row_columns(store.layout, copied.cells), np.arange(group.end_table)
+                columns, tables = row_columns(store.layout, copied.cells), np.arange(len(store.salts))
                 load_columns(restored, copied.buckets, copied.counts, tables, columns)
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from elastrec.checkpoints import BucketRows, DamagedRecordError, RecordManifest, SectionKind
-from elastrec.checkpoints.record import Share
+from elastrec.checkpoints.record import KINDS, Share
 from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import JobSpec, first_order_columns
@@ -28,6 +32,42 @@ from elastrec.trainers.parameter_server.storage.loading import (
 Array = np.ndarray[Any, Any]
 
 
+def _side_by_side(readers: Sequence[Iterator[BucketRows]], enter: Callable[[BucketRows], None]) -> Iterator[None]:
+    """Enters all chunks of several readers, each in a thread of its own; yields after each chunk.
+
+    Raises what the first of the readers that failed has raised, when none goes on any more.
+    """
+    entered: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    def run(reader: Iterator[BucketRows]) -> None:
+        try:
+            for rows in reader:
+                enter(rows)
+                entered.put(True)
+                if is_over.is_set():
+                    return
+        except BaseException:
+            is_over.set()
+            raise
+        finally:
+            entered.put(False)
+
+    with ThreadPoolExecutor(max(1, len(readers)), "restore") as pool:
+        running = [pool.submit(run, reader) for reader in readers]
+        left = len(running)
+        try:
+            while left:
+                if entered.get():
+                    yield
+                else:
+                    left -= 1
+        finally:
+            is_over.set()
+    for each in running:
+        each.result()
+
+
 class Loader:
     """One restore.
 
@@ -35,6 +75,7 @@ class Loader:
         stores: one per group of the plan; what is restored into them is empty.
         manifest: of the record.
         now_seconds: stands in for `last_seen` where the record does not know it.
+        threads: that take in rows which replace nothing.
 
     Attributes:
         has_same_buckets: the record's virtual buckets are those of the plan; else each of its rows may lie in any.
@@ -42,9 +83,15 @@ class Loader:
     """
 
     def __init__(
-        self, plan: TablePlan, spec: JobSpec, stores: Sequence[RowStore], manifest: RecordManifest, now_seconds: float
+        self,
+        plan: TablePlan,
+        spec: JobSpec,
+        stores: Sequence[RowStore],
+        manifest: RecordManifest,
+        now_seconds: float,
+        threads: int,
     ) -> None:
-        self._stores = stores
+        self._stores, self._threads = stores, threads
         self._now = int(now_seconds)
         self.has_same_buckets = manifest.virtual_buckets == plan.virtual_buckets
         self.skipped: list[str] = []
@@ -52,6 +99,7 @@ class Loader:
         self._tables: dict[str, tuple[int, int]] = {}
         self._segments: dict[str, tuple[SegmentSummary, ...]] = {}
         self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
+        self._lock = threading.Lock()
         # Rows of a change may replace others: then their number says nothing.
         self._has_changes = False
         # Rows of the share replace nothing: the store that all of them go to, and their tables' numbers there.
@@ -80,7 +128,13 @@ class Loader:
         self._fresh = None
         if self.has_same_buckets:
             self._expect(share)
-        for rows in share.read():
+        kinds: Sequence[SectionKind] = KINDS
+        if self._fresh is not None:
+            # Nothing is deleted by a part to which everything is new.
+            enter = functools.partial(self._enter_fresh, *self._fresh)
+            yield from _side_by_side(share.readers(SectionKind.ROWS, self._threads), enter)
+            kinds = (SectionKind.CANDIDATES,)
+        for rows in share.read(kinds):
             self._enter(rows)
             yield
 
@@ -97,9 +151,6 @@ class Loader:
                 self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
 
     def _enter(self, rows: BucketRows) -> None:
-        if self._fresh is not None and rows.kind is SectionKind.ROWS:
-            self._enter_fresh(*self._fresh, rows)
-            return
         target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)
         numbers = np.array([self._tables.get(table, (-1, 0))[1] for table in rows.tables], np.uint16)
         store_of_entry = target[rows.columns["tables"]]
@@ -129,7 +180,8 @@ class Loader:
             raise self._foreign(
                 rows, columns["ids"][at], rows.tables[recorded[at]], rows.bucket_of_entry[at]
             ) from error
-        np.add.at(self._entered[number], rows.buckets, rows.counts)
+        with self._lock:
+            np.add.at(self._entered[number], rows.buckets, rows.counts)
 
     def _date(self, store: RowStore, columns: Columns) -> None:
         """Rows of a record that does not say when they were seen were seen now."""

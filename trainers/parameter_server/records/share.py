@@ -7,6 +7,7 @@ record written by three servers is restored by two, each taking its own virtual 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -47,8 +48,12 @@ from elastrec.trainers.parameter_server.storage.columns import (
 )
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
+from elastrec.trainers.threads import granted_threads
 
 Array = np.ndarray[Any, Any]
+
+_MOST_READERS = 8
+"""Threads of a restore, if the server has so many cores: each holds READ_AHEAD_BYTES of a record."""
 
 log = structlog.get_logger(__name__)
 
@@ -172,7 +177,8 @@ def restore(
 
     What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
     first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
-    anew. Rows are read chunk by chunk, so that the memory in use hardly exceeds that of the restored rows.
+    anew. Rows are read chunk by chunk into memory that the model before them had, so that the memory in use hardly
+    exceeds that of the larger one.
 
     Args:
         with_marks: see RestoreOrder.
@@ -183,16 +189,19 @@ def restore(
         CheckpointError: the record is missing or damaged; the server answers Stale from then on.
     """
     # Before anything is read: the old model and the new one together may be more than the pod's memory.
-    server.forget()
+    used = server.forget()
     if not uri:
+        used.clear()
         server.start_empty(routing, generation)
         log.info("restored_from_nothing", epoch=routing.epoch, generation=generation)
         return
     place = Place.under(routing, server.name)
     before_bytes = memory.read_bytes if memory is not None else 0
     record = open_record(uri) if memory is None else open_record(uri, lambda store: MemoryStore(store, memory))
-    stores = server.empty_stores(place)
+    stores = server.empty_stores(place, used)
     loader = _load(server, record, stores, np.flatnonzero(place.owned))
+    for store in stores:
+        store.trim()
     source = _DenseOfRecord(server, record)
     dense, marks = source.store_of(place), []
     if with_marks:
@@ -255,7 +264,8 @@ def restore_buckets(
 
 def _load(server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array) -> Loader:
     """Enters what a record and those that it builds on hold of buckets [b], of which the stores hold nothing."""
-    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds())
+    threads = min(_MOST_READERS, granted_threads(os.environ))
+    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds(), threads)
     for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
         for _ in loader.take(share):
             server.transfers += 1

@@ -26,6 +26,7 @@ from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
 from elastrec.trainers.parameter_server.serving.place import Frozen, Left, Place, marks_within
 from elastrec.trainers.parameter_server.serving.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 
 __all__ = ["Frozen", "ParameterServer", "Place"]
 
@@ -70,9 +71,16 @@ class ParameterServer(RequestHandlers):
         # Who copies it holds it: what was copied for a save goes with the save.
         self._frozen: weakref.ref[Frozen] | None = None
 
-    def empty_stores(self, place: Place) -> list[RowStore]:
-        """Fresh stores for a place; to be filled and then given to `become`."""
-        return make_stores(self.plan, place.owned, self._capacity_rows, self._stripes)
+    def empty_stores(self, place: Place, used: UsedRegions | None = None) -> list[RowStore]:
+        """Fresh stores for a place; to be filled and then given to `become`.
+
+        Args:
+            used: see `forget`; what none of them takes goes back to the system.
+        """
+        stores = make_stores(self.plan, place.owned, self._capacity_rows, self._stripes, used)
+        if used is not None:
+            used.clear()
+        return stores
 
     def become(
         self,
@@ -188,12 +196,18 @@ class ParameterServer(RequestHandlers):
             self.ready = False
             self.changed.notify_all()
 
-    def forget(self) -> None:
-        """Frees the model and answers Stale until the next `become`."""
+    def forget(self) -> UsedRegions:
+        """Gives up the model and answers Stale until the next `become`.
+
+        Returns the memory of its rows, for new stores; whoever drops it frees it. A request that still reads them keeps
+        them as they are.
+        """
         with self.gate.closed(), self.changed:
+            used = UsedRegions((store, store.regions) for store in self.stores)
             self.ready, self._frozen = False, None
             self._begin(None)
             self.changed.notify_all()
+        return used
 
     def adopt(
         self,

@@ -33,6 +33,7 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import enter_new, home_of
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.kernels.pools import chain, offset_of
+from elastrec.trainers.parameter_server.storage.kernels.words import copy_row
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore
@@ -156,7 +157,7 @@ def expect_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
     Returns whether `load_columns` may enter them: the buckets hold nothing, and nobody watches what changes in them.
 
     Raises:
-        ServerMemoryError: there is none.
+        ServerMemoryError: there is none, or none for so many rows.
     """
     there = (buckets >= 0) & (buckets < len(store.owned)) & (counts > 0)
     buckets, counts = buckets[there], counts[there]
@@ -169,29 +170,33 @@ def expect_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
             with store.locked(bucket):
                 store.rows_memory.grow_for(bucket, rows, store.salts)
         return False
+    if int(store.rows_memory.shelf.pool.buckets[:, COUNT].sum() + counts.sum()) > store.capacity_rows:
+        store.provide(0, np.array([access.FULL, 0, 0, 0]))
     store.rows_memory.lay_out_empty(buckets, counts)
     return True
 
 
 @kernel
 def _enter_columns(  # type: ignore[no-untyped-def]
-    handle, buckets, counts, numbers, ids, tables, versions, seen, states, values, slabs, hashes, progress
-):
+    handle, buckets, counts, numbers, salts, ids, tables, versions, seen, states, values, slabs, hashes, entered,
+    progress,
+):  # fmt: skip
     """See `load_columns`; false: the row that `progress` names is of another bucket.
 
     Args:
-        numbers: [R] int64, the table of the group for each number in `tables`.
+        numbers, salts: [R] int64, uint64, the table of the group for each number in `tables`, and its salt.
         seen: [0] where none is kept.
         slabs: [n] int64, empty ones, enough for all rows.
-        hashes: [AHEAD] uint64, scratch.
+        hashes: [AHEAD] uint64, scratch; entered: [T] int64, zeros, scratch.
         progress: [2] int64: the next row of the columns, how many slabs were used.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
-    pool, salts, lines, longs = rows.pool, settings.salts, rows.slots.lines, rows.slots.longs
+    pool, lines, longs = rows.pool, rows.slots.lines, rows.slots.longs
     words, numbered, shape = pool.words, pool.cells, pool.shape
     virtual_buckets = np.uint64(guarded.owned.shape[0])
     mask = virtual_buckets - np.uint64(1)
     is_power = virtual_buckets & mask == 0
+    state_word, value_word, seen_word = settings.state_word, settings.value_word, settings.seen_word
     row, used = progress[_NEXT], progress[_USED]
     for run in range(buckets.shape[0]):
         bucket, end = buckets[run], row + counts[run]
@@ -206,42 +211,45 @@ def _enter_columns(  # type: ignore[no-untyped-def]
         number, is_foreign = count % shape.per_slab, False
         while row < end and not is_foreign:
             some = min(end - row, AHEAD)
+            # Unsigned numbers of rows, here and below: numba tests of signed ones whether they count from the end.
             for k in range(some):
-                hashes[k] = splitmix64(np.uint64(ids[row + k]) ^ salts[numbers[tables[row + k]]])
-                prefetch(lines, start + home_of(hashes[k], length))
-                if np.int64(hashes[k] & mask if is_power else hashes[k] % virtual_buckets) != bucket:
+                j = np.uint64(row + k)
+                hashes[np.uint64(k)] = splitmix64(np.uint64(ids[j]) ^ salts[np.uint64(tables[j])])
+            for k in range(some):
+                row_hash = hashes[np.uint64(k)]
+                prefetch(lines, start + home_of(row_hash, length))
+                if np.int64(row_hash & mask if is_power else row_hash % virtual_buckets) != bucket:
                     some, is_foreign = k, True
                     break
             for k in range(some):
-                j = row + k
-                key, table = ids[j], numbers[tables[j]]
+                j = np.uint64(row + k)
+                key, table, row_hash = ids[j], numbers[np.uint64(tables[j])], hashes[np.uint64(k)]
                 if number == 0:
                     slab = slabs[used]
                 place = (slab << shape.shift) | number
                 # An id that comes twice is entered once: who checks the record counts the rows.
-                if not enter_new(words, shape, lines, longs, start, length, hashes[k], key, np.uint32(table), place):
+                if not enter_new(words, shape, lines, longs, start, length, row_hash, key, np.uint32(table), place):
                     continue
                 if number == 0:
                     chain(pool, bucket, slab)
                     used += 1
                 number = number + 1 if number + 1 < shape.per_slab else 0
                 count += 1
-                guarded.usage[bucket, table, 0] += 1
+                entered[np.uint64(table)] += 1
                 at = np.uint64(offset_of(shape, place))
                 words[at + np.uint64(ID)] = np.uint32(key)
                 words[at + np.uint64(ID + 1)] = np.uint32(key >> 32)
                 words[at + np.uint64(CELL_VERSION)] = versions[j]
                 words[at + np.uint64(TABLE)] = np.uint32(table)
-                if settings.seen_word:
-                    words[at + np.uint64(settings.seen_word)] = seen[j]
-                first = at + np.uint64(settings.state_word)
-                for s in range(states.shape[1]):
-                    numbered[first + np.uint64(s)] = states[j, s]
-                first = at + np.uint64(settings.value_word)
-                for d in range(values.shape[1]):
-                    numbered[first + np.uint64(d)] = values[j, d]
+                if seen_word:
+                    words[at + np.uint64(seen_word)] = seen[j]
+                copy_row(numbered, at + np.uint64(state_word), states, j)
+                copy_row(numbered, at + np.uint64(value_word), values, j)
             row += some
         pool.buckets[bucket, COUNT] = count
+        for table in range(entered.shape[0]):
+            guarded.usage[bucket, table, 0] += entered[table]
+            entered[table] = 0
         unlock(guarded.locks, stripe)
         progress[_NEXT], progress[_USED] = row, used
         if is_foreign:
@@ -254,18 +262,16 @@ def _column(column: Array, dtype: Any) -> Array:
 
 
 def _slabs_for(store: RowStore, buckets: Array, counts: Array) -> int:
-    """How many more slabs so many rows need in each owned one of buckets [b], at most."""
-    pool = store.rows_memory.shelf.pool
-    per_slab = pool.shape.per_slab
+    """How many slabs so many rows may begin in the owned ones of buckets [b], whatever these hold by then."""
     there = counts > 0
-    once, places = np.unique(buckets[there], return_inverse=True)
-    held = pool.buckets[once, COUNT]
-    wanted = held + np.bincount(places, counts[there], len(once)).astype(np.int64)
-    return int((-(-wanted // per_slab) - -(-held // per_slab))[store.owned[once]].sum())
+    buckets, counts = buckets[there], counts[there]
+    return int((-(-counts // store.rows_memory.shelf.pool.shape.per_slab))[store.owned[buckets]].sum())
 
 
 def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array, columns: Columns) -> None:
     """Enters rows of owned buckets for which `expect_rows` made room and said so; versions are those of the columns.
+
+    Threads may do so side by side; what they enter into one bucket is then in any order.
 
     Args:
         buckets, counts: [b] buckets, and how many of the columns' rows each has, one after the other; none negative.
@@ -276,9 +282,6 @@ def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array,
         ForeignCellError: a row belongs to another bucket; those before it were entered.
         ServerMemoryError: no room for more rows.
     """
-    pool = store.rows_memory.shelf.pool
-    if int(pool.buckets[:, COUNT].sum()) + len(columns["ids"]) > store.capacity_rows:
-        store.provide(0, np.array([access.FULL, 0, 0, 0]))
     buckets = np.ascontiguousarray(buckets, np.int64)
     if len(strange := np.flatnonzero(((buckets < 0) | (buckets >= len(store.owned))) & (counts > 0))):
         raise ForeignCellError(int(counts[: strange[0]].sum()))
@@ -286,12 +289,14 @@ def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array,
     memory = store.rows_memory.rows
     slabs = memory.take(_slabs_for(store, buckets, counts))
     arguments = (
-        _column(counts, np.int64), _column(numbers, np.int64), _column(columns["ids"], np.int64),
+        _column(counts, np.int64), _column(numbers, np.int64), _column(store.salts[numbers], np.uint64),
+        _column(columns["ids"], np.int64),
         _column(columns["tables"], np.uint16), _column(columns["versions"], np.uint32),
         _column(columns["last_seen"] if store.evicts else np.empty(0), np.uint32),
         _column(columns["state"], np.float32), _column(columns["values"], np.float32),
     )  # fmt: skip
-    has_entered = _enter_columns(store.handle, buckets, *arguments, slabs, hashes, progress)
+    entered = np.zeros(store.entries.shape[1], np.int64)
+    has_entered = _enter_columns(store.handle, buckets, *arguments, slabs, hashes, entered, progress)
     memory.put_back(slabs[progress[_USED] :])
     if not has_entered:
         raise ForeignCellError(int(progress[_NEXT]))

@@ -6,7 +6,8 @@ import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,68 @@ def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
     return region
 
 
+class Region:
+    """Address space, of which a user before may have left the first `left_bytes` as they were.
+
+    Args:
+        size_bytes, huge: see `reserve`.
+    """
+
+    def __init__(self, size_bytes: int, *, huge: bool) -> None:
+        self.size_bytes, self.huge = size_bytes, huge
+        self.left_bytes = 0
+        self._used_bytes = 0
+        self._map = reserve(size_bytes, huge=huge)
+        self.words: Array = np.frombuffer(self._map, np.uint32, size_bytes // 4)
+
+    def use(self, end: int) -> None:
+        """Its first bytes, up to `end`, are written from now on."""
+        self._used_bytes = max(self._used_bytes, end)
+
+    def pass_on(self) -> None:
+        """Another user has it from now on."""
+        self.left_bytes = self._used_bytes
+
+    def clear(self, start: int, size: int) -> None:
+        """Makes zero what was left there."""
+        self.words[start // 4 : min(start + size, self.left_bytes) // 4] = 0
+
+    def drop(self, start: int, size: int) -> None:
+        """Returns whole pages to the system; they are zero again."""
+        self._map.madvise(mmap.MADV_DONTNEED, start, size)
+
+    def trim(self, needed_bytes: int) -> None:
+        """Returns what was left behind the first `needed_bytes`."""
+        start, end = (-(-size // PAGE_BYTES) * PAGE_BYTES for size in (needed_bytes, self.left_bytes))
+        if start < end:
+            self.drop(start, end - start)
+        self.left_bytes, self._used_bytes = 0, needed_bytes
+
+
+class UsedRegions:
+    """Regions of users that may be gone by now, for new users: a page that is there costs a fraction of a new one.
+
+    Args:
+        users: each with its regions; as long as one of them is alive, nobody else gets its regions.
+    """
+
+    def __init__(self, users: Iterable[tuple[object, Sequence[Region]]] = ()) -> None:
+        self._regions = [(weakref.ref(user), region) for user, regions in users for region in regions]
+
+    def take(self, size_bytes: int, *, huge: bool) -> Region:
+        """A region of this size whose user is gone, else a new one."""
+        for number, (user, region) in enumerate(self._regions):
+            if user() is None and (region.size_bytes, region.huge) == (size_bytes, huge):
+                del self._regions[number]
+                region.pass_on()
+                return region
+        return Region(size_bytes, huge=huge)
+
+    def clear(self) -> None:
+        """Returns what nobody took to the system."""
+        self._regions.clear()
+
+
 def reserve_array(shape: tuple[int, ...], dtype: Any) -> Array:
     """A zeroed array in memory of its own; see `reserve`."""
     count = int(np.prod(shape))
@@ -72,13 +135,23 @@ class PoolMemory:
         capacity_bytes: of address space.
         slab_bytes: at least; a power of two. Slabs of less than a page are only used again, never returned.
         huge: see `reserve`.
+        used: from where it takes its region.
 
     Attributes:
         pool: what kernels take.
+        region: in which the slabs lie.
     """
 
     def __init__(
-        self, width: int, buckets: int, stripes: int, capacity_bytes: int, slab_bytes: int, *, huge: bool
+        self,
+        width: int,
+        buckets: int,
+        stripes: int,
+        capacity_bytes: int,
+        slab_bytes: int,
+        *,
+        huge: bool,
+        used: UsedRegions | None = None,
     ) -> None:
         while slab_bytes < 8 * width:
             slab_bytes *= 2
@@ -89,8 +162,8 @@ class PoolMemory:
         # 32 bits.
         slabs = min(-(-capacity_bytes // slab_bytes) + buckets + stripes * SPARES, 2 ** (32 - shift))
         self._slabs = slabs
-        self._region = reserve(slabs * slab_bytes, huge=huge)
-        words = np.frombuffer(self._region, np.uint32, slabs * slab_bytes // 4)
+        self.region = (used or UsedRegions()).take(slabs * slab_bytes, huge=huge)
+        words = self.region.words
         per_bucket = np.zeros((buckets, 4), np.int64)
         per_bucket[:, 1:3] = -1
         self.pool = Pool(
@@ -125,6 +198,7 @@ class PoolMemory:
                     slab = self._free.pop()
                 elif self._next < self._slabs:
                     slab, self._next = self._next, self._next + 1
+                    self.region.use(self._next * self.slab_bytes)
                 else:
                     break
                 spares[0] += 1
@@ -144,12 +218,18 @@ class PoolMemory:
             freed = min(count, len(self._free))
             slabs = [*(self._free.pop() for _ in range(freed)), *range(self._next, self._next + count - freed)]
             self._next += count - freed
+            self.region.use(self._next * self.slab_bytes)
         return np.array(slabs, np.int64)
 
     def put_back(self, slabs: Array) -> None:
         """Takes slabs that `take` gave and nobody wrote into."""
         with self._lock:
             self._free.extend(slabs[::-1].tolist())
+
+    def trim(self) -> None:
+        """Returns what a user of the region before has left and no slab has taken."""
+        with self._lock:
+            self.region.trim(self._next * self.slab_bytes)
 
     def _used_up(self) -> ServerMemoryError:
         return ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
@@ -179,7 +259,7 @@ class PoolMemory:
             if at == len(ordered) or ordered[at] != ordered[at - 1] + 1:
                 if self.slab_bytes % PAGE_BYTES == 0:
                     start, size = ordered[first] * self.slab_bytes, (at - first) * self.slab_bytes
-                    self._region.madvise(mmap.MADV_DONTNEED, start, size)
+                    self.region.drop(start, size)
                 first = at
         with self._lock:
             # The lowest are taken again first, so that the reservation stays dense.
@@ -187,14 +267,18 @@ class PoolMemory:
 
 
 class IndexMemory:
-    """The lines of one index: a run of whole pages per bucket. Thread-safe like PoolMemory."""
+    """The lines of one index: a run of whole pages per bucket. Thread-safe like PoolMemory.
 
-    def __init__(self, buckets: int, capacity_entries: int) -> None:
+    Args:
+        used: from where it takes its region.
+    """
+
+    def __init__(self, buckets: int, capacity_entries: int, used: UsedRegions | None = None) -> None:
         # Runs of each size are left behind as buckets grow: at a quarter more each time, five times the last ones.
         pages = 8 * (capacity_entries // (8 * LINES_PER_PAGE) + 1) + 16 * buckets
         self._pages = pages
-        self._region = reserve(pages * PAGE_BYTES, huge=True)
-        words = np.frombuffer(self._region, np.uint32, pages * PAGE_BYTES // 4).reshape(-1, 16)
+        self.region = (used or UsedRegions()).take(pages * PAGE_BYTES, huge=True)
+        words = self.region.words.reshape(-1, 16)
         self.index = Index(lines=words, longs=words.view(np.uint64), runs=np.zeros((buckets, 2), np.int64))
         self._free: dict[int, list[int]] = {}
         self._next = 0
@@ -216,10 +300,10 @@ class IndexMemory:
             if free:
                 first = free.pop()
             else:
-                first, self._next = self._next, self._next + pages
-                if self._next > self._pages:
-                    self._next = first
+                first = self._next
+                if first + pages > self._pages:
                     raise ServerMemoryError("no room for more rows: the address space of an index is used up")
+                self._extend(pages)
             self._used += pages
         return first * LINES_PER_PAGE
 
@@ -233,15 +317,25 @@ class IndexMemory:
             is_dense = not any(self._free.values())
             if is_dense and self._next + int(pages.sum()) <= self._pages:
                 ends = self._next + np.cumsum(pages)
-                self._next = self._next + int(pages.sum())
+                self._extend(int(pages.sum()))
                 self._used += int(pages.sum())
                 return np.asarray((ends - pages) * LINES_PER_PAGE, np.int64)
         return np.array([self.take(count) for count in pages.tolist()], np.int64)
 
+    def _extend(self, pages: int) -> None:
+        start, self._next = self._next * PAGE_BYTES, self._next + pages
+        self.region.clear(start, pages * PAGE_BYTES)
+        self.region.use(self._next * PAGE_BYTES)
+
+    def trim(self) -> None:
+        """Returns what a user of the region before has left and no run has taken."""
+        with self._lock:
+            self.region.trim(self._next * PAGE_BYTES)
+
     def give(self, line: int, lines: int) -> None:
         """Returns a run, empty from now on."""
         first, pages = line // LINES_PER_PAGE, lines // LINES_PER_PAGE
-        self._region.madvise(mmap.MADV_DONTNEED, first * PAGE_BYTES, pages * PAGE_BYTES)
+        self.region.drop(first * PAGE_BYTES, pages * PAGE_BYTES)
         with self._lock:
             self._used -= pages
             self._free.setdefault(pages, []).append(first)

@@ -10,7 +10,14 @@ from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, LAST, LINES, START, Pool, Shelf
 from elastrec.trainers.parameter_server.storage.kernels.pools import list_slabs
-from elastrec.trainers.parameter_server.storage.memory import LINES_PER_PAGE, PAGE_BYTES, IndexMemory, PoolMemory
+from elastrec.trainers.parameter_server.storage.memory import (
+    LINES_PER_PAGE,
+    PAGE_BYTES,
+    IndexMemory,
+    PoolMemory,
+    Region,
+    UsedRegions,
+)
 
 Array = np.ndarray[Any, Any]
 
@@ -31,22 +38,37 @@ def detach(pool: Pool, bucket: int) -> tuple[Array, int]:
 class ShelfMemory:
     """One shelf and its memory.
 
+    Args:
+        used: from where cells and index take their regions; the others are small.
+
     Attributes:
         shelf: what kernels take.
     """
 
-    def __init__(self, width: int, buckets: int, stripes: int, capacity: int, slab_bytes: int) -> None:
+    def __init__(
+        self, width: int, buckets: int, stripes: int, capacity: int, slab_bytes: int, used: UsedRegions | None = None
+    ) -> None:
         size = 4 * width * capacity
-        self.rows = PoolMemory(width, buckets, stripes, size, slab_bytes, huge=True)
+        self.rows = PoolMemory(width, buckets, stripes, size, slab_bytes, huge=True, used=used)
         self.shadows = PoolMemory(width, buckets, stripes, size, PAGE_BYTES, huge=False)
         self.log = PoolMemory(_ENTRY_WORDS, buckets, stripes, 4 * _ENTRY_WORDS * capacity, PAGE_BYTES // 4, huge=False)
-        self.index = IndexMemory(buckets, capacity)
+        self.index = IndexMemory(buckets, capacity, used)
         self.shelf = Shelf(self.rows.pool, self.index.index, self.shadows.pool, self.log.pool)
         self._pools = (self.rows, self.shadows, self.log)
 
     @property
     def bytes(self) -> int:
         return self.index.bytes + sum(pool.bytes for pool in self._pools)
+
+    @property
+    def regions(self) -> list[Region]:
+        """That another shelf may use after this one."""
+        return [self.rows.region, self.index.region]
+
+    def trim(self) -> None:
+        """Returns what the user of its regions before has left and nobody has taken."""
+        self.rows.trim()
+        self.index.trim()
 
     def refill(self, stripe: int) -> None:
         """Gives the stripe slabs of every kind that it lacks. Raises ServerMemoryError."""

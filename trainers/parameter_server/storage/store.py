@@ -33,7 +33,9 @@ from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, R
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
+    Region,
     ServerMemoryError,
+    UsedRegions,
     physical_memory_bytes,
 )
 from elastrec.trainers.parameter_server.storage.rules import RowRules
@@ -76,6 +78,7 @@ class RowStore:
         owned: [V] bool, the buckets that this server may hold.
         capacity_rows: most rows; default: what the machine's memory could hold at all.
         stripes: locks; a power of two.
+        used: of stores that are gone: memory that it may use again; `trim` returns what it did not need.
 
     Attributes:
         marks: [V, 4] int64, versions of the buckets (`arrays`).
@@ -93,6 +96,7 @@ class RowStore:
         owned: Array,
         capacity_rows: int | None = None,
         stripes: int = 1,
+        used: UsedRegions | None = None,
     ) -> None:
         self.plan, self.group = plan, group
         self.rules = RowRules(group.segments)
@@ -102,9 +106,9 @@ class RowStore:
         self.owned: Array = np.array(owned, np.bool_)
         self.capacity_rows = capacity_rows or max(_SMALLEST_RESERVATION_ROWS, physical_memory_bytes() // self.row_bytes)
         buckets, tables = plan.virtual_buckets, group.end_table - group.first_table
-        self.rows_memory = ShelfMemory(self.layout.width, buckets, stripes, self.capacity_rows, _SLAB_BYTES)
+        self.rows_memory = ShelfMemory(self.layout.width, buckets, stripes, self.capacity_rows, _SLAB_BYTES, used)
         candidates = 4 * self.capacity_rows if group.admit_after > 1 else 0
-        self.waiting_memory = ShelfMemory(CANDIDATE_WORDS, buckets, stripes, candidates, _CANDIDATE_SLAB_BYTES)
+        self.waiting_memory = ShelfMemory(CANDIDATE_WORDS, buckets, stripes, candidates, _CANDIDATE_SLAB_BYTES, used)
         self.tombs_memory = PoolMemory(4, buckets, stripes, 16 * self.capacity_rows, PAGE_BYTES // 4, huge=False)
         self.marks = np.zeros((buckets, 4), np.int64)
         self.marks[:, FROZEN] = -1
@@ -293,6 +297,16 @@ class RowStore:
     def eviction_steps(self, now_seconds: float) -> Iterator[int]:
         """As `evict`, in small steps, each with one lock; how many each has dropped."""
         return eviction.steps(self, now_seconds)
+
+    @property
+    def regions(self) -> list[Region]:
+        """That another store may use once this one is gone."""
+        return self.rows_memory.regions + self.waiting_memory.regions
+
+    def trim(self) -> None:
+        """Returns what stores before have left in `used` memory and this one has not taken yet."""
+        self.rows_memory.trim()
+        self.waiting_memory.trim()
 
     @property
     def memory_bytes(self) -> int:

@@ -19,7 +19,8 @@ from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.splits import origin_of
-from tests.trainers.parameter_server.running import DIMENSION, TOKEN, running_servers, training_job
+from tests.trainers.parameter_server.filled import contents, job_with, push, save, servers_of
+from tests.trainers.parameter_server.running import DIMENSION, TOKEN, routing_of, running_servers, training_job
 
 LAYOUT = [Parameter("over.weight", (3, 5))]
 
@@ -54,15 +55,16 @@ def memory_of(server: ParameterServer) -> list[weakref.ref[Any]]:
     return [weakref.ref(array) for array in [*arrays, server.dense.values]]
 
 
-def test_the_old_model_is_freed_before_the_first_array_of_a_record_is_read(
+def test_the_old_model_is_freed_or_used_again_before_the_first_array_of_a_record_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = trained_record(tmp_path)
-    reads = []
+    reads, new = [], []
 
     class WatchedRecord(Record):
         def read(self, part: Any, entries: Any) -> Any:
-            reads.append([kept for kept in held if kept() is not None])
+            used = [store.rows_memory.shelf.pool.words for store in new]
+            reads.append([kept for kept in held if kept() is not None and not any(kept() is words for words in used)])
             return super().read(part, entries)
 
     def open_watched(uri: str) -> Record:
@@ -76,9 +78,45 @@ def test_the_old_model_is_freed_before_the_first_array_of_a_record_is_read(
         train(job.spec, routing)
         held = memory_of(server)
         assert held and all(kept() is not None for kept in held)
+        make = server.empty_stores
+        monkeypatch.setattr(server, "empty_stores", lambda *arguments: new.extend(make(*arguments)) or list(new))
         restore(server, uri, routing, 2)
         assert reads and not any(reads)
+        assert held[0]() is new[0].rows_memory.shelf.pool.words and held[-1]() is None
         assert server.ready and sum(store.rows for store in server.stores) == 200
+
+
+def test_rows_that_a_request_still_reads_stay_as_they_are_while_others_are_restored(tmp_path: Path) -> None:
+    job = job_with()
+    (server,) = servers_of(job, 1)
+    routing = routing_of(["nowhere"], buckets=64)
+    push([server], range(1000), 1.0)
+    uri = save([server], job, str(tmp_path / "record"))
+    saved = contents([server])
+    push([server], range(500, 3000), 2.0)
+    (read,) = server.stores
+    counts, ids = np.array([2500, 0], np.int32), np.arange(500, 3000)
+    expected = read.pull(counts, ids, read_only=True)[0]
+    for _ in range(2):
+        restore(server, uri, routing, 1)
+        np.testing.assert_array_equal(read.pull(counts, ids, read_only=True)[0], expected)
+        assert contents([server]) == saved
+
+
+def test_memory_that_restored_rows_do_not_need_goes_back_to_the_system(tmp_path: Path) -> None:
+    job = job_with()
+    (server,) = servers_of(job, 1)
+    push([server], range(1000), 1.0)
+    uri = save([server], job, str(tmp_path / "record"))
+    push([server], range(20_000), 2.0)
+    held = server.stores[0].memory_bytes
+    restore(server, uri, routing_of(["nowhere"], buckets=64), 1)
+    (store,) = server.stores
+    assert store.memory_bytes < held // 2 and store.rows == 2000
+    rows, index = store.regions[:2]
+    assert rows.words[: store.rows_memory.rows.bytes // 4].any()
+    assert not rows.words[store.rows_memory.rows.bytes // 4 :].any()
+    assert not index.words[store.rows_memory.index.bytes // 4 :].any()
 
 
 def test_a_server_whose_record_cannot_be_read_holds_nothing_and_answers_stale(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ABSENT = -1
 RING = 4 * AHEAD
 PASSED, PLACES = 3, 4  # words of a line
 _BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
-_LAST_FOUR, _THREE, _SEVEN = np.uint64(15), np.uint64(3), np.uint64(7)
+_LAST_FOUR, _THREE, _SEVEN, _ZERO = np.uint64(15), np.uint64(3), np.uint64(7), np.uint64(0)
 _TABLE_BITS = np.uint32(0xFFFF)
 
 
@@ -39,7 +39,7 @@ def _tag_of(row_hash):  # type: ignore[no-untyped-def]
 @inlined
 def _slots(longs, line, tag):  # type: ignore[no-untyped-def]
     """12 bits: which slots of a line have the tag."""
-    return matches(longs[line, 0], tag) | ((matches(longs[line, 1], tag) & _LAST_FOUR) << _EIGHT)
+    return matches(longs[line, _ZERO], tag) | ((matches(longs[line, _ONE], tag) & _LAST_FOUR) << _EIGHT)
 
 
 @inlined
@@ -155,12 +155,19 @@ def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, pl
     Args:
         words, shape: of a pool; lines, longs: of its index; start, count: the run's first line, and how many it has.
     """
-    # Of ids that are not there, most are seen not to be in the line that they enter.
-    line, tag = start + home_of(row_hash, count), _tag_of(row_hash)
-    may_be_there = lines[line, PASSED] != 0 or _slots(longs, line, tag) != 0
+    # Of ids that are not there, most are seen not to be in the line that they enter, and to find a free slot there.
+    # Unsigned: a signed number may count from the end, which numba would test for every word.
+    line, tag = np.uint64(start + home_of(row_hash, count)), _tag_of(row_hash)
+    may_be_there = lines[line, np.uint64(PASSED)] != 0 or _slots(longs, line, tag) != 0
     if may_be_there and _search(words, shape, lines, longs, start, count, row_hash, key, table) != ABSENT:
         return False
-    _put(lines, longs, start, count, row_hash, place)
+    free = _slots(longs, line, np.uint64(0))
+    if free:
+        slot = trailing_zeros(free)
+        longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
+        lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
+    else:
+        _put(lines, longs, start, count, row_hash, place)
     return True
 
 
