@@ -105,9 +105,14 @@ def write_durably(folder: Path, data: memoryview) -> None:
     path.unlink()
 
 
+def capacity_for(rows: int) -> int:
+    """Of a server that holds so many rows."""
+    return rows + _FILLED_AT_ONCE
+
+
 def full_server(rows: int, spec: Any) -> ParameterServer:
     warm_kernels()
-    server = ParameterServer("ps-0", spec, capacity_rows=rows + _FILLED_AT_ONCE)
+    server = ParameterServer("ps-0", spec, capacity_rows=capacity_for(rows))
     server.start_empty(ROUTING, 1)
     random = np.random.default_rng(0)
     for table in range(FEATURES):

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from benchmarks.common.child import serve
-from benchmarks.processes.checkpoint import ROUTING, full_server, write_durably
+from benchmarks.processes.checkpoint import ROUTING, capacity_for, full_server, write_durably
 from benchmarks.processes.parameter_server import FEATURES, ROW, job_of
 from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.checkpoints.flash import MemoryStore
@@ -24,6 +24,7 @@ from elastrec.platform.transport.server import end_process
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 _NAME = "benchmark"
 _MEMORY_PER_PART = 2.4
@@ -139,9 +140,43 @@ class FlashCheckpoints:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return _timed(lambda: restore(self._server, self._uri, ROUTING, 1))
 
-    def answer(self, request: dict[str, Any]) -> dict[str, float]:
-        work: Callable[[], dict[str, float]] = getattr(self, request["do"])
+    def record(self) -> dict[str, str]:
+        """A full record whose part lies in memory, for a server that is started again; names it."""
+        self.full()
+        self.flush()
+        return {"uri": self._uri}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        work: Callable[[], dict[str, Any]] = getattr(self, request["do"])
         return work()
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class RestartedServer:
+    """A server that is started again on its node: no page of its rows is there.
+
+    Args:
+        uri: of a record whose part lies in the memory; rows: that it holds.
+    """
+
+    def __init__(self, uri: str, volume: Path, rows: int) -> None:
+        warm_kernels()
+        self._uri = uri
+        self._server = ParameterServer("ps-0", job_of("dlrm"), capacity_rows=capacity_for(rows))
+        self._memory = RecordMemory(volume)
+        memory = self._memory.opened()
+        assert memory is not None
+        self._source = np.ones(sum(part.size_bytes for part in memory.parts() if part.uri == uri), np.uint8)
+        self._target = self._source.copy()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, float]:
+        """Seconds of a memcpy of the part's bytes, and of its first restore."""
+        copied = _timed(lambda: np.copyto(self._target, self._source))["seconds"]
+        memory = self._memory.opened()
+        restored = _timed(lambda: restore(self._server, self._uri, ROUTING, 1, memory=memory))["seconds"]
+        return {"seconds": restored, "memcpy_seconds": copied}
 
     def close(self) -> None:
         self._memory.close()
@@ -158,7 +193,12 @@ if __name__ == "__main__":
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
-    checkpoints = FlashCheckpoints(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))
-    serve(checkpoints.answer, {"bytes": checkpoints.bytes, "first": checkpoints.first})
-    checkpoints.close()
+    if sys.argv[1] == "restarted":
+        restarted = RestartedServer(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+        serve(restarted.answer, {})
+        restarted.close()
+    else:
+        checkpoints = FlashCheckpoints(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+        serve(checkpoints.answer, {"bytes": checkpoints.bytes, "first": checkpoints.first})
+        checkpoints.close()
     end_process(0)

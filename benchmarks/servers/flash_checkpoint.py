@@ -2,89 +2,210 @@
 
 One server full of rows. Its part of a record is copied into memory of the node, whose pages exist, and goes to the
 disk from there by a niced process. It blocks until its cut is frozen; then requests are served beside the copy. Beside
-it, in turns, the same bytes are copied in memory and written to the same disk, synchronised likewise. A restore reads
-the part from memory, or from a disk whose cache does not hold it. Beside that, a whole job trains and saves every ten
-seconds: how much of its time was not a pause for a save.
+it, in turns, the same bytes are copied in memory, by one thread, and written to the same disk, synchronised likewise. A
+restore reads the part from memory, or from a disk whose cache does not hold it, with as many threads as the machine has
+cores. Beside that, a whole job trains and saves every ten seconds: how much of its time was not a pause for a save.
+
+DLRover's own engine takes its turns, too, with as many bytes in tensors of one rank and as many threads. Its save is
+over when its tracker names the step; its files need not be on the disk by then, as ours are. It lives in an environment
+of its own, which `--install` makes (about 5 GB, from the package index in use); without it, its figures are left out.
 
 What turns a figure red: calling `froze` after the loop over `_copied` in `records/share.py` (blocked_to_memcpy); no
 `base` for `save_part` (changes_to_full); opening the local store's files with O_SYNC and writing pieces of 64 KiB
 (durable_to_raw_write); `PartMemory.find` that returns None (restores); the mutant `pause-for-the-store` with a store
 that is slow (goodput).
 
+    python -m benchmarks flash_checkpoint --install
     python -m benchmarks flash_checkpoint [--rows 7000000] [--rounds 3] [--folder DISK] [--output json]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
+import sys
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.common.child import Child, one_core
+from benchmarks.common.child import Child
+from benchmarks.common.environments import install, python_of
 from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
 from benchmarks.common.jobs import private_platform, run_job
 from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.specs.environment import CORES
 from elastrec.platform.specs.job import API_VERSION
 from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.trainers.threads import process_settings
 
+ENVIRONMENT = Path(".venv-dlrover")
+# DLRover's wheel names neither gRPC nor protobuf, which its engine imports. PyTorch is that of `requirements.lock`.
+PACKAGES = ("dlrover==0.6.1", "torch==2.13.0", "numpy==2.4.6", "grpcio==1.85.1", "protobuf==7.36.2")
 _SIDES = ("full", "flush", "memcpy", "raw_write", "restore_memory", "restore_store", "full", "changes")
+_DLROVER_SIDES = ("memory", "disk", "restore", "memcpy")
 CHANGED = 0.05
 _INTERVAL_SECONDS = 10
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """All sides in turns."""
+    if arguments.install:
+        install(arguments.environment, PACKAGES, "flash_checkpoint")
+    python = peer_python(arguments.environment)
+    threads = {CORES: str(os.cpu_count() or 1)}
+    threads |= process_settings(threads)
     volume = Path("/dev/shm") / f"elastrec-benchmark-{uuid.uuid4().hex[:8]}"
-    try:
-        with (
-            OtherLoad() as load,
-            tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder) as folder,
+    with contextlib.ExitStack() as stack:
+        stack.callback(volume.unlink, missing_ok=True)
+        load = stack.enter_context(OtherLoad())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder))
+        server = stack.enter_context(
             Child(
-                "benchmarks.processes.flash_checkpoint", folder, str(volume), str(arguments.rows), str(CHANGED),
-                environment=one_core(),
-            ) as server,
-        ):  # fmt: skip
-            size_bytes, first = server.hello["bytes"], server.hello["first"]
-
-            def side(name: str) -> Callable[[], dict[str, float]]:
-                return lambda: server.ask(do=name)
-
-            # A second full part before the changes: they build on one that is in memory.
-            sides = {f"{number}.{name}": side(name) for number, name in enumerate(_SIDES)}
-            results = interleave(sides, arguments.rounds)
-    finally:
-        volume.unlink(missing_ok=True)
-    by_name = {name.partition(".")[2]: values for name, values in reversed(results.items())}
-    seconds = {name: [each["seconds"] for each in values] for name, values in by_name.items()}
-    blocked = [first["blocked_seconds"], *(each["blocked_seconds"] for each in by_name["full"])]
+                "benchmarks.processes.flash_checkpoint", "server", folder, str(volume), str(arguments.rows),
+                str(CHANGED), environment=threads,
+            )
+        )  # fmt: skip
+        # A second full part before the changes: they build on one that is in memory.
+        sides = {f"{number}.{name}": _side(server, name) for number, name in enumerate(_SIDES)}
+        dlrover: Mapping[str, Any] | None = None
+        if python is not None:
+            place = Path(folder, "dlrover")
+            place.mkdir()
+            peer = stack.enter_context(
+                Child(
+                    "benchmarks.processes.dlrover_peer", str(place), str(server.hello["bytes"]), environment=threads,
+                    python=str(python),
+                )
+            )  # fmt: skip
+            dlrover = peer.hello
+            sides |= {f"dlrover.dlrover_{name}": _side(peer, name) for name in _DLROVER_SIDES}
+        results = interleave(sides, arguments.rounds)
+        restarted = _restarted(server, volume, arguments.rows, arguments.rounds, threads)
+    by_name = {name.partition(".")[2]: values for name, values in reversed(results.items())} | {"restart": restarted}
     settings = {
-        "rows": arguments.rows, "bytes": size_bytes, "rounds": arguments.rounds,
-        "others_cores": round(load.cores, 2),
+        "rows": arguments.rows, "bytes": server.hello["bytes"], "rounds": arguments.rounds,
+        "threads": threads[CORES], "others_cores": round(load.cores, 2),
     }  # fmt: skip
-    memcpy = statistics.median(seconds["memcpy"])
-    figures = [
-        Figure("flash_checkpoint.blocked_to_memcpy", max(blocked) / memcpy, "× seconds of a memcpy of its bytes, the "
-               "longest of all saves, the first one included", at_most=1.2,
+    figures = figures_of(by_name, server.hello["first"]["blocked_seconds"], settings)
+    if dlrover is not None:
+        versions = {name: dlrover[name] for name in ("dlrover", "torch")}
+        figures += peer_figures(by_name, server.hello["first"], dlrover["first"], {**settings, **versions})
+    figures.append(goodput(arguments.seconds))
+    for name, values in by_name.items():
+        each = [round(value["seconds"], 4) for value in values]
+        figures.append(Figure(f"flash_checkpoint.{name}", statistics.median(each), "s", settings={"each": each}))
+    return figures
+
+
+def peer_python(environment: Path) -> Path | None:
+    """Of the environment with DLRover; None: there is none, which is said."""
+    python = python_of(environment)
+    if python.exists():
+        return python
+    sys.stderr.write(
+        f"flash_checkpoint: there is no DLRover in {environment}; its figures are left out; "
+        "python -m benchmarks flash_checkpoint --install puts it there\n"
+    )
+    return None
+
+
+def _restarted(
+    server: Child, volume: Path, rows: int, rounds: int, environment: Mapping[str, str]
+) -> list[dict[str, float]]:
+    """The first restores of servers that are started again, one after the other, once the one before has ended."""
+    uri: str = server.ask(do="record")["uri"]
+    server.close()
+    answers = []
+    for _ in range(rounds):
+        arguments = "restarted", uri, str(volume), str(rows)
+        with Child("benchmarks.processes.flash_checkpoint", *arguments, environment=environment) as again:
+            answers.append(again.ask())
+    return answers
+
+
+def _side(child: Child, name: str) -> Callable[[], dict[str, float]]:
+    return lambda: child.ask(do=name)
+
+
+Measured = Mapping[str, Sequence[Mapping[str, float]]]
+"""What each round of each side has answered."""
+
+
+def _values(measured: Measured, side: str, name: str = "seconds") -> list[float]:
+    return [each[name] for each in measured[side]]
+
+
+def _durable(measured: Measured) -> list[float]:
+    """Seconds from the beginning of each save until it is on the disk."""
+    pairs = zip(_values(measured, "full"), _values(measured, "flush"), strict=True)
+    return [copy + flush for copy, flush in pairs]
+
+
+def figures_of(measured: Measured, first_blocked: float, settings: Mapping[str, Any]) -> list[Figure]:
+    """Ratios against memory and disk.
+
+    Args:
+        first_blocked: seconds for which the first save of the process blocked.
+    """
+    memcpy = _values(measured, "memcpy")
+    blocked = [first_blocked, *_values(measured, "full", "blocked_seconds")]
+    memory, store = _values(measured, "restore_memory"), _values(measured, "restore_store")
+    return [
+        Figure("flash_checkpoint.blocked_to_memcpy", max(blocked) / statistics.median(memcpy),
+               "× seconds of a memcpy of its bytes, the longest of all saves, the first one included", at_most=1.2,
                settings={**settings, "each_seconds": [round(value, 4) for value in blocked]}),
-        Figure("flash_checkpoint.changes_to_full", ratio(seconds["changes"], seconds["full"]),
+        Figure("flash_checkpoint.changes_to_full", ratio(_values(measured, "changes"), _values(measured, "full")),
                "× seconds of copying everything, of 5 % changed rows", at_most=0.15, settings=settings),
-        Figure("flash_checkpoint.durable_to_raw_write",
-               ratio([copy + flush for copy, flush in zip(seconds["full"], seconds["flush"], strict=True)],
-                     seconds["raw_write"]),
+        Figure("flash_checkpoint.durable_to_raw_write", ratio(_durable(measured), _values(measured, "raw_write")),
                "× seconds of writing its bytes, from the beginning of the save", at_most=2.0, settings=settings),
-        Figure("flash_checkpoint.restore_to_memcpy", ratio(seconds["restore_memory"], seconds["memcpy"]),
-               "× seconds of a memcpy of its bytes", at_most=1.5, settings=settings),
-        Figure("flash_checkpoint.restore_store_to_memory", ratio(seconds["restore_store"], seconds["restore_memory"]),
+        Figure("flash_checkpoint.restore_to_memcpy", ratio(memory, memcpy), "× seconds of a memcpy of its bytes",
+               at_most=1.5, settings=settings),
+        Figure("flash_checkpoint.restart_to_memcpy",
+               ratio(_values(measured, "restart"), _values(measured, "restart", "memcpy_seconds")),
+               "× seconds of a memcpy of its bytes, by a process that was started again", at_most=1.5,
+               settings=settings),
+        Figure("flash_checkpoint.restore_store_to_memory", ratio(store, memory),
                "× seconds of a restore from memory", at_least=5.0, settings=settings),
     ]  # fmt: skip
-    figures.append(goodput(arguments.seconds))
-    for name, values in seconds.items():
-        each = {"each": [round(value, 3) for value in values]}
-        figures.append(Figure(f"flash_checkpoint.{name}", statistics.median(values), "s", settings=each))
+
+
+def peer_figures(
+    measured: Measured, first: Mapping[str, float], peer_first: Mapping[str, float], settings: Mapping[str, Any]
+) -> list[Figure]:
+    """Ours ÷ DLRover's, and DLRover's against a memcpy of its bytes in its process.
+
+    Args:
+        first, peer_first: the first save of each process.
+    """
+    blocked, peer_blocked = _values(measured, "full", "blocked_seconds"), _values(measured, "dlrover_memory")
+    peer_memcpy = _values(measured, "dlrover_memcpy")
+    pairs = {
+        "blocked": (blocked, peer_blocked),
+        "first_blocked": ([first["blocked_seconds"]], [peer_first["seconds"]]),
+        "durable": (_durable(measured), _values(measured, "dlrover_disk")),
+        "restore": (_values(measured, "restore_memory"), _values(measured, "dlrover_restore")),
+    }
+    figures = [
+        Figure(f"flash_checkpoint.{name}_to_dlrover", ratio(ours, theirs), "× seconds of DLRover's flash checkpoint",
+               at_most=1.0, settings=settings)
+        for name, (ours, theirs) in pairs.items()
+    ]  # fmt: skip
+    figures.append(
+        Figure("flash_checkpoint.durable_to_synced_dlrover",
+               ratio(pairs["durable"][0], _values(measured, "dlrover_disk", "synced_seconds")),
+               "× seconds until DLRover's file is on the disk, too")
+    )  # fmt: skip
+    for name, (_, theirs) in pairs.items():
+        memcpy = peer_memcpy if len(theirs) == len(peer_memcpy) else [statistics.median(peer_memcpy)]
+        figures.append(
+            Figure(f"flash_checkpoint.dlrover.{name}_to_memcpy", ratio(theirs, memcpy),
+                   "× seconds of a memcpy of its bytes, of DLRover's", settings=settings)
+        )  # fmt: skip
     return figures
 
 
@@ -128,6 +249,8 @@ def goodput(seconds: float) -> Figure:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--install", action="store_true", help="make DLRover's environment first")
+    parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help=f"default {ENVIRONMENT}")
     parser.add_argument("--rows", type=int, default=7_000_000, help="rows of 76 bytes each (default 7,000,000)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each side (default 3)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that the job trains (default 60)")

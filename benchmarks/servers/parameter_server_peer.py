@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.child import Child
+from benchmarks.common.environments import install, python_of
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.servers.parameter_server import process
 
@@ -43,29 +40,6 @@ def coordinator(python: Path, batch: int, rows: int, tables: int, steps_per_call
     )  # fmt: skip
 
 
-def install(environment: Path) -> None:
-    """Makes the environment; an older one is replaced.
-
-    Raises:
-        SystemExit: uv is not there, or the packages cannot be installed; says why.
-    """
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if uv is None:
-        raise SystemExit("parameter_server_peer: uv is not installed; `make setup` brings it")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    for command in (
-        [uv, "venv", "--quiet", "--clear", "--python", version, str(environment)],
-        [uv, "pip", "install", "--quiet", "--python", str(python_of(environment)), *PACKAGES],
-    ):
-        done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise SystemExit(f"parameter_server_peer: {' '.join(command)} failed:\n{done.stderr}")
-
-
-def python_of(environment: Path) -> Path:
-    return environment / "bin" / "python"
-
-
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Ours and both forms of theirs, in rounds that take turns.
 
@@ -73,7 +47,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         SystemExit: there is no TensorFlow to compare with; says how to get it.
     """
     if arguments.install:
-        install(arguments.environment)
+        install(arguments.environment, PACKAGES, "parameter_server_peer")
     python = python_of(arguments.environment)
     if not python.exists():
         raise SystemExit(

@@ -1,0 +1,65 @@
+"""How the ratios of `flash_checkpoint` are made, and what it says without DLRover."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.servers.flash_checkpoint import figures_of, peer_figures, peer_python
+
+
+def answers(*seconds: float, **others: float) -> list[dict[str, float]]:
+    return [{"seconds": each, **others} for each in seconds]
+
+
+MEASURED = {
+    "full": answers(2.0, 3.0, blocked_seconds=0.5),
+    "flush": answers(2.0, 1.0),
+    "memcpy": answers(1.0, 1.0),
+    "raw_write": answers(4.0, 2.0),
+    "restore_memory": answers(2.0, 2.0),
+    "restore_store": answers(8.0, 12.0),
+    "restart": answers(9.0, 7.0, memcpy_seconds=2.0),
+    "changes": answers(0.2, 0.3),
+    "dlrover_memory": answers(1.0, 1.0),
+    "dlrover_disk": answers(8.0, 8.0, synced_seconds=16.0),
+    "dlrover_restore": answers(1.0, 1.0),
+    "dlrover_memcpy": answers(0.5, 0.5),
+}
+
+
+def test_ratios_are_medians_of_rounds_side_by_side() -> None:
+    values = {each.figure.partition(".")[2]: each.value for each in figures_of(MEASURED, 4.0, {})}
+    assert values == pytest.approx(
+        {
+            "blocked_to_memcpy": 4.0, "changes_to_full": 0.1, "durable_to_raw_write": 1.5, "restore_to_memcpy": 2.0,
+            "restart_to_memcpy": 4.0, "restore_store_to_memory": 5.0,
+        }
+    )  # fmt: skip
+
+
+def test_dlrover_is_compared_with_ours_and_with_a_memcpy_of_its_own_bytes() -> None:
+    figures = peer_figures(MEASURED, {"blocked_seconds": 3.0}, {"seconds": 4.0}, {})
+    values = {each.figure.partition(".")[2]: each.value for each in figures}
+    assert values == pytest.approx(
+        {
+            "blocked_to_dlrover": 0.5, "first_blocked_to_dlrover": 0.75, "durable_to_dlrover": 0.5,
+            "restore_to_dlrover": 2.0, "durable_to_synced_dlrover": 0.25, "dlrover.blocked_to_memcpy": 2.0,
+            "dlrover.first_blocked_to_memcpy": 8.0, "dlrover.durable_to_memcpy": 16.0, "dlrover.restore_to_memcpy": 2.0,
+        }
+    )  # fmt: skip
+    met = {each.figure.partition(".")[2]: each.met for each in figures if each.goal}
+    assert met.pop("restore_to_dlrover") is False and list(met.values()) == [True] * 3
+
+
+def test_without_dlrover_its_figures_are_left_out_which_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert peer_python(tmp_path / "none") is None
+    said = capsys.readouterr().err
+    assert "there is no DLRover in" in said and "--install" in said
+    python = tmp_path / "there" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert peer_python(tmp_path / "there") == python and not capsys.readouterr().err
