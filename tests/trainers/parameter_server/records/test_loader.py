@@ -21,7 +21,7 @@ from elastrec.trainers.parameter_server.records.loader import _side_by_side
 from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage.columns import row_columns
-from elastrec.trainers.parameter_server.storage.kernels.arrays import VERSION
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VERSION
 from elastrec.trainers.parameter_server.storage.loading import expect_rows, load_columns
 from tests.trainers.parameter_server.filled import contents, job_with, push, save, servers_of
 from tests.trainers.parameter_server.running import routing_of
@@ -173,6 +173,7 @@ def test_two_chunks_of_a_bucket_that_are_entered_at_once_have_slabs_enough(monke
         """What the second one needs is known; the third one is entered before it."""
         monkeypatch.setattr(memory, "take", take)
         enter(2)
+        assert slabs >= 1 and memory.pool.buckets[int(bucket[0]), COUNT] == 2 * per_slab
         return take(slabs)
 
     monkeypatch.setattr(memory, "take", take_late)
