@@ -7,8 +7,12 @@ restore reads the part from memory, or from a disk whose cache does not hold it,
 cores. Beside that, a whole job trains and saves every ten seconds: how much of its time was not a pause for a save.
 
 DLRover's own engine takes its turns, too, with as many bytes in tensors of one rank and as many threads. Its save is
-over when its tracker names the step; its files need not be on the disk by then, as ours are. It lives in an environment
-of its own, which `--install` makes (about 5 GB, from the package index in use); without it, its figures are left out.
+over when its tracker names the step; its files need not be on the disk by then, as ours are. Its restore copies arrays,
+checks no bytes and has no ids to find rows by. It lives in an environment of its own, which `--install` makes (about 5
+GB, from the package index in use); without it, its figures are left out.
+
+The process that brings bytes to the disk takes the CPU that others leave: figures of durability need an idle machine.
+A server that is started again gets every page of its rows from the system.
 
 What turns a figure red: calling `froze` after the loop over `_copied` in `records/share.py` (blocked_to_memcpy); no
 `base` for `save_part` (changes_to_full); opening the local store's files with O_SYNC and writing pieces of 64 KiB
