@@ -1,4 +1,4 @@
-"""How the ratios of `flash_checkpoint` are made, and what it says without DLRover."""
+"""What benchmarks whose peers live in environments of their own say without them, and how their ratios are made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.servers.flash_checkpoint import figures_of, peer_figures, peer_python
+from benchmarks.servers import flash_checkpoint, parameter_server_peer
+from tests.benchmarks.calling import benchmark
+
+
+def test_without_tensorflow_it_measures_nothing_and_says_how_to_get_it(tmp_path: Path) -> None:
+    done = benchmark("parameter_server_peer", "--environment", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "there is no TensorFlow in" in done.stderr and "--install" in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_ratio_is_the_median_of_rounds_side_by_side() -> None:
+    speeds = {
+        "elastrec": [90.0, 80.0, 10.0],
+        "tensorflow": [30.0, 20.0, 5.0],
+        "tensorflow_merged_tables": [45.0] * 3,
+        "tensorflow_single_steps": [10.0] * 3,
+    }
+    ours, single, merged, *_ = parameter_server_peer.figures_of(speeds, {})
+    assert (ours.value, ours.met) == (pytest.approx(3.0), True)
+    assert single.value == pytest.approx(8.0)
+    assert (merged.value, merged.goal) == (pytest.approx(80 / 45), None)
 
 
 def answers(*seconds: float, **others: float) -> list[dict[str, float]]:
@@ -30,7 +51,7 @@ MEASURED = {
 
 
 def test_ratios_are_medians_of_rounds_side_by_side() -> None:
-    values = {each.figure.partition(".")[2]: each.value for each in figures_of(MEASURED, 4.0, {})}
+    values = {each.figure.partition(".")[2]: each.value for each in flash_checkpoint.figures_of(MEASURED, 4.0, {})}
     assert values == pytest.approx(
         {
             "blocked_to_memcpy": 4.0, "changes_to_full": 0.1, "durable_to_raw_write": 1.5, "restore_to_memcpy": 2.0,
@@ -40,7 +61,7 @@ def test_ratios_are_medians_of_rounds_side_by_side() -> None:
 
 
 def test_dlrover_is_compared_with_ours_and_with_a_memcpy_of_its_own_bytes() -> None:
-    figures = peer_figures(MEASURED, {"blocked_seconds": 3.0}, {"seconds": 4.0}, {})
+    figures = flash_checkpoint.peer_figures(MEASURED, {"blocked_seconds": 3.0}, {"seconds": 4.0}, {})
     values = {each.figure.partition(".")[2]: each.value for each in figures}
     assert values == pytest.approx(
         {
@@ -56,10 +77,10 @@ def test_dlrover_is_compared_with_ours_and_with_a_memcpy_of_its_own_bytes() -> N
 def test_without_dlrover_its_figures_are_left_out_which_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert peer_python(tmp_path / "none") is None
+    assert flash_checkpoint.peer_python(tmp_path / "none") is None
     said = capsys.readouterr().err
     assert "there is no DLRover in" in said and "--install" in said
     python = tmp_path / "there" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
-    assert peer_python(tmp_path / "there") == python and not capsys.readouterr().err
+    assert flash_checkpoint.peer_python(tmp_path / "there") == python and not capsys.readouterr().err
