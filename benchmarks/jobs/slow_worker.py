@@ -13,7 +13,7 @@ go: without its slow worker entirely, a job of two loses half of its speed at mo
 fast worker run `staleness` steps ahead, once; from then on it is as slow as `bsp`.
 
 DLRover-RM (Fig. 13) reports 48.5 % less than without intervention and 37 % less than with stop-and-restart, for a
-worker that has 3 % of its cores. A master that never finds a slow worker (`SlowWorkers.look`: return None) ends this
+worker that has 3 % of its cores. A master that never finds a slow worker (`SlowPods.look`: return None) ends this
 benchmark: its job is left alone, too.
 """
 
@@ -94,7 +94,7 @@ def job_content(log: GenerateReport, mode: str, epochs: int, *, moves: bool = Tr
         "checkpoint": {"interval": "0s"},
     }  # fmt: skip
     if not moves:
-        spec["faults"] = {"slow_worker_moves": 0}
+        spec["faults"] = {"slow_pod_moves": 0}
     return {"metadata": {"name": "slow"}, "spec": spec}
 
 

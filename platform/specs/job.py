@@ -299,9 +299,10 @@ class FaultTolerance(Spec):
     Progress clears the count: for workers, any of them acknowledged rows; for both roles, a record holds more trained
     rows than every record before it. A pod that the cluster took away (preempted, evicted, deleted, its node lost,
     killed from outside by SIGKILL or SIGTERM) did not fail; such losses in a row may be five times as many."""
-    slow_worker_moves: Annotated[int, Field(ge=0, le=10_000)] = 2
-    """How many slow workers the job moves to other nodes, each once another worker has started there; 0: none. Slow is
-    one that for a minute has computed at least twice as long for a row as the others do."""
+    slow_pod_moves: Annotated[int, Field(ge=0, le=10_000)] = 2
+    """How many slow workers and parameter servers, together, the job moves to other nodes, each once its successor has
+    started there; 0: none. Slow is one that for a minute has taken at least twice as long for a row as the others of
+    its role: a worker to compute, a server to read and change it. A server that is alone is never slow."""
 
 
 class Gate(Spec):

@@ -435,7 +435,7 @@ class ServerPod:
                 taken_order_id=self._mover.taken if self._mover else "",
                 copying=self._mover.progress() if self._mover else None,
                 ends_in_seconds=self._notice.left_seconds,
-                load=self._load.measure(self._server.stores, self._owned(), time.monotonic()),
+                load=self._load.measure(self._server.stores, self._owned(), self._server.served, time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,

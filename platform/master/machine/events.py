@@ -243,11 +243,11 @@ class ServerHot(_Event, frozen=True, kw_only=True):
     ownership_epoch: int
 
 
-class WorkerSlow(_Event, frozen=True, kw_only=True):
-    """A worker is slow because of its node: its successor is to start on another one.
+class PodSlow(_Event, frozen=True, kw_only=True):
+    """A worker or server is slow because of its node: its successor is to start on another one.
 
     Attributes:
-        ratio: of its computing time per row to the median of the others'.
+        ratio: of its time per row to the median of the others'.
     """
 
     pod: str
@@ -309,7 +309,7 @@ Event = (
     | ShapeAsked
     | ShapeTakenBack
     | ServerHot
-    | WorkerSlow
+    | PodSlow
     | Ticked
     | Restarted
     | Measured

@@ -21,6 +21,7 @@ from elastrec.platform.master.machine.events import (
     PodResized,
     PodSeen,
     PodSilent,
+    PodSlow,
     RecordCommitted,
     RecordFailed,
     ResizeRefused,
@@ -33,7 +34,6 @@ from elastrec.platform.master.machine.events import (
     StopAsked,
     TermBegun,
     Ticked,
-    WorkerSlow,
 )
 from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.measuring.time_profile import WITHOUT_MASTER
@@ -231,7 +231,7 @@ HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     ShapeAsked: shape.shape_asked,
     ShapeTakenBack: shape.shape_taken_back,
     ServerHot: migration.relieve,
-    WorkerSlow: succession.leave_slow_node,
+    PodSlow: succession.leave_slow_node,
     Ticked: losses.ticked,
     Measured: _measured,
 }

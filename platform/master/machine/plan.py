@@ -27,7 +27,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         start_record: empty: from nothing.
         older_start_records: taken, in this order, where the start record is damaged.
         start_positions: of the start record, where the job begins at them; None: at the first row.
-        slow_worker_moves: how many slow workers the job moves to other nodes; 0: none.
+        slow_pod_moves: how many slow workers and servers the job moves to other nodes; 0: none.
         relieves_hot_servers: whether buckets leave a hot server for others.
         most_memory_bytes: of a pod, by role: as far as memory is doubled after kills for it; a role that is not named
             keeps what it has.
@@ -57,7 +57,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     pod_restarts: int
     older_start_records: list[str] = []
     start_positions: Positions | None = None
-    slow_worker_moves: int = 0
+    slow_pod_moves: int = 0
     relieves_hot_servers: bool = True
     most_memory_bytes: dict[Role, int] = {}
     kept_records: int = 3
@@ -86,7 +86,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             start_record=request.start_record,
             older_start_records=request.older_start_records,
             start_positions=_positions(request.start_positions),
-            slow_worker_moves=spec.faults.slow_worker_moves,
+            slow_pod_moves=spec.faults.slow_pod_moves,
             relieves_hot_servers=spec.scaling.relieve_hot_servers,
             most_memory_bytes=_most_memory(spec.scaling),
             kept_records=spec.checkpoint.keep,

@@ -52,7 +52,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         wanted_shape: other servers are reached by a migration.
         shape_requests: all that are open, and the latest that have ended, the oldest first.
-        slow_moves: how many workers were moved because they were slow.
+        slow_moves: how many workers and servers were moved because they were slow.
         shape_version: rises whenever another shape is wanted.
         shape_changes: the latest changes of the wanted shape, the oldest first.
         evaluation_sketch: merged over the completed evaluation shards.

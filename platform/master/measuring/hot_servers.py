@@ -36,11 +36,13 @@ class Load(msgspec.Struct, frozen=True):
         rows_per_core_second: that requests name ÷ cores.
         cores: of its pod.
         hottest: some of its buckets and their rows per second, from the highest on.
+        seconds_per_row: that reading and changing rows took; 0: it was not measured yet.
     """
 
     rows_per_second: float
     cores: float
     hottest: Sequence[tuple[int, float]]
+    seconds_per_row: float = 0.0
 
     @property
     def rows_per_core_second(self) -> float:

@@ -9,19 +9,22 @@ class Lasting:
     Args:
         seconds: for so long, without a break, a pod has to stand out.
         cool_down_seconds: between two that something is done about.
+
+    Attributes:
+        since: when the pod that stands out began to.
     """
 
     def __init__(self, seconds: float, cool_down_seconds: float) -> None:
         self._seconds, self._cool_down_seconds = seconds, cool_down_seconds
         self._pod = ""
-        self._since = 0.0
+        self.since = 0.0
         self._done: float | None = None
 
     def is_due(self, pod: str, now: float) -> bool:
         """Whether something is to be done about the pod that stands out now; empty: none does."""
         if pod != self._pod:
-            self._pod, self._since = pod, now
-        if not pod or now - self._since < self._seconds:
+            self._pod, self.since = pod, now
+        if not pod or now - self.since < self._seconds:
             return False
         return self._done is None or now - self._done >= self._cool_down_seconds
 

@@ -22,7 +22,7 @@ from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Rel
 from elastrec.platform.master.measuring.migration_profile import MigrationProfile
 from elastrec.platform.master.measuring.momentary_speed import MomentarySpeed
 from elastrec.platform.master.measuring.monitor import Monitor, Window
-from elastrec.platform.master.measuring.slow_workers import SlowWorker, SlowWorkers
+from elastrec.platform.master.measuring.slow_pods import SlowPod, SlowPods, comparable
 from elastrec.platform.master.measuring.speed_profile import SpeedProfile, are_servers_settled
 from elastrec.platform.master.measuring.start_profile import Start, StartProfile
 from elastrec.platform.master.pods import succession
@@ -64,7 +64,7 @@ class Observations:
         self._profile = SpeedProfile()
         self._starts = StartProfile()
         self._hot_servers = HotServers()
-        self._slow_workers = SlowWorkers()
+        self._slow_pods = {role: SlowPods() for role in (Role.WORKER, Role.PARAMETER_SERVER)}
         self.growth = GrowthProfile()
         self.speed = MomentarySpeed()
         self.migrations = MigrationProfile()
@@ -109,9 +109,11 @@ class Observations:
         self.migrations = MigrationProfile(known.migrations)
 
     def handled(self, state: JobState, effects: Iterable[Effect], now: float) -> None:
-        """An event was handled; pods may have been asked for, and servers may move."""
+        """An event was handled; pods may have been asked for, servers may move, and a slow pod may be moved."""
         for effect in effects:
             if isinstance(effect, Decided):
+                if effect.decision == "slow_pod_moved":
+                    self._slow_pods[Role(effect.inputs["role"])].moved(now)
                 # Durations alone are read of this profile: no wall clock is needed.
                 self.migrations.decided(now, 0.0, effect.decision, effect.inputs)
         if state.membership.revision != self._starts.revision:
@@ -152,28 +154,37 @@ class Observations:
         if not migration.may_relieve(state):
             self._hot_servers.forget()
             return None
+        loads = self._loads(state)
+        return self._hot_servers.look(loads, now) if loads else None
+
+    def _loads(self, state: JobState) -> dict[str, Load]:
+        """Of all servers that own buckets; none unless each has said it."""
         loads = {}
         for server in state.owners():
             sample = self._monitor.pods.get(server.name)
             if sample is None or not sample.load.rows_per_second:
-                return None
-            loads[server.name] = Load(sample.load.rows_per_second, server.cores, sample.load.hottest)
-        return self._hot_servers.look(loads, now)
+                return {}
+            load = sample.load
+            loads[server.name] = Load(load.rows_per_second, server.cores, load.hottest, load.seconds_per_row)
+        return loads
 
-    def slow_worker(self, state: JobState, now: float) -> SlowWorker | None:
-        """A worker that should leave its node, if it was slow for long enough and nothing else changes."""
+    def slow_pods(self, state: JobState, now: float) -> list[SlowPod]:
+        """Pods that should leave their nodes: slow for long enough while nothing else changed; one per role at most."""
         if not succession.may_move_slow(state):
-            self._slow_workers.forget()
-            return None
+            for seen in self._slow_pods.values():
+                seen.forget()
+            return []
         known = self._monitor.pods
-        return self._slow_workers.look(
-            {
-                worker.name: known[worker.name].compute_seconds_per_row
-                for worker in state.membership.workers()
-                if worker.stays and worker.name in known and known[worker.name].compute_seconds_per_row > 0
-            },
-            now,
+        workers = {
+            worker.name: known[worker.name].compute_seconds_per_row
+            for worker in state.membership.workers()
+            if worker.stays and worker.name in known and known[worker.name].compute_seconds_per_row > 0
+        }
+        found = (
+            self._slow_pods[Role.WORKER].look(workers, now),
+            self._slow_pods[Role.PARAMETER_SERVER].look(comparable(self._loads(state)), now),
         )
+        return [slow for slow in found if slow is not None]
 
     def close_window(self, state: JobState, now: float) -> bool:
         """Whether a window of the job's figures ended."""

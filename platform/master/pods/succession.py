@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.events import ShapeAsked, WorkerSlow
+from elastrec.platform.master.machine.events import PodSlow, ShapeAsked
 from elastrec.platform.master.pods import losses, requests, shape
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
@@ -51,13 +51,14 @@ def step(state: JobState, effects: list[Effect]) -> None:
 
 
 def may_move_slow(state: JobState) -> bool:
-    """Whether a slow worker can be moved now: nothing else changes, and the job has not moved too many."""
-    is_allowed = state.slow_moves < state.plan.slow_worker_moves
-    return is_allowed and state.phase is Phase.TRAINING and not requests.open_requests(state)
+    """Whether a slow worker or server can be moved now: nothing else changes, and the job has not moved too many."""
+    is_allowed = state.slow_moves < state.plan.slow_pod_moves
+    is_free = state.migration is None and state.has_wanted_servers and not requests.open_requests(state)
+    return is_allowed and state.phase is Phase.TRAINING and is_free
 
 
-def leave_slow_node(state: JobState, event: WorkerSlow, effects: list[Effect]) -> None:
-    """Another worker starts elsewhere, as if a person had asked for it; then the slow one leaves."""
+def leave_slow_node(state: JobState, event: PodSlow, effects: list[Effect]) -> None:
+    """A successor starts elsewhere, as if a person had asked for it; then the slow pod leaves."""
     member = state.membership.members.get(event.pod)
     if member is None or member.incarnation != event.incarnation or not member.stays or not member.node:
         return
@@ -65,13 +66,13 @@ def leave_slow_node(state: JobState, event: WorkerSlow, effects: list[Effect]) -
         return
     state.slow_moves += 1
     inputs = {
-        "pod": member.name, "node": member.node, "ratio": round(event.ratio, 3),
+        "pod": member.name, "role": str(member.role), "node": member.node, "ratio": round(event.ratio, 3),
         "seconds_per_row": event.seconds_per_row, "others_seconds_per_row": event.others_seconds_per_row,
-        "moves": state.slow_moves, "allowed": state.plan.slow_worker_moves,
+        "moves": state.slow_moves, "allowed": state.plan.slow_pod_moves,
     }  # fmt: skip
-    effects.append(Decided(decision="slow_worker_moved", inputs=inputs))
+    effects.append(Decided(decision="slow_pod_moved", inputs=inputs))
     move = PodMove(pod=member.name, leaves_node=True)
-    shape.shape_asked(state, ShapeAsked(time=event.time, change={}, moves=[move], asked_by="slow worker"), effects)
+    shape.shape_asked(state, ShapeAsked(time=event.time, change={}, moves=[move], asked_by="slow node"), effects)
 
 
 def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:

@@ -92,9 +92,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "server_relieved":
             what = f"{len(inputs['buckets'])} hot buckets leave {inputs['server']}"
             return what, f"it has {inputs['ratio']:.2f} × the others' load, {inputs['ratio_after']:.2f} × afterwards"
-        case "slow_worker_moved":
+        case "slow_pod_moved":
             what = f"{inputs['pod']} is slow: its successor starts on another node than {inputs['node']}"
-            return what, f"it computes {inputs['ratio']:.2f} × as long for a row as the others"
+            return what, f"it takes {inputs['ratio']:.2f} × as long for a row as the others"
         case "notice_given":
             on = f" on {inputs['node']}" if inputs["node"] else ""
             return f"{inputs['pod']}{on} has notice of its end; another server is to take over", "it was sent SIGTERM"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
+from collections.abc import Mapping
 
 import msgspec
 import structlog
@@ -13,7 +14,7 @@ from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
-from elastrec.platform.master.measuring.slow_workers import has_room_elsewhere
+from elastrec.platform.master.measuring.slow_pods import SlowPod, has_room_elsewhere
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
@@ -38,6 +39,7 @@ class TimedWork(ServicePart):
     _has_reported_end = False
     _deadline: float | None = None
     _deadline_after = -1
+    _stays: Mapping[str, float] = {}
 
     @abc.abstractmethod
     def is_superseded(self) -> bool:
@@ -128,7 +130,7 @@ class TimedWork(ServicePart):
             self._saved_measurements.keep(remembered, self._clock())
         self._measure()
         self._relieve()
-        self._leave_slow_node()
+        self._leave_slow_nodes()
         self._give_memory()
         if not self.state.phase.is_final:
             self._report()
@@ -159,18 +161,25 @@ class TimedWork(ServicePart):
                 )
             )  # fmt: skip
 
-    def _leave_slow_node(self) -> None:
+    def _leave_slow_nodes(self) -> None:
         with self._lock:
-            slow = self._seen.slow_worker(self.state, self.now())
-            member = self.state.membership.members.get(slow.pod) if slow is not None else None
-        if slow is None or member is None:
-            return
-        if not has_room_elsewhere(self._reconciler.nodes(), member.node, member.asked):
-            log.info("slow_worker_stays", pod=slow.pod, ratio=round(slow.ratio, 3), reason="no other node has the room")
-            return
+            members = self.state.membership.members
+            found = [(slow, members[slow.pod]) for slow in self._seen.slow_pods(self.state, self.now())]
+        nodes = self._reconciler.nodes() if found else []
+        for slow, member in found:
+            if member.node and has_room_elsewhere(nodes, member.node, member.asked):
+                self._leave_slow_node(slow, member.incarnation)
+                return  # one at a time: what the other one takes is measured anew
+            if self._stays.get(slow.pod) != slow.since:
+                # It is looked for in every window, and said once.
+                reason = "no other node has the room" if member.node else "its node is not known"
+                log.info("slow_pod_stays", pod=slow.pod, ratio=round(slow.ratio, 3), reason=reason)
+        self._stays = {slow.pod: slow.since for slow, _ in found}
+
+    def _leave_slow_node(self, slow: SlowPod, incarnation: str) -> None:
         self.submit(
-            lambda now: events.WorkerSlow(
-                time=now, pod=slow.pod, incarnation=member.incarnation, ratio=slow.ratio,
+            lambda now: events.PodSlow(
+                time=now, pod=slow.pod, incarnation=incarnation, ratio=slow.ratio,
                 seconds_per_row=slow.seconds_per_row, others_seconds_per_row=slow.others_seconds_per_row,
             )
         )  # fmt: skip

@@ -341,10 +341,13 @@ class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         rows_per_second: that requests name, in the buckets which it serves.
         hottest: numbers of the buckets that have most of them, and their rows per second, from the highest on.
+        seconds_per_row: of reading and changing rows, on the clock: what the server's node makes of it counts, waiting
+            for workers, for saves or for the network does not. 0: no row was named yet.
     """
 
     rows_per_second: float = 0.0
     hottest: list[tuple[int, float]] = []
+    seconds_per_row: float = 0.0
 
 
 class Heartbeat(Message, frozen=True):

@@ -34,9 +34,9 @@ def test_the_sides_differ_in_nothing_but_whether_a_slow_worker_is_moved(log: Gen
         TrainingJob.model_validate(slow_worker.job_content(log, mode, 4, moves=moves)).spec for moves in (True, False)
     )
     assert moved.training.consistency.mode == mode
-    assert moved.faults.slow_worker_moves > 0, "the default"
-    assert alone.faults.slow_worker_moves == 0
-    faults = alone.faults.model_copy(update={"slow_worker_moves": moved.faults.slow_worker_moves})
+    assert moved.faults.slow_pod_moves > 0, "the default"
+    assert alone.faults.slow_pod_moves == 0
+    faults = alone.faults.model_copy(update={"slow_pod_moves": moved.faults.slow_pod_moves})
     assert alone.model_copy(update={"faults": faults}) == moved
 
 

@@ -234,7 +234,7 @@ def random_plan(chance: random.Random) -> JobPlan:
         lease_seconds=chance.choice([2.0, 60.0]),
         shard_attempts=chance.choice([4, 100_000]),
         pod_restarts=chance.choice([30, 100_000, 100_000]),
-        slow_worker_moves=chance.choice([0, 2]),
+        slow_pod_moves=chance.choice([0, 2]),
     )
 
 
@@ -268,12 +268,12 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
                 time=world.time, server=servers[0], ratio=2.0, ratio_after=1.1, moves=moves, ownership_epoch=epoch
             )
         )
-    elif what < 0.973 and (workers := world.state.membership.workers()):
+    elif what < 0.973 and (members := sorted(world.state.membership.members)):
         # Of this process, or of one that the pod had before.
-        slow = chance.choice(workers)
+        slow = world.state.membership.members[chance.choice(members)]
         incarnation = slow.incarnation if chance.random() < 0.8 else "an earlier one"
         world.handle(
-            events.WorkerSlow(
+            events.PodSlow(
                 time=world.time, pod=slow.name, incarnation=incarnation, ratio=3.0, seconds_per_row=0.3,
                 others_seconds_per_row=0.1,
             )

@@ -47,6 +47,7 @@ from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
 from elastrec.trainers.parameter_server.serving.gate import Gate
 from elastrec.trainers.parameter_server.serving.global_batch import Pushed
 from elastrec.trainers.parameter_server.serving.gradients import average
+from elastrec.trainers.parameter_server.serving.load import Served
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
 from elastrec.trainers.parameter_server.serving.place import Place
 from elastrec.trainers.parameter_server.serving.pushes import Pushes, Standing
@@ -73,6 +74,7 @@ class RequestHandlers:
         epoch, generation, ready: requests under others, or while it is not ready, are Stale.
         routing: that names the epoch.
         model: None: there is none.
+        served: for a `LoadMeter`.
     """
 
     def __init__(self, spec: JobSpec, plan: TablePlan, wall_clock: Callable[[], float]) -> None:
@@ -84,6 +86,7 @@ class RequestHandlers:
         self.routing: RoutingTable | None = None
         self._pulls = self._pushes = self._rounds = 0
         self._steps_by_rows: Counter[int] = Counter()
+        self.served = Served()
         self.begin(None)
 
     def begin(self, model: Model | None, marks: Sequence[BucketMarks] = ()) -> None:
@@ -182,6 +185,7 @@ class RequestHandlers:
             assert model is not None
             # Under the epoch of the request: once buckets move, the values are those of others.
             dense = model.dense_values() if request.dense else np.empty(0, np.float32)
+        began = time.perf_counter()
         try:
             values, lookups = model.pull(counts, ids, read_only=request.read_only)
         except IncompatibleError:
@@ -189,7 +193,9 @@ class RequestHandlers:
                 if stale := self._stale(stamp):
                     return stale, []  # the rows were dropped to be restored
             raise
+        seconds = time.perf_counter() - began
         with self.changed:
+            self.served = self.served.and_also(len(ids), seconds)
             if found is not self._found or not self.ready:
                 stale = Stale(epoch=self.epoch, generation=self.generation, ready=self.ready)
                 return self._stale(stamp) or stale, []
@@ -283,6 +289,7 @@ class RequestHandlers:
         assert model is not None
         with self.changed:
             lacking = [self.pushes.marks.lacking(push.origin) for push in pushes]
+        began = time.perf_counter()
         gradient = average(
             [
                 push.gradient if places is None else model.part_of(push.gradient, places)
@@ -294,7 +301,9 @@ class RequestHandlers:
             with self.changed:
                 lookups = self._found.take(pushes[0].worker, gradient)
         model.apply(gradient, lookups, self.now_seconds())
+        seconds = time.perf_counter() - began
         with self.changed:
+            self.served = self.served.and_also(sum(len(group.ids) for group in gradient.groups), seconds)
             self.pushes.applied(pushes)
             self._steps_by_rows[gradient.samples] += 1
 

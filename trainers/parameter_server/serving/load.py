@@ -1,10 +1,13 @@
-"""How many rows of each bucket requests name: what says which server is hot, and which buckets make it so."""
+"""How many rows of each bucket requests name, and how long a row takes.
+
+The first says which server is hot, and which buckets make it so, the second which server's node is slow.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +22,17 @@ _MOST_NAMED = 16
 """Buckets that a heartbeat names."""
 
 
+class Served(NamedTuple):
+    """Rows that requests have named since the process began, and seconds that reading and changing them took."""
+
+    rows: int = 0
+    seconds: float = 0.0
+
+    def and_also(self, rows: int, seconds: float) -> Served:
+        """With one request or step more."""
+        return Served(self.rows + rows, self.seconds + seconds)
+
+
 class LoadMeter:
     """Rates of one server's buckets, exponentially averaged; for one thread."""
 
@@ -27,12 +41,17 @@ class LoadMeter:
         self._stores: list[RowStore] = []
         self._before: Array = np.zeros(0, np.int64)
         self._rates: Array = np.zeros(0)
+        self._served = Served()
+        self._served_rates: Array = np.zeros(2)  # rows, and seconds, per second
 
-    def measure(self, stores: Sequence[RowStore], owned: Array | None, now_seconds: float) -> ServerLoad:
+    def measure(
+        self, stores: Sequence[RowStore], owned: Array | None, served: Served, now_seconds: float
+    ) -> ServerLoad:
         """The load until now.
 
         Args:
             owned: [V] bool, buckets that are served; None: none.
+            served: until now; never less than the time before.
             now_seconds: of a clock that does not jump.
         """
         if owned is None or not stores:
@@ -42,16 +61,20 @@ class LoadMeter:
         if len(stores) != len(self._stores) or any(a is not b for a, b in zip(stores, self._stores, strict=True)):
             # Another model: its counters began at zero.
             self._stores, self._before, self._rates = list(stores), counted, np.zeros(len(counted))
+            self._served, self._served_rates = served, np.zeros(2)
             self._seconds = now_seconds
             return ServerLoad()
         seconds = now_seconds - self._seconds
         if seconds > 0:
             weight = 1 - math.exp(-seconds / _MEAN_SECONDS)
             self._rates += weight * ((counted - self._before) / seconds - self._rates)
-            self._before, self._seconds = counted, now_seconds
+            self._served_rates += weight * (np.subtract(served, self._served) / seconds - self._served_rates)
+            self._before, self._served, self._seconds = counted, served, now_seconds
         rates = np.where(owned, self._rates, 0.0)
+        served_rows, busy = self._served_rates.tolist()
         hottest = np.argsort(-rates, kind="stable")[:_MOST_NAMED]
         return ServerLoad(
             rows_per_second=round(float(rates.sum()), 1),
             hottest=[(int(bucket), round(float(rates[bucket]), 1)) for bucket in hottest if rates[bucket] > 0],
+            seconds_per_row=busy / served_rows if served_rows > 0 else 0.0,
         )

@@ -308,11 +308,11 @@ def test_what_else_was_asked_for_is_taken_back_when_the_successor_of_a_lost_pod_
 
 
 def test_a_slow_worker_stays_when_its_successor_finds_no_room():
-    world = long_job(slow_worker_moves=1)
+    world = long_job(slow_pod_moves=1)
     slow, _ = world.state.membership.workers()
     slow.node = "slow-node"
     world.handle(
-        events.WorkerSlow(
+        events.PodSlow(
             time=world.time, pod=slow.name, incarnation=slow.incarnation, ratio=3.0, seconds_per_row=3.0,
             others_seconds_per_row=1.0,
         )

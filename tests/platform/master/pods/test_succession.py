@@ -299,7 +299,7 @@ def test_with_bsp_a_server_is_moved_while_the_job_trains_and_its_successor_stand
 def slow(world: World, pod: str) -> None:
     incarnation = world.state.membership.members[pod].incarnation
     world.handle(
-        events.WorkerSlow(
+        events.PodSlow(
             time=world.time, pod=pod, incarnation=incarnation, ratio=3.0, seconds_per_row=0.3,
             others_seconds_per_row=0.1,
         )
@@ -307,28 +307,68 @@ def slow(world: World, pod: str) -> None:
 
 
 def test_a_slow_worker_works_until_its_successor_on_another_node_does_and_the_decision_stands_with_its_inputs():
-    world = long_job(slow_worker_moves=1)
+    world = long_job(slow_pod_moves=1)
     node = world.state.membership.members[WORKER].node = "slow-node"
     slow(world, WORKER)
     (successor,) = [m for m in world.state.membership.workers() if not m.is_registered]
     assert successor.avoids_nodes == [node] and not world.state.membership.members[WORKER].retiring
-    (decided,) = [e for e in world.effects if isinstance(e, Decided) and e.decision == "slow_worker_moved"]
+    (decided,) = [e for e in world.effects if isinstance(e, Decided) and e.decision == "slow_pod_moved"]
     assert (decided.inputs["pod"], decided.inputs["node"], decided.inputs["ratio"]) == (WORKER, node, 3.0)
     world.live_on(12)
     assert outcome(world) is ShapeOutcome.DONE and WORKER not in by_role(world, Role.WORKER)
     assert world.state.recovery.rollbacks == 0 and len(by_role(world, Role.WORKER)) == 2
-    # No more of them than the job file allows.
-    successor.node = "another-node"
+    # No more of them than the job file allows, of both roles together.
+    successor.node = world.state.membership.members[SERVER].node = "another-node"
     slow(world, successor.name)
+    slow(world, SERVER)
     assert len(world.state.shape_requests) == 1
     check(world)
 
 
+@pytest.mark.parametrize("is_synchronous", [False, True])
+def test_a_slow_server_serves_until_its_successor_on_another_node_has_its_buckets(is_synchronous: bool):
+    world = long_job(slow_pod_moves=1, is_synchronous=is_synchronous)
+    slow_server, other = world.state.ownership.servers
+    node = world.state.membership.members[slow_server].node = "slow-node"
+    slow(world, slow_server)
+    (decided,) = [e for e in world.effects if isinstance(e, Decided) and e.decision == "slow_pod_moved"]
+    assert (decided.inputs["pod"], decided.inputs["role"]) == (slow_server, Role.PARAMETER_SERVER)
+    assert (decided.inputs["node"], decided.inputs["ratio"], decided.inputs["moves"]) == (node, 3.0, 1)
+    go_on(world, until=COPYING)
+    (successor,) = by_role(world, Role.PARAMETER_SERVER) - {slow_server, other}
+    assert world.state.membership.members[successor].avoids_nodes == [node]
+    assert world.state.ownership.servers == [slow_server, other]
+    go_on(world)
+    assert outcome(world) is ShapeOutcome.DONE and world.state.ownership.servers == [successor, other]
+    world.live_on(1)
+    assert slow_server not in world.state.membership.members
+    assert world.state.recovery.rollbacks == 0 and not world.commits
+    check(world)
+
+
+def test_a_server_that_is_slow_while_buckets_change_servers_stays():
+    world = long_job(slow_pod_moves=5)
+    slow_server, other = world.state.ownership.servers
+    world.state.membership.members[slow_server].node = "slow-node"
+    epoch, bucket = world.state.ownership.epoch, owners(world).index(slow_server)
+    world.handle(
+        events.ServerHot(
+            time=world.time, server=slow_server, ratio=2.0, ratio_after=1.0, moves={bucket: other},
+            ownership_epoch=epoch,
+        )
+    )  # fmt: skip
+    slow(world, slow_server)
+    assert not world.state.shape_requests and world.state.slow_moves == 0
+    go_on(world)
+    slow(world, slow_server)
+    assert len(world.state.shape_requests) == 1 and world.state.slow_moves == 1
+
+
 def test_a_worker_that_is_slow_while_something_else_changes_or_is_another_process_by_now_stays():
-    world = long_job(slow_worker_moves=5)
+    world = long_job(slow_pod_moves=5)
     world.state.membership.members[WORKER].node = "slow-node"
     world.handle(
-        events.WorkerSlow(
+        events.PodSlow(
             time=world.time, pod=WORKER, incarnation="before", ratio=3.0, seconds_per_row=0.3,
             others_seconds_per_row=0.1,
         )

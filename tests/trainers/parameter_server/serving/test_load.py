@@ -8,7 +8,7 @@ import pytest
 from elastrec.platform.transport.messages.job import ServerLoad
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
-from elastrec.trainers.parameter_server.serving.load import LoadMeter
+from elastrec.trainers.parameter_server.serving.load import LoadMeter, Served
 from elastrec.trainers.parameter_server.storage import RowStore
 
 BUCKETS = 64
@@ -27,11 +27,11 @@ def test_a_constant_load_is_reported_by_bucket_and_in_total():
     store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
     ids = np.arange(1000)
     (hot,) = set(buckets_of(ids[:1], "t", BUCKETS).tolist())
-    assert meter.measure([store], owned, 0.0) == ServerLoad()
+    assert meter.measure([store], owned, Served(), 0.0) == ServerLoad()
     for second in range(1, 121):
         pull(store, ids)
         pull(store, np.full(200, ids[0]))
-        load = meter.measure([store], owned, float(second))
+        load = meter.measure([store], owned, Served(), float(second))
     assert load.rows_per_second == pytest.approx(1200, rel=0.01)
     assert load.hottest[0][0] == hot and load.hottest[0][1] == pytest.approx(
         200 + np.sum(buckets_of(ids, "t", BUCKETS) == hot), rel=0.01
@@ -43,12 +43,30 @@ def test_a_constant_load_is_reported_by_bucket_and_in_total():
 
 def test_buckets_that_are_others_now_and_counters_of_a_model_before_do_not_count():
     store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
-    meter.measure([store], owned, 0.0)
+    meter.measure([store], owned, Served(), 0.0)
     pull(store, np.arange(1000))
-    everything = meter.measure([store], owned, 1.0).rows_per_second
+    everything = meter.measure([store], owned, Served(), 1.0).rows_per_second
     half = np.arange(BUCKETS) < BUCKETS // 2
     pull(store, np.arange(1000))
-    load = meter.measure([store], half, 2.0)
+    load = meter.measure([store], half, Served(), 2.0)
     assert 0 < load.rows_per_second < 2 * everything and all(bucket < BUCKETS // 2 for bucket, _ in load.hottest)
-    assert meter.measure([store_of()], owned, 3.0) == ServerLoad()
-    assert meter.measure([], None, 4.0) == ServerLoad()
+    assert meter.measure([store_of()], owned, Served(), 3.0) == ServerLoad()
+    assert meter.measure([], None, Served(), 4.0) == ServerLoad()
+
+
+def test_the_time_for_a_row_follows_the_node_and_is_that_of_the_rows_served_meanwhile():
+    store, meter, owned, served = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_), Served(10**6, 500.0)
+    assert meter.measure([store], owned, served, 0.0) == ServerLoad()
+
+    def at_the_end(begin: int, seconds_per_row: float, rows_per_second: int) -> float:
+        nonlocal served
+        for second in range(begin, begin + 120):
+            served = served.and_also(rows_per_second, rows_per_second * seconds_per_row)
+            load = meter.measure([store], owned, served, float(second))
+        return load.seconds_per_row
+
+    assert at_the_end(1, 2e-6, 5000) == pytest.approx(2e-6, rel=0.01)
+    # Half as many rows, each of which takes three times as long.
+    assert at_the_end(121, 6e-6, 2500) == pytest.approx(6e-6, rel=0.01)
+    assert at_the_end(241, 0.0, 0) == pytest.approx(6e-6, rel=0.01), "nothing was served meanwhile"
+    assert meter.measure([store_of()], owned, served, 400.0).seconds_per_row == 0.0

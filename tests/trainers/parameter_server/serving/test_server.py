@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,9 @@ from elastrec.trainers.parameter_server.messages import (
     Rows,
     Stale,
 )
+from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.serving import handlers
+from elastrec.trainers.parameter_server.serving.load import Served
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.trainers.parameter_server.calls import (
     BATCH,
@@ -247,3 +251,58 @@ def test_a_server_that_was_granted_one_core_can_use_more_after_it_was_resized_in
     server = ParameterServer("ps-0", job_spec(), capacity_rows=1000)
     server.start_empty(routing_of(["ps-0"]), 1)
     assert {store.locks.count for store in server.stores} == {16}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of what is measured; a pull takes 1 s on it, and a step 10 s."""
+    now = [0.0]
+
+    def taking(seconds: float, work: Any) -> Any:
+        def timed(*arguments: Any, **names: Any) -> Any:
+            now[0] += seconds
+            return work(*arguments, **names)
+
+        return timed
+
+    monkeypatch.setattr(handlers, "time", SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Model, "pull", taking(1.0, Model.pull))
+    monkeypatch.setattr(Model, "apply", taking(10.0, Model.apply))
+    return now
+
+
+def test_rows_of_pulls_and_pushes_are_counted_with_the_time_that_they_take(clock: list[float]) -> None:
+    server = server_of()
+    pull(server, "a", [1, 2, 3])
+    assert server.served == Served(3, 1.0)
+    push(server, "a", 0, [1, 2], 1.0)
+    assert server.served == Served(5, 11.0)
+    push(server, "a", 0, [1, 2], 1.0)
+    assert server.served == Served(5, 11.0), "it is applied already"
+
+
+def test_waiting_for_a_save_is_no_time_for_rows(clock: list[float]) -> None:
+    server = server_of()
+    pushing = threading.Thread(target=push, args=(server, "a", 0, [1, 2], 1.0))
+    with server.gate.closed():
+        pushing.start()
+        pushing.join(0.2)
+        assert pushing.is_alive()
+        clock[0] += 1000.0
+    pushing.join(10)
+    assert server.served == Served(2, 10.0)
+
+
+def test_waiting_for_other_workers_is_no_time_for_rows(clock: list[float]) -> None:
+    server = server_of("bsp", workers=2)
+    for worker in ("a", "b"):
+        server.join(Join(stamp=stamp(worker)), [])
+    waiting = threading.Thread(target=push_pull, args=(server, "a", 0, [1, 2], 1.0))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive() and server.served == Served()
+    clock[0] += 1000.0
+    push(server, "b", 0, [2, 3], 1.0)
+    waiting.join(10)
+    # One step of three different rows, then the pull of two.
+    assert server.served == Served(5, 11.0)
