@@ -73,7 +73,7 @@ def test_servers_of_the_same_cores_and_about_the_same_load_are_compared():
     [
         ({**servers(1e-6), "ps-1": Load(HOT_RATIO * 10_000.0, 2.0, [], 5e-6)}, "it is hot"),
         ({**servers(5e-6), "ps-1": Load(9 * 10_000.0, 2.0, [], 1e-6)}, "another one is hot: this one has few rows"),
-        ({**servers(1e-6, 1e-6), "ps-2": Load(10_000.0, 1.0, [], 5e-6)}, "it has fewer cores"),
+        ({**servers(1e-6, 1e-6), "ps-2": Load(5_000.0, 1.0, [], 5e-6)}, "it has fewer cores"),
         (servers(1e-6, 5e-6, rows=0.99 * LEAST_ROWS_PER_SECOND), "it has little to do"),
         (servers(5e-6), "it is alone"),
         (servers(0.0, 5e-6), "the other one has not said it"),
@@ -162,9 +162,7 @@ def test_a_server_is_not_found_slow_while_servers_change_and_the_minute_begins_a
         epoch = world.state.ownership.epoch
         moves = {bucket: "j-ps-1"}
         world.handle(
-            ServerHot(
-                time=world.time, server="j-ps-0", ratio=2.0, ratio_after=1.0, moves=moves, ownership_epoch=epoch
-            )
+            ServerHot(time=world.time, server="j-ps-0", ratio=2.0, ratio_after=1.0, moves=moves, ownership_epoch=epoch)
         )
         assert world.state.migration is not None
     assert not slow_windows(2)

@@ -63,6 +63,12 @@ class Timed(TimedWork):
     def totals(self) -> dict[str, float]:
         raise NotImplementedError
 
+    def profile(self, message: Any) -> Any:
+        raise NotImplementedError
+
+    def change_shape(self, message: Any, own_plan: Any = None) -> Any:
+        raise NotImplementedError
+
     def windows(self, count: int, slow: str) -> list[str]:
         """Pods that were said to stay in so many windows in which all heartbeats say that this one is slow."""
         with capture_logs() as lines:
