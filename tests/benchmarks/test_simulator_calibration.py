@@ -98,10 +98,10 @@ def test_runs_of_another_truth_are_predicted_within_the_goals(runs: list[Recorde
 def test_a_model_of_which_all_features_are_1_misses_them(
     runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ones(shape: ModelShape, columns: object) -> object:
-        return np.ones((len(columns), 4))  # type: ignore[arg-type]
+    def ones(shape: ModelShape, columns: object, *, by_request: bool) -> object:
+        return np.ones((len(columns), 7))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(step_form, "features", ones)
+    monkeypatch.setattr(step_form, "rows_of", ones)
     assert False in goals(figures(runs, draws=3)).values()
 
 
