@@ -7,11 +7,14 @@ then `elastrec resume --set`), done at once and by a program.
 from __future__ import annotations
 
 import contextlib
+import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.common.figures import Figure, interleave, ratio
 from benchmarks.common.jobs import launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.watching.masters import wait_for_master
@@ -105,3 +108,65 @@ def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) -
 def happened(trained: Trained, word: str) -> list[str]:
     """What the job's story says with this word in it, each with its second."""
     return [f"{entry.seconds:.0f} s: {entry.what}" for entry in trained.explanation.timeline if word in entry.what]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """One job as the platform helps it, left alone, and restarted by a person at the moment of the platform's decision.
+
+    Attributes:
+        done: what the platform does, in the past tense: the name of its side.
+        word: of the lines of a job's story that say so.
+        helped, alone: train the job once.
+        restarted: the same, with a restart after so many seconds of training.
+        decided_after: seconds of training until the platform decided, of a job that was helped.
+    """
+
+    done: str
+    word: str
+    helped: Callable[[], Trained]
+    alone: Callable[[], Trained]
+    restarted: Callable[[float], Trained]
+    decided_after: Callable[[Trained], float]
+
+    def measure(self, rounds: int) -> tuple[dict[str, list[float]], list[float]]:
+        """Seconds of each side, in turn, and when the platform decided."""
+        decided: list[float] = []
+
+        def side(name: str, run: Callable[[], Trained]) -> Callable[[], float]:
+            def timed() -> float:
+                trained = run()
+                print(f"{name}: {trained.seconds:.1f} s {happened(trained, self.word)}", file=sys.stderr)
+                if name == self.done:
+                    decided.append(self.decided_after(trained))
+                return trained.seconds
+
+            return timed
+
+        runs = {self.done: self.helped, "alone": self.alone, "restarted": lambda: self.restarted(decided[-1])}
+        return interleave({name: side(name, run) for name, run in runs.items()}, rounds), decided
+
+    def figures(
+        self,
+        benchmark: str,
+        measured: tuple[dict[str, list[float]], list[float]],
+        goals: Mapping[str, float],
+        settings: Mapping[str, Any],
+    ) -> list[Figure]:
+        """Completion times of the same round against each other.
+
+        Args:
+            measured: what `measure` gave.
+            goals: in %, below those of the sides `restart` and `none`.
+        """
+        seconds, decided = measured
+        noted = {
+            "seconds": {name: [round(value, 1) for value in values] for name, values in seconds.items()},
+            f"{self.done}_after_seconds": [round(value, 1) for value in decided], **settings,
+        }  # fmt: skip
+        against = {"restart": ("restarted", "restarted"), "none": ("alone", "left alone")}
+        return [
+            Figure(f"{benchmark}.to_{name}", 100 * (ratio(seconds[self.done], seconds[side]) - 1),
+                   f"% of completion time, {self.done} against {words}", at_most=goals[name], settings=noted)
+            for name, (side, words) in against.items()
+        ] + [Figure(f"{benchmark}.{self.done}_after", statistics.median(decided), "s of training")]  # fmt: skip

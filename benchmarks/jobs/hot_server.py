@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
+from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.common.jobs import expect_limits, private_platform
-from benchmarks.common.live_jobs import Trained, happened, leave_alone, restart, train
+from benchmarks.common.live_jobs import Sides, Trained, leave_alone, restart, train
 from elastrec.platform import jobs
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.metrics import TrainingMetrics
@@ -116,45 +113,18 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         expect_limits(platform, "hot_server")
         log = skewed_log(Path(folder) / "clicks")
         content = job_content(log, arguments.epochs)
-        decided: list[float] = []
-
-        def side(name: str, run: Callable[[], Trained]) -> Callable[[], float]:
-            def timed() -> float:
-                trained = run()
-                print(f"{name}: {trained.seconds:.1f} s {happened(trained, 'hot buckets')}", file=sys.stderr)
-                if name == "relieved":
-                    decided.append(relieved_seconds(trained))
-                return trained.seconds
-
-            return timed
-
         alone = job_content(log, arguments.epochs, relieves=False)
-        results = interleave(
-            {
-                "relieved": side("relieved", lambda: train(platform, content, leave_alone)),
-                "alone": side("alone", lambda: train(platform, alone, leave_alone)),
-                "restarted": side(
-                    "restarted", lambda: train(platform, alone, Restart(platform, decided[-1], _RESTART))
-                ),
-            },
-            arguments.rounds,
+        sides = Sides(
+            "relieved",
+            "hot buckets",
+            helped=lambda: train(platform, content, leave_alone),
+            alone=lambda: train(platform, alone, leave_alone),
+            restarted=lambda seconds: train(platform, alone, Restart(platform, seconds, _RESTART)),
+            decided_after=relieved_seconds,
         )
-    return figures_of(results, decided, load.cores)
-
-
-def figures_of(results: dict[str, list[float]], decided: list[float], others: float) -> list[Figure]:
-    settings = {
-        "seconds": {name: [round(value, 1) for value in values] for name, values in results.items()},
-        "relieved_after_seconds": [round(value, 1) for value in decided], "server_cores": _SERVER_CORES,
-        "hot_share": _HOT_SHARE, "all_cores": round(others, 2),
-    }  # fmt: skip
-    return [
-        Figure("hot_server.to_restart", 100 * (ratio(results["relieved"], results["restarted"]) - 1),
-               "% of completion time, relieved against restarted", at_most=-27.6, settings=settings),
-        Figure("hot_server.to_none", 100 * (ratio(results["relieved"], results["alone"]) - 1),
-               "% of completion time, relieved against left alone", at_most=-36.4, settings=settings),
-        Figure("hot_server.relieved_after", statistics.median(decided), "s of training"),
-    ]  # fmt: skip
+        measured = sides.measure(arguments.rounds)
+    settings = {"server_cores": _SERVER_CORES, "hot_share": _HOT_SHARE, "all_cores": round(load.cores, 2)}
+    return sides.figures("hot_server", measured, {"restart": -27.6, "none": -36.4}, settings)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -22,19 +22,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import statistics
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.common.figures import Figure, OtherLoad, interleave, ratio, run_benchmark
+from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.common.groups import hold_back, outweigh_other_load
 from benchmarks.common.jobs import expect_limits, platform_on, private_home
-from benchmarks.common.live_jobs import Interfere, Trained, happened, leave_alone, restart, train
+from benchmarks.common.live_jobs import Interfere, Sides, Trained, leave_alone, restart, train
 from benchmarks.common.nodes import started_nodes
 from benchmarks.common.nodes.backend import connect
 from elastrec.platform import jobs
@@ -181,42 +179,19 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         content, alone = (
             job_content(around.log, arguments.mode, arguments.epochs, moves=moves) for moves in (True, False)
         )
-        decided: list[float] = []
-
-        def side(name: str, content: dict[str, Any], also: Callable[[], Interfere]) -> Callable[[], float]:
-            def timed() -> float:
-                trained = run(around, content, also())
-                print(f"{name}: {trained.seconds:.1f} s {happened(trained, 'worker-')}", file=sys.stderr)
-                if name == "moved":
-                    decided.append(moved_seconds(trained))
-                return trained.seconds
-
-            return timed
-
-        results = interleave(
-            {
-                "moved": side("moved", content, lambda: leave_alone),
-                "alone": side("alone", alone, lambda: leave_alone),
-                "restarted": side("restarted", alone, lambda: Restart(around.without_slow, decided[-1])),
-            },
-            arguments.rounds,
+        sides = Sides(
+            "moved",
+            "worker-",
+            helped=lambda: run(around, content, leave_alone),
+            alone=lambda: run(around, alone, leave_alone),
+            restarted=lambda seconds: run(around, alone, Restart(around.without_slow, seconds)),
+            decided_after=moved_seconds,
         )
-    return figures_of(results, decided, arguments.mode, load.cores)
-
-
-def figures_of(results: dict[str, list[float]], decided: list[float], mode: str, others: float) -> list[Figure]:
+        measured = sides.measure(arguments.rounds)
     settings = {
-        "seconds": {name: [round(value, 1) for value in values] for name, values in results.items()},
-        "moved_after_seconds": [round(value, 1) for value in decided], "mode": mode, "workers": _WORKERS,
-        "slow_share": _SLOW_SHARE, "all_cores": round(others, 2),
+        "mode": arguments.mode, "workers": _WORKERS, "slow_share": _SLOW_SHARE, "all_cores": round(load.cores, 2)
     }  # fmt: skip
-    return [
-        Figure("slow_worker.to_restart", 100 * (ratio(results["moved"], results["restarted"]) - 1),
-               "% of completion time, moved against restarted", at_most=-37.0, settings=settings),
-        Figure("slow_worker.to_none", 100 * (ratio(results["moved"], results["alone"]) - 1),
-               "% of completion time, moved against left alone", at_most=-48.5, settings=settings),
-        Figure("slow_worker.moved_after", statistics.median(decided), "s of training"),
-    ]  # fmt: skip
+    return sides.figures("slow_worker", measured, {"restart": -37.0, "none": -48.5}, settings)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -275,6 +275,15 @@ def test_a_cluster_that_does_not_answer_is_asked_again_to_stop_the_job(
     assert "nothing was decided" in lines[-1]["event"] and "elastrec stop clicks-1" in lines[-1]["event"]
 
 
+def running_trigger() -> tuple[TriggerRunner, asyncio.Task[None]]:
+    """A triggerer's runner, and the trigger that it runs as its number 1; asked for within a loop."""
+    runner = TriggerRunner()
+    runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
+    task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
+    runner.triggers[1]["task"] = task
+    return runner, task
+
+
 def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwhile(
     monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]]
 ) -> None:
@@ -294,10 +303,7 @@ def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwh
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(get_task_states))
 
     async def kill() -> None:
-        runner = TriggerRunner()
-        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
-        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
-        runner.triggers[1]["task"] = task
+        runner, task = running_trigger()
         assert await asyncio.to_thread(observed.wait, 60)
         # The triggerer cancels the trigger at each exchange with its supervisor until it has ended.
         for _ in range(5):
@@ -330,11 +336,8 @@ def test_a_kill_is_carried_out_although_airflow_is_cancelled_before_it_calls_for
     async def kill() -> None:
         # One thread, which looks at the job: the line that Airflow writes before it calls `on_kill` waits for it.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        runner = TriggerRunner()
-        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
         # That the trigger starts is logged by the same thread, before it looks at the job.
-        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
-        runner.triggers[1]["task"] = task
+        runner, task = running_trigger()
         while not observed.is_set():
             await asyncio.sleep(0.01)
         for _ in range(2):
@@ -357,9 +360,7 @@ def test_a_trigger_whose_triggerer_shuts_down_leaves_the_job_alone(
     script(seen(Phase.TRAINING))
 
     async def shut_down() -> None:
-        runner = TriggerRunner()
-        runner.triggers[1] = {"is_watcher": False, "name": "job", "events": 0}  # type: ignore[typeddict-item]
-        task = asyncio.create_task(runner.run_trigger(1, JobPhaseTrigger(**ARGUMENTS)))
+        _, task = running_trigger()
         await asyncio.sleep(0.2)
         task.cancel()
         await asyncio.wait({task}, timeout=60)

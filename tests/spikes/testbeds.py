@@ -200,7 +200,7 @@ class NodesBed(LocalBed):
 
 
 def _order_exit(work: Path, reason: EndReason) -> None:
-    """Tells the program by which code to end; whole, or not yet."""
+    """Writes the code by which the program is to end; by rename, so that it never reads half of it."""
     order = work / "order"
     order.write_text(str(_EXIT_CODES[reason]))
     order.rename(work / "exit")

@@ -2,65 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.common.nodes.cluster import NodesCluster, for_agent
-from elastrec.platform.clusters.local.client import creation_request
-from elastrec.platform.clusters.local.launcher import FIRST_ROLES
-from elastrec.platform.clusters.nodes import Node
-from elastrec.platform.clusters.pods import PodSpec, PodStatus
+from elastrec.platform.clusters.local.launcher import LocalLauncher
+from elastrec.platform.clusters.pods import PodSpec
 
 
-class NodesLauncher:
-    """Implements `Launcher`; safe to use from several threads."""
+class NodesLauncher(LocalLauncher):
+    """A `LocalLauncher` whose pods go to the agent that has room for them."""
 
-    def __init__(self, cluster: NodesCluster) -> None:
-        self.cluster = cluster
-
-    def submit(self, first: PodSpec) -> PodStatus:
-        """See `Launcher.submit`."""
-        return self.cluster.create(first, replaces_ended=True)
-
-    def find(self, job: str) -> PodStatus | None:
-        """See `Launcher.find`."""
-        return next((pod for pod in self.pods(job) if pod.role in FIRST_ROLES), None)
-
-    def address(self, first: PodStatus) -> str:
-        """See `Launcher.address`: callers are on the nodes' machine."""
-        return first.address
-
-    def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        """See `Launcher.secrets`."""
-        return self.cluster.secrets(name, uid)
-
-    def jobs(self) -> list[PodStatus]:
-        """See `Launcher.jobs`."""
-        return [pod for pod in self.pods() if pod.role in FIRST_ROLES]
-
-    def pods(self, job: str | None = None) -> list[PodStatus]:
-        """See `Launcher.pods`."""
-        return self.cluster.list(job)
-
-    def remove(self, job: str) -> list[str]:
-        """See `Launcher.remove`."""
-        removed: list[str] = []
-        # What a master was just creating is there once the master is gone.
-        while pods := self.pods(job):
-            first = [pod for pod in pods if pod.role in FIRST_ROLES]
-            for pod in first or pods:
-                self.cluster.delete(pod.name)
-                removed.append(pod.name)
-        return removed
-
-    def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        """See `Launcher.logs`."""
-        return self.cluster.logs(name, tail_lines=tail_lines, follow=follow)
-
-    def nodes(self) -> list[Node]:
-        """See `Launcher.nodes`."""
-        return self.cluster.nodes()
+    cluster: NodesCluster
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
         """See `Launcher.dry_run`: whichever agent it is sent to, the request is the same."""
-        return creation_request(for_agent(pod), replaces_ended=pod.role in FIRST_ROLES)
+        return super().dry_run(for_agent(pod))

@@ -21,5 +21,5 @@ class AskArrays(msgspec.Struct, tag=True):
     number: int
 
 
-class Told(msgspec.Struct, tag=True):
+class Answered(msgspec.Struct, tag=True):
     number: int

@@ -13,7 +13,7 @@ import pytest
 
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import RpcClient, RpcServer, TlsConfig
-from tests.platform.transport.messages import TOKEN, Ask, Told
+from tests.platform.transport.messages import TOKEN, Answered, Ask
 from tests.platform.transport.raw_wire import frame, greeting, read_reply
 from tests.processes import wait_for
 
@@ -25,14 +25,14 @@ class Counting:
         self.busy = 0
         self.threads: set[int] = set()
 
-    def __call__(self, message: Ask) -> Told:
+    def __call__(self, message: Ask) -> Answered:
         self.threads.add(threading.get_ident())
         if message.number == -1:
             raise ClusterError("no such pod")
         if self.busy:
             self.busy -= 1
             raise TransportError("come again", retryable=True)
-        return Told(message.number + 1)
+        return Answered(message.number + 1)
 
 
 def serving(handler: Counting, port: int = 0, tls: TlsConfig | None = None) -> RpcServer:
@@ -53,8 +53,8 @@ def server(handler: Counting) -> Iterator[RpcServer]:
     server.stop()
 
 
-def ask(client: RpcClient, number: int, timeout_seconds: float = 10.0) -> Told:
-    return client.call(Ask(number), Told, timeout_seconds=timeout_seconds)
+def ask(client: RpcClient, number: int, timeout_seconds: float = 10.0) -> Answered:
+    return client.call(Ask(number), Answered, timeout_seconds=timeout_seconds)
 
 
 def connections(server: RpcServer) -> int:
@@ -62,16 +62,16 @@ def connections(server: RpcServer) -> int:
 
 
 def test_many_calls_are_answered_on_one_connection(client: RpcClient, server: RpcServer) -> None:
-    assert [ask(client, number) for number in range(50)] == [Told(number + 1) for number in range(50)]
+    assert [ask(client, number) for number in range(50)] == [Answered(number + 1) for number in range(50)]
     assert connections(server) == 1
 
 
 def test_calls_of_several_threads_are_answered_side_by_side() -> None:
     together = threading.Barrier(8)
 
-    def meet(message: Ask) -> Told:
+    def meet(message: Ask) -> Answered:
         together.wait(20)  # broken unless all eight are here at once
-        return Told(message.number)
+        return Answered(message.number)
 
     server = RpcServer({Ask: meet}, token=TOKEN)
     server.serve_in_background()
@@ -94,7 +94,7 @@ def test_idle_connections_cost_no_threads(client: RpcClient, server: RpcServer) 
     ask(client, 1)
     clients = [RpcClient(server.address, TOKEN) for _ in range(50)]
     for number, each in enumerate(clients):
-        assert ask(each, number) == Told(number + 1)
+        assert ask(each, number) == Answered(number + 1)
     # One whose opening took too long under load is opened again, and the first of the two ends.
     wait_for(lambda: connections(server) == 51, 20, "fifty strangers")
     # Those that greeted may be about to end.
@@ -111,12 +111,12 @@ def test_an_error_of_the_handler_reaches_the_caller_for_good(client: RpcClient) 
     with pytest.raises(ClusterError, match=r"^no such pod$") as refusal:
         ask(client, -1)
     assert not refusal.value.retryable
-    assert ask(client, 1) == Told(2)
+    assert ask(client, 1) == Answered(2)
 
 
 def test_a_retryable_error_is_retried_until_the_deadline(client: RpcClient, handler: Counting) -> None:
     handler.busy = 2
-    assert ask(client, 1) == Told(2)
+    assert ask(client, 1) == Answered(2)
     handler.busy = 1000
     with pytest.raises(TransportError, match="come again") as refusal:
         ask(client, 1, timeout_seconds=0.3)
@@ -131,13 +131,13 @@ def test_a_wrong_token_is_refused_at_once(server: RpcServer) -> None:
 def test_a_server_that_comes_back_at_its_address_is_found_again(handler: Counting) -> None:
     first = serving(handler)
     client = RpcClient(first.address, TOKEN)
-    assert ask(client, 1) == Told(2)
+    assert ask(client, 1) == Answered(2)
     first.stop()
     with pytest.raises(TransportError) as absent:
         ask(client, 1, timeout_seconds=0.3)
     assert absent.value.retryable
     second = serving(handler, port=first.port)
-    assert ask(client, 1) == Told(2)
+    assert ask(client, 1) == Answered(2)
     client.close()
     second.stop()
 
@@ -145,9 +145,9 @@ def test_a_server_that_comes_back_at_its_address_is_found_again(handler: Countin
 def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
     release = threading.Event()
 
-    def silent(message: Ask) -> Told:
+    def silent(message: Ask) -> Answered:
         release.wait(20)
-        return Told(0)
+        return Answered(0)
 
     server = RpcServer({Ask: silent}, token=TOKEN)
     server.serve_in_background()
@@ -164,7 +164,7 @@ def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
 def test_it_speaks_tls(handler: Counting, tls: TlsConfig) -> None:
     server = serving(handler, tls=tls)
     client = RpcClient(f"localhost:{server.port}", TOKEN, tls)
-    assert [ask(client, 1), ask(client, 2)] == [Told(2), Told(3)]
+    assert [ask(client, 1), ask(client, 2)] == [Answered(2), Answered(3)]
     client.close()
     server.stop()
 
@@ -176,11 +176,11 @@ class Gated:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.calls = 0
 
-    def __call__(self, message: Ask) -> Told:
+    def __call__(self, message: Ask) -> Answered:
         self.calls += 1
         self.begun.set()
         assert self.gate.wait(20)
-        return Told(self.calls)
+        return Answered(self.calls)
 
 
 @pytest.fixture
@@ -222,8 +222,8 @@ def test_a_call_with_a_key_is_executed_once_also_while_it_is_being_executed(gate
 def test_a_call_whose_connection_breaks_in_the_middle_is_executed_once(gated: tuple[Gated, RpcServer]) -> None:
     handler, server = gated
     client = RpcClient(server.address, TOKEN)
-    answers: list[Told] = []
-    thread = threading.Thread(target=lambda: answers.append(client.call(Ask(1), Told, remember=True)))
+    answers: list[Answered] = []
+    thread = threading.Thread(target=lambda: answers.append(client.call(Ask(1), Answered, remember=True)))
     thread.start()
     assert handler.begun.wait(10)
     for visitor in list(server._port._admission._admitted):
@@ -232,35 +232,35 @@ def test_a_call_whose_connection_breaks_in_the_middle_is_executed_once(gated: tu
     wait_for(lambda: connections(server) == 2, 20, "two connections")
     handler.gate.set()
     thread.join(20)
-    assert answers == [Told(1)] and handler.calls == 1
+    assert answers == [Answered(1)] and handler.calls == 1
     client.close()
 
 
 def test_a_server_that_stops_answers_the_call_under_way_and_takes_no_other(gated: tuple[Gated, RpcServer]) -> None:
     handler, server = gated
     client = RpcClient(server.address, TOKEN)
-    answers: list[Told] = []
-    thread = threading.Thread(target=lambda: answers.append(client.call(Ask(1), Told)))
+    answers: list[Answered] = []
+    thread = threading.Thread(target=lambda: answers.append(client.call(Ask(1), Answered)))
     thread.start()
     assert handler.begun.wait(10)
     idle = send(server, "late")
     wait_for(lambda: handler.calls == 2, 20, "two calls")
     assert not server.stop(0.05), "two calls are being executed"
     with pytest.raises(TransportError):
-        RpcClient(server.address, TOKEN).call(Ask(1), Told, timeout_seconds=0.2)
+        RpcClient(server.address, TOKEN).call(Ask(1), Answered, timeout_seconds=0.2)
     handler.gate.set()
     thread.join(20)
     assert server.stop(20)
-    assert len(answers) == 1 and read_reply(idle.makefile("rb")).kind == "Told"
+    assert len(answers) == 1 and read_reply(idle.makefile("rb")).kind == "Answered"
     assert handler.calls == 2
     idle.close()
 
 
 def test_a_call_with_arrays_and_two_handlers_for_one_message_are_refused(client: RpcClient, handler: Counting) -> None:
     with pytest.raises(IncompatibleError, match="carries no arrays"):
-        client.open_stream([Told]).request(Ask(1), [np.zeros(3)])
+        client.open_stream([Answered]).request(Ask(1), [np.zeros(3)])
     with pytest.raises(ValueError, match="two handlers"):
-        RpcServer({Ask: handler}, token=TOKEN, array_handlers={Ask: lambda message, arrays: (Told(1), arrays)})
+        RpcServer({Ask: handler}, token=TOKEN, array_handlers={Ask: lambda message, arrays: (Answered(1), arrays)})
 
 
 def test_a_server_that_is_stopped_twice_closes_nothing_of_others(handler: Counting) -> None:
@@ -274,7 +274,7 @@ def test_a_server_that_is_stopped_twice_closes_nothing_of_others(handler: Counti
     first.shutdown()
     for descriptor in others:
         os.close(descriptor)
-    assert ask(clients[1], 1) == Told(2)
+    assert ask(clients[1], 1) == Answered(2)
     second.stop()
     for client in clients:
         client.close()

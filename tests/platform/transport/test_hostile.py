@@ -47,16 +47,16 @@ class AskArrays(msgspec.Struct, tag=True):
     text: str
 
 
-class Told(msgspec.Struct, tag=True):
+class Answered(msgspec.Struct, tag=True):
     text: str
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RpcServer]:
     server = RpcServer(
-        {Ask: lambda message: Told(message.text)},
+        {Ask: lambda message: Answered(message.text)},
         token=TOKEN,
-        array_handlers={AskArrays: lambda message, arrays: (Told(message.text), arrays)},
+        array_handlers={AskArrays: lambda message, arrays: (Answered(message.text), arrays)},
     )
     server.serve_in_background()
     yield server
@@ -66,10 +66,10 @@ def server() -> Iterator[RpcServer]:
 def assert_serves(server: RpcServer) -> None:
     """A client with the token gets an answer, by call and by stream."""
     client = RpcClient(server.address, TOKEN)
-    assert client.call(Ask("call"), Told) == Told("call")
-    stream = client.open_stream([Told])
+    assert client.call(Ask("call"), Answered) == Answered("call")
+    stream = client.open_stream([Answered])
     answer, arrays = stream.request(AskArrays("stream"), [np.arange(3)])
-    assert answer == Told("stream") and arrays[0].tolist() == [0, 1, 2]
+    assert answer == Answered("stream") and arrays[0].tolist() == [0, 1, 2]
     stream.close()
     client.close()
 
@@ -90,7 +90,7 @@ def test_refusals_are_logged_a_few_times_and_never_with_a_token(server: RpcServe
     with capture_logs() as logs:
         for _ in range(40):
             with pytest.raises(AuthenticationError) as refusal:
-                RpcClient(server.address, token).call(Ask("x"), Told)
+                RpcClient(server.address, token).call(Ask("x"), Answered)
             assert TOKEN not in str(refusal.value)
     assert len(logs) <= 7
     assert TOKEN not in str(logs) and "x" * 100 not in str(logs)
@@ -117,7 +117,7 @@ def test_garbage_before_and_behind_the_token_is_survived(server: RpcServer, garb
 @pytest.mark.parametrize("length", range(0, len(HTTP_2), 5))
 def test_another_protocol_is_survived(server: RpcServer, length: int) -> None:
     throw(server.port, HTTP_2[:length])
-    assert RpcClient(server.address, TOKEN).call(Ask("x"), Told) == Told("x")
+    assert RpcClient(server.address, TOKEN).call(Ask("x"), Answered) == Answered("x")
 
 
 @FUZZ
@@ -187,20 +187,20 @@ def test_while_a_call_above_the_limit_arrives_the_servers_memory_does_not_grow(s
 def test_a_client_that_is_refused_while_it_sends_learns_why(server: RpcServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAXIMUM_CALL_BYTES", 2**20)  # of the receiving sides
     with pytest.raises(TransportError, match=f"at most {2**20} bytes") as refusal:
-        RpcClient(server.address, TOKEN).call(Ask("x" * 2**23), Told, timeout_seconds=30)
+        RpcClient(server.address, TOKEN).call(Ask("x" * 2**23), Answered, timeout_seconds=30)
     assert not refusal.value.retryable
 
 
 def test_an_answer_above_the_limit_is_refused_by_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = RpcServer({Ask: lambda message: Told("x" * int(message.text))}, token=TOKEN)
+    server = RpcServer({Ask: lambda message: Answered("x" * int(message.text))}, token=TOKEN)
     server.serve_in_background()
     client = RpcClient(server.address, TOKEN)
-    with pytest.raises(TransportError, match=f"'Told' of .* at most {MAXIMUM_CALL_BYTES} bytes") as refusal:
-        client.call(Ask(str(MAXIMUM_CALL_BYTES)), Told)
+    with pytest.raises(TransportError, match=f"'Answered' of .* at most {MAXIMUM_CALL_BYTES} bytes") as refusal:
+        client.call(Ask(str(MAXIMUM_CALL_BYTES)), Answered)
     assert not refusal.value.retryable
     monkeypatch.setattr(connection, "MAXIMUM_CALL_BYTES", 2**20)
     with pytest.raises(TransportError, match="answers with a frame that is too large") as refusal:
-        client.call(Ask(str(2**21)), Told)
+        client.call(Ask(str(2**21)), Answered)
     assert not refusal.value.retryable
     client.close()
     server.stop()
@@ -214,7 +214,7 @@ def test_a_frame_above_the_limit_is_not_even_sent() -> None:
 
 def test_a_call_above_the_limit_is_not_even_sent(server: RpcServer) -> None:
     with pytest.raises(TransportError, match=f"'Ask' of .* at most {MAXIMUM_CALL_BYTES} bytes"):
-        RpcClient(server.address, TOKEN).call(Ask("x" * (MAXIMUM_CALL_BYTES + 1)), Told)
+        RpcClient(server.address, TOKEN).call(Ask("x" * (MAXIMUM_CALL_BYTES + 1)), Answered)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_a_connection_that_does_not_greet_in_time_is_closed(monkeypatch: pytest.
 
 def test_a_frame_that_stops_in_the_middle_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "_SILENCE_SECONDS", 0.2)
-    server = RpcServer({Ask: lambda message: Told(message.text)}, token=TOKEN)
+    server = RpcServer({Ask: lambda message: Answered(message.text)}, token=TOKEN)
     server.serve_in_background()
     with socket.create_connection(("127.0.0.1", server.port), 5) as link, link.makefile("rb") as heard:
         link.sendall(greeting(TOKEN) + frame(Ask("x"))[:-1])

@@ -20,7 +20,7 @@ from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsCo
 from elastrec.platform.transport.versions import code_version
 from elastrec.platform.transport.wire.frames import Encoded, Joined
 from elastrec.platform.transport.wire.greeting import Welcome
-from tests.platform.transport.messages import TOKEN, Ask, AskArrays, Told
+from tests.platform.transport.messages import TOKEN, Answered, Ask, AskArrays
 from tests.platform.transport.raw_wire import greeting, tcp_only
 
 
@@ -29,18 +29,18 @@ class Counter:
         self.calls = 0
         self.lock = threading.Lock()
 
-    def __call__(self, message: Ask) -> Told:
+    def __call__(self, message: Ask) -> Answered:
         with self.lock:
             self.calls += 1
         if message.number == -1:
             raise ClusterError("no such pod")
-        return Told(message.number + 1)
+        return Answered(message.number + 1)
 
 
-def add_one(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+def add_one(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
     if message.number < 0:
         raise ClusterError("negative")
-    return Told(message.number), [array + 1 for array in arrays]
+    return Answered(message.number), [array + 1 for array in arrays]
 
 
 @pytest.fixture
@@ -57,15 +57,15 @@ def server(counter: Counter) -> Iterator[RpcServer]:
 
 
 def test_a_call_gets_its_typed_answer(client: RpcClient) -> None:
-    assert client.call(Ask(1), Told) == Told(2)
+    assert client.call(Ask(1), Answered) == Answered(2)
 
 
 def test_an_answer_that_was_encoded_once_serves_many_calls() -> None:
-    encoded = Encoded.of(Told(7))
+    encoded = Encoded.of(Answered(7))
     server = RpcServer({Ask: lambda message: encoded}, token=TOKEN)
     server.serve_in_background()
     client = RpcClient(server.address, TOKEN)
-    assert [client.call(Ask(number), Told) for number in range(2)] == [Told(7)] * 2
+    assert [client.call(Ask(number), Answered) for number in range(2)] == [Answered(7)] * 2
     client.close()
     server.stop()
 
@@ -73,25 +73,25 @@ def test_an_answer_that_was_encoded_once_serves_many_calls() -> None:
 @pytest.mark.parametrize("token", ["", "wrong"])
 def test_a_call_without_the_token_is_refused_and_not_retried(server: RpcServer, counter: Counter, token: str) -> None:
     with pytest.raises(AuthenticationError, match="token") as refusal:
-        RpcClient(server.address, token).call(Ask(1), Told, timeout_seconds=5)
+        RpcClient(server.address, token).call(Ask(1), Answered, timeout_seconds=5)
     assert counter.calls == 0
     assert TOKEN not in str(refusal.value)
 
 
 def test_a_stream_without_the_token_is_refused(server: RpcServer) -> None:
     with pytest.raises(AuthenticationError):
-        RpcClient(server.address, "wrong").open_stream([Told]).request(AskArrays(1))
+        RpcClient(server.address, "wrong").open_stream([Answered]).request(AskArrays(1))
 
 
 def test_an_error_of_the_handler_reaches_the_caller_with_its_text(client: RpcClient) -> None:
     with pytest.raises(ClusterError, match=r"^no such pod$") as error:
-        client.call(Ask(-1), Told)
+        client.call(Ask(-1), Answered)
     assert not error.value.retryable
 
 
 def test_a_message_that_is_unknown_is_refused_by_name(client: RpcClient) -> None:
-    with pytest.raises(IncompatibleError, match="unknown message 'Told'"):
-        client.call(Told(1), Told)
+    with pytest.raises(IncompatibleError, match="unknown message 'Answered'"):
+        client.call(Answered(1), Answered)
 
 
 def test_an_answer_of_another_type_is_refused(client: RpcClient) -> None:
@@ -105,13 +105,13 @@ def test_what_the_other_sides_code_cannot_read_is_refused_for_good_with_both_ver
     newer = msgspec.defstruct("Ask", [("text", str)], tag="Ask")
     newer_arrays = msgspec.defstruct("AskArrays", [("text", str)], tag="AskArrays")
     with pytest.raises(IncompatibleError, match=both) as refusal:
-        client.call(newer("one"), Told)
+        client.call(newer("one"), Answered)
     assert not refusal.value.retryable
     with pytest.raises(IncompatibleError, match=both):
-        client.open_stream([Told]).request(newer_arrays("one"))
+        client.open_stream([Answered]).request(newer_arrays("one"))
     with pytest.raises(IncompatibleError, match="cannot read"):
         client.open_stream([newer]).request(AskArrays(1))
-    other_answer = msgspec.defstruct("Told", [("text", str)], tag="Told")
+    other_answer = msgspec.defstruct("Answered", [("text", str)], tag="Answered")
     with pytest.raises(IncompatibleError, match=both):
         client.call(Ask(1), other_answer)
 
@@ -121,7 +121,7 @@ def test_a_server_that_comes_up_late_is_found_within_the_deadline(counter: Count
     port = first.port
     first.serve_in_background()
     client = RpcClient(f"127.0.0.1:{port}", TOKEN)
-    client.call(Ask(1), Told)
+    client.call(Ask(1), Answered)
     first.stop()
     second: list[RpcServer] = []
 
@@ -131,28 +131,28 @@ def test_a_server_that_comes_up_late_is_found_within_the_deadline(counter: Count
 
     timer = threading.Timer(0.7, restart)
     timer.start()
-    assert client.call(Ask(5), Told, timeout_seconds=20) == Told(6)
+    assert client.call(Ask(5), Answered, timeout_seconds=20) == Answered(6)
     timer.join()
     second[0].stop()
 
 
 def test_an_absent_server_is_reported_as_retryable_after_the_deadline() -> None:
     with pytest.raises(TransportError) as error:
-        RpcClient("127.0.0.1:1", TOKEN).call(Ask(1), Told, timeout_seconds=0.3)
+        RpcClient("127.0.0.1:1", TOKEN).call(Ask(1), Answered, timeout_seconds=0.3)
     assert error.value.retryable
 
 
 def test_a_call_that_takes_too_long_ends_at_its_deadline() -> None:
     release = threading.Event()
 
-    def slow(message: Ask) -> Told:
+    def slow(message: Ask) -> Answered:
         release.wait(20)
-        return Told(0)
+        return Answered(0)
 
     server = RpcServer({Ask: slow}, token=TOKEN)
     server.serve_in_background()
     with pytest.raises(TransportError) as error:
-        RpcClient(server.address, TOKEN).call(Ask(1), Told, timeout_seconds=0.5)
+        RpcClient(server.address, TOKEN).call(Ask(1), Answered, timeout_seconds=0.5)
     assert error.value.retryable
     release.set()
     server.stop()
@@ -161,13 +161,13 @@ def test_a_call_that_takes_too_long_ends_at_its_deadline() -> None:
 def test_a_stream_request_that_takes_too_long_ends_at_its_deadline() -> None:
     release = threading.Event()
 
-    def slow(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+    def slow(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
         release.wait(20)
-        return Told(0), []
+        return Answered(0), []
 
     server = RpcServer({}, token=TOKEN, array_handlers={AskArrays: slow})
     server.serve_in_background()
-    stream = RpcClient(server.address, TOKEN).open_stream([Told], timeout_seconds=0.3)
+    stream = RpcClient(server.address, TOKEN).open_stream([Answered], timeout_seconds=0.3)
     with pytest.raises(TransportError):
         stream.request(AskArrays(1))
     release.set()
@@ -176,21 +176,21 @@ def test_a_stream_request_that_takes_too_long_ends_at_its_deadline() -> None:
 
 
 def test_many_requests_travel_on_one_stream_in_order(client: RpcClient) -> None:
-    stream = client.open_stream([Told])
+    stream = client.open_stream([Answered])
     for number in range(200):
         values = np.arange(number, dtype=np.float32).reshape(-1, 1)
         answer, arrays = stream.request(AskArrays(number), [values, np.array([], np.int64)])
-        assert answer == Told(number)
+        assert answer == Answered(number)
         np.testing.assert_array_equal(arrays[0], values + 1)
         assert arrays[1].shape == (0,) and arrays[1].dtype == np.int64
     stream.close()
 
 
 def test_a_refused_stream_request_does_not_end_the_stream(client: RpcClient) -> None:
-    stream = client.open_stream([Told])
+    stream = client.open_stream([Answered])
     with pytest.raises(ClusterError, match="negative"):
         stream.request(AskArrays(-1))
-    assert stream.request(AskArrays(3))[0] == Told(3)
+    assert stream.request(AskArrays(3))[0] == Answered(3)
     stream.close()
 
 
@@ -199,16 +199,17 @@ def test_a_stream_whose_server_died_says_so(server: RpcServer) -> None:
         "import sys, msgspec\n"
         "from elastrec.platform.transport import RpcServer\n"
         "class AskArrays(msgspec.Struct, tag=True): number: int\n"
-        "class Told(msgspec.Struct, tag=True): number: int\n"
-        f"server = RpcServer({{}}, token={TOKEN!r}, array_handlers={{AskArrays: lambda m, a: (Told(m.number), a)}})\n"
+        "class Answered(msgspec.Struct, tag=True): number: int\n"
+        "handlers = {AskArrays: lambda message, arrays: (Answered(message.number), arrays)}\n"
+        f"server = RpcServer({{}}, token={TOKEN!r}, array_handlers=handlers)\n"
         "server.serve_in_background()\n"
         "print(server.address, flush=True)\n"
         "sys.stdin.read()\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    stream = RpcClient(process.stdout.readline().strip(), TOKEN).open_stream([Told])
-    assert stream.request(AskArrays(1))[0] == Told(1)
+    stream = RpcClient(process.stdout.readline().strip(), TOKEN).open_stream([Answered])
+    assert stream.request(AskArrays(1))[0] == Answered(1)
     process.kill()
     process.communicate()
     with pytest.raises(TransportError) as error:
@@ -218,15 +219,15 @@ def test_a_stream_whose_server_died_says_so(server: RpcServer) -> None:
 
 
 def test_with_tls_the_whole_way_is_encrypted_and_the_root_is_checked(tls: TlsConfig) -> None:
-    server = RpcServer({Ask: lambda m: Told(m.number)}, token=TOKEN, tls=tls, array_handlers={AskArrays: add_one})
+    server = RpcServer({Ask: lambda m: Answered(m.number)}, token=TOKEN, tls=tls, array_handlers={AskArrays: add_one})
     server.serve_in_background()
     client = RpcClient(f"localhost:{server.port}", TOKEN, tls)
-    assert client.call(Ask(4), Told) == Told(4)
-    stream = client.open_stream([Told])
+    assert client.call(Ask(4), Answered) == Answered(4)
+    stream = client.open_stream([Answered])
     assert stream.request(AskArrays(5), [np.zeros(3)])[1][0].tolist() == [1, 1, 1]
     stream.close()
     with pytest.raises(TransportError):
-        RpcClient(f"localhost:{server.port}", TOKEN).call(Ask(1), Told, timeout_seconds=1)
+        RpcClient(f"localhost:{server.port}", TOKEN).call(Ask(1), Answered, timeout_seconds=1)
     assert "PRIVATE" not in repr(tls)
     server.stop()
 
@@ -234,7 +235,7 @@ def test_with_tls_the_whole_way_is_encrypted_and_the_root_is_checked(tls: TlsCon
 def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(client: RpcClient) -> None:
     parts = [np.full(30, number, np.float32) for number in range(3000)]
     for opener in (client, tcp_only(client)):
-        stream = opener.open_stream([Told])
+        stream = opener.open_stream([Answered])
         for count in (3, 3000):
             (got,) = stream.request(AskArrays(1), [Joined.of(parts[:count])])[1]
             np.testing.assert_array_equal(got, np.concatenate(parts[:count]) + 1)
@@ -244,7 +245,7 @@ def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(cl
 def test_a_connection_that_speaks_something_else_is_closed_and_the_server_goes_on(
     server: RpcServer, client: RpcClient
 ) -> None:
-    stream = client.open_stream([Told])
+    stream = client.open_stream([Answered])
     foreign = [b"GET / HTTP/1.1\r\n\r\n", b"elg1\xff\xff\xff\xff"]
     wrong = [*foreign, greeting(TOKEN) + b"elf1" + b"\xff" * 15, greeting(TOKEN) + b"x" * 19]
     for data in wrong:
@@ -252,7 +253,7 @@ def test_a_connection_that_speaks_something_else_is_closed_and_the_server_goes_o
             link.sendall(data)
             answer = b"".join(iter(lambda link=link: _received(link), b""))
             assert answer == b"\x00" if data in foreign else answer[:1] in (b"\x01", b"")
-    assert stream.request(AskArrays(3))[0] == Told(3)
+    assert stream.request(AskArrays(3))[0] == Answered(3)
     stream.close()
 
 
@@ -267,7 +268,7 @@ def test_a_wrong_token_opens_no_stream_at_either_socket(server: RpcServer) -> No
     for token in ("", "wrong", TOKEN + "x"):
         client = RpcClient(server.address, token)
         with pytest.raises(AuthenticationError, match="refused the token"):
-            client.open_stream([Told])
+            client.open_stream([Answered])
         link = socket.socket(socket.AF_UNIX)
         link.connect("\0" + server._port.welcome.local_name)
         link.sendall(greeting(token))
@@ -282,20 +283,23 @@ def family(stream: ArrayStream) -> str:
 def test_a_stream_within_a_network_namespace_is_a_unix_socket_and_across_namespaces_tcp(
     server: RpcServer, client: RpcClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with contextlib.closing(client.open_stream([Told])) as stream:
+    with contextlib.closing(client.open_stream([Answered])) as stream:
         assert family(stream) == "AF_UNIX"
-        assert stream.request(AskArrays(4))[0] == Told(4)
+        assert stream.request(AskArrays(4))[0] == Answered(4)
     # A name that nobody listens at is what a server in another namespace gives.
     monkeypatch.setattr(server._port, "welcome", Welcome("elsewhere", "elastrec-elsewhere"))
-    with contextlib.closing(RpcClient(server.address, TOKEN).open_stream([Told])) as stream:
+    with contextlib.closing(RpcClient(server.address, TOKEN).open_stream([Answered])) as stream:
         assert family(stream) == "AF_INET"
-        assert stream.request(AskArrays(4))[0] == Told(4)
+        assert stream.request(AskArrays(4))[0] == Answered(4)
 
 
 def test_a_server_listens_at_one_tcp_port_for_calls_and_arrays(client: RpcClient, server: RpcServer) -> None:
-    with contextlib.closing(tcp_only(client)) as over_tcp, contextlib.closing(over_tcp.open_stream([Told])) as stream:
-        assert over_tcp.call(Ask(1), Told) == Told(2)
-        assert stream.request(AskArrays(3))[0] == Told(3)
+    with (
+        contextlib.closing(tcp_only(client)) as over_tcp,
+        contextlib.closing(over_tcp.open_stream([Answered])) as stream,
+    ):
+        assert over_tcp.call(Ask(1), Answered) == Answered(2)
+        assert stream.request(AskArrays(3))[0] == Answered(3)
         mine = [at for at in psutil.Process().net_connections("tcp") if at.laddr.port == server.port]
         assert [at.status for at in mine].count("LISTEN") == 1
         connected = [at for at in psutil.Process().net_connections("tcp") if at.raddr and at.raddr.port == server.port]
@@ -306,7 +310,7 @@ def test_a_server_listens_at_one_tcp_port_for_calls_and_arrays(client: RpcClient
 def test_a_server_that_stops_ends_its_streams(counter: Counter) -> None:
     server = RpcServer({}, token=TOKEN, array_handlers={AskArrays: add_one})
     server.serve_in_background()
-    stream = RpcClient(server.address, TOKEN).open_stream([Told])
+    stream = RpcClient(server.address, TOKEN).open_stream([Answered])
     stream.request(AskArrays(1))
     assert server.stop()
     with pytest.raises(TransportError) as error:
@@ -319,11 +323,11 @@ def test_a_large_array_arrives_whole_also_over_tls(client: RpcClient, tls: TlsCo
     encrypted = RpcServer({}, token=TOKEN, tls=tls, array_handlers={AskArrays: add_one})
     encrypted.serve_in_background()
     values = np.arange(5_000_001, dtype=np.int32)
-    over_tcp = tcp_only(RpcClient(f"localhost:{encrypted.port}", TOKEN, tls)).open_stream([Told])
+    over_tcp = tcp_only(RpcClient(f"localhost:{encrypted.port}", TOKEN, tls)).open_stream([Answered])
     np.testing.assert_array_equal(over_tcp.request(AskArrays(1), [values])[1][0], values + 1)
     over_tcp.close()
     for opener in (client, RpcClient(f"localhost:{encrypted.port}", TOKEN, tls)):
-        stream = opener.open_stream([Told])
+        stream = opener.open_stream([Answered])
         np.testing.assert_array_equal(stream.request(AskArrays(1), [values[:3], values])[1][1], values + 1)
         stream.close()
     encrypted.stop()

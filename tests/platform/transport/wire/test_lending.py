@@ -29,15 +29,15 @@ from elastrec.platform.transport.wire.lending import (
     Lender,
     may_lend,
 )
-from tests.platform.transport.messages import AskArrays, Told
+from tests.platform.transport.messages import Answered, AskArrays
 from tests.platform.transport.raw_wire import greeting, header, read_reply, tcp_only
 
 TOKEN = new_token()
 Array = np.ndarray
 
 
-def add_one(message: AskArrays, arrays: list[Array]) -> tuple[Told, list[Array]]:
-    return Told(message.number), [each + 1 for each in arrays]
+def add_one(message: AskArrays, arrays: list[Array]) -> tuple[Answered, list[Array]]:
+    return Answered(message.number), [each + 1 for each in arrays]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def client(server: RpcServer) -> Iterator[RpcClient]:
 
 @pytest.fixture
 def stream(client: RpcClient) -> Iterator[ArrayStream]:
-    stream = client.open_stream([Told], 10.0)
+    stream = client.open_stream([Answered], 10.0)
     yield stream
     stream.close()
 
@@ -110,7 +110,7 @@ def test_answers_that_are_kept_stay_as_they_were_however_many_they_are(stream: A
 
 def test_segments_are_used_again_and_let_go_at_the_end(client: RpcClient) -> None:
     before = open_segments()
-    stream = client.open_stream([Told], 10.0)
+    stream = client.open_stream([Answered], 10.0)
     places = set()
     for number in range(50):
         (got,) = stream.request(AskArrays(number), [np.full(20_000, number, np.int64)])[1]
@@ -134,14 +134,14 @@ def test_a_body_beyond_the_largest_segment_comes_over_the_socket(stream: ArraySt
 
 
 def test_what_was_borrowed_outlives_the_connection(client: RpcClient) -> None:
-    stream = client.open_stream([Told], 10.0)
+    stream = client.open_stream([Answered], 10.0)
     (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     stream.close()
     np.testing.assert_array_equal(got, np.arange(50_000) + 1)
 
 
 def test_across_machines_nothing_is_lent(client: RpcClient) -> None:
-    stream = tcp_only(client).open_stream([Told], 10.0)
+    stream = tcp_only(client).open_stream([Answered], 10.0)
     (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     assert (got == np.arange(50_000) + 1).all() and not lies_in_lent_memory(got)
     stream.close()
@@ -153,7 +153,7 @@ def test_another_users_process_is_lent_nothing(client: RpcClient, monkeypatch: p
     monkeypatch.setattr(lending_module.os, "geteuid", lambda: os.getuid() + 1)
     assert not may_lend(one)
     one.close(), other.close()
-    stream = client.open_stream([Told], 10.0)
+    stream = client.open_stream([Answered], 10.0)
     (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     assert (got == np.arange(50_000) + 1).all() and not lies_in_lent_memory(got)
     stream.close()
@@ -208,8 +208,8 @@ def test_a_lie_about_lent_memory_ends_that_connection_alone(
     if descriptor >= 0:
         os.close(descriptor)
     assert_let_go(before)
-    stream = client.open_stream([Told], 10.0)
-    assert stream.request(AskArrays(7))[0] == Told(7)
+    stream = client.open_stream([Answered], 10.0)
+    assert stream.request(AskArrays(7))[0] == Answered(7)
     stream.close()
 
 

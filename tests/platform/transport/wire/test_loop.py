@@ -14,14 +14,14 @@ import pytest
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, StreamLoop, TlsConfig
-from tests.platform.transport.messages import TOKEN, AskArrays, Told
+from tests.platform.transport.messages import TOKEN, Answered, AskArrays
 from tests.platform.transport.raw_wire import relaying, tcp_only
 
-Handler = Callable[[AskArrays, list[np.ndarray]], tuple[Told, list[np.ndarray]]]
+Handler = Callable[[AskArrays, list[np.ndarray]], tuple[Answered, list[np.ndarray]]]
 
 
-def add_one(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
-    return Told(message.number), [array + 1 for array in arrays]
+def add_one(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
+    return Answered(message.number), [array + 1 for array in arrays]
 
 
 @contextmanager
@@ -79,7 +79,7 @@ class Asked:
 
 
 def asked(stack: ExitStack, loop: StreamLoop, client: RpcClient, timeout_seconds: float = 30.0) -> Asked:
-    made = Asked(loop, client.open_stream([Told], timeout_seconds))
+    made = Asked(loop, client.open_stream([Answered], timeout_seconds))
     stack.callback(made.close)
     return made
 
@@ -87,7 +87,7 @@ def asked(stack: ExitStack, loop: StreamLoop, client: RpcClient, timeout_seconds
 def test_a_server_that_does_not_answer_holds_up_no_other(loop: StreamLoop) -> None:
     gate = threading.Event()
 
-    def held(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+    def held(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
         gate.wait(30)
         return add_one(message, arrays)
 
@@ -131,7 +131,7 @@ def test_a_partly_sent_request_is_completed_while_its_sender_does_other_work(
 def test_a_request_is_lost_when_nothing_has_moved_until_its_deadline(loop: StreamLoop) -> None:
     gate = threading.Event()
 
-    def held(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Told, list[np.ndarray]]:
+    def held(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
         gate.wait(30)
         return add_one(message, arrays)
 
@@ -174,12 +174,12 @@ def test_streams_are_opened_beside_the_loop_and_a_refusal_is_handed_over(loop: S
     with serving() as server:
         with loop.lock:
             for token in (TOKEN, "wrong"):
-                loop.open(RpcClient(server.address, token), [Told], take)
+                loop.open(RpcClient(server.address, token), [Answered], take)
         assert both.wait(10)
         (stream,) = [each for each in results if isinstance(each, ArrayStream)]
         (refusal,) = [each for each in results if isinstance(each, Exception)]
         assert isinstance(refusal, AuthenticationError)
-        assert stream.request(AskArrays(3))[0] == Told(3)
+        assert stream.request(AskArrays(3))[0] == Answered(3)
         stream.close()
 
 

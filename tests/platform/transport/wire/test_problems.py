@@ -23,7 +23,7 @@ from elastrec.platform.transport import RpcClient, RpcServer, new_token
 from elastrec.platform.transport import client as client_module
 from elastrec.platform.transport.versions import code_version
 from elastrec.platform.transport.wire.problems import Problem, error_of, problem_of
-from tests.platform.transport.messages import Ask, AskArrays, Told
+from tests.platform.transport.messages import Answered, Ask, AskArrays
 
 TOKEN = new_token()
 TWO = [FieldProblem("spec.a", "1", "above 1", "raise it"), FieldProblem("spec.b", "''", "a name")]
@@ -42,10 +42,10 @@ class Raising:
     def __init__(self) -> None:
         self.error: Exception = ValueError()
 
-    def call(self, message: Ask) -> Told:
+    def call(self, message: Ask) -> Answered:
         raise self.error
 
-    def request(self, message: AskArrays, arrays: list[object]) -> tuple[Told, list[object]]:
+    def request(self, message: AskArrays, arrays: list[object]) -> tuple[Answered, list[object]]:
         raise self.error
 
 
@@ -70,8 +70,8 @@ def test_an_error_of_every_class_arrives_as_that_class_by_call_and_by_stream(
 ) -> None:
     raising.error = an_error(kind)
     monkeypatch.setattr(client_module, "_FIRST_PAUSE_SECONDS", 1e9)  # no retries
-    stream = client.open_stream([Told])
-    for ask in (lambda: client.call(Ask(1), Told), lambda: stream.request(AskArrays(1))):
+    stream = client.open_stream([Answered])
+    for ask in (lambda: client.call(Ask(1), Answered), lambda: stream.request(AskArrays(1))):
         with pytest.raises(ElastrecError) as caught:
             ask()
         assert type(caught.value) is (TransportError if kind is ElastrecError else kind)
@@ -84,7 +84,7 @@ def test_an_error_of_every_class_arrives_as_that_class_by_call_and_by_stream(
 def test_every_wrong_field_of_a_job_file_arrives(client: RpcClient, raising: Raising) -> None:
     raising.error = SpecError(TWO, "job.yaml")
     with pytest.raises(SpecError) as caught:
-        client.call(Ask(1), Told)
+        client.call(Ask(1), Answered)
     assert caught.value.problems == TWO
     assert (caught.value.field, caught.value.remedy) == ("spec.a", "raise it")
 
@@ -97,7 +97,7 @@ def test_retryable_is_what_the_error_says(
     for retryable in (False, True):
         raising.error = kind("x", retryable=retryable)
         with pytest.raises(kind) as caught:
-            client.call(Ask(1), Told)
+            client.call(Ask(1), Answered)
         assert caught.value.retryable is retryable
     assert HistoryAwayError("x").retryable and not IncompatibleError("x").retryable
 
@@ -105,14 +105,14 @@ def test_retryable_is_what_the_error_says(
 def test_an_error_of_a_class_below_one_of_ours_arrives_as_ours(client: RpcClient, raising: Raising) -> None:
     raising.error = OfAnotherRoomError("x", retryable=False)
     with pytest.raises(ClusterError, match=r"^x$") as caught:
-        client.call(Ask(1), Told)
+        client.call(Ask(1), Answered)
     assert type(caught.value) is ClusterError
 
 
 def test_a_bug_of_the_handler_arrives_as_an_error_that_is_not_retried(client: RpcClient, raising: Raising) -> None:
     raising.error = ZeroDivisionError("by zero")
     with capture_logs() as logs, pytest.raises(TransportError, match="ZeroDivisionError: by zero") as caught:
-        client.call(Ask(1), Told)
+        client.call(Ask(1), Answered)
     assert not caught.value.retryable
     assert [line["event"] for line in logs] == ["handler_failed"]
 
@@ -122,7 +122,7 @@ def test_the_end_of_a_file_in_a_handler_is_an_error_and_not_the_end_of_the_conne
 ) -> None:
     raising.error = EOFError()
     with capture_logs(), pytest.raises(TransportError, match="EOFError"):
-        client.call(Ask(1), Told)
+        client.call(Ask(1), Answered)
 
 
 @pytest.mark.parametrize("code", ["", "NoSuchError", "object", "__doc__", "FieldProblem", "annotations", "\0"])
@@ -136,7 +136,7 @@ def test_a_problem_that_cannot_be_read_says_so(client: RpcClient, raising: Raisi
     server = RpcServer({Ask: lambda message: Garbage(7)}, token=TOKEN)
     server.serve_in_background()
     with pytest.raises(IncompatibleError, match="could not be decoded"):
-        RpcClient(server.address, TOKEN).call(Ask(1), Told)
+        RpcClient(server.address, TOKEN).call(Ask(1), Answered)
     server.stop()
 
 
@@ -155,5 +155,5 @@ def test_an_incompatible_server_is_named_with_both_versions_and_the_remedy() -> 
 def test_an_authentication_error_of_the_server_itself_is_never_retryable(client: RpcClient, raising: Raising) -> None:
     raising.error = AuthenticationError("of another server")
     with pytest.raises(AuthenticationError) as caught:
-        client.call(Ask(1), Told)
+        client.call(Ask(1), Answered)
     assert not caught.value.retryable
