@@ -1,11 +1,14 @@
-"""Completion time of a job with a worker on a slow node: moved to another node, left alone, or restarted there.
+"""Completion time of a job with a pod on a slow node: moved to another node, left alone, or restarted there.
 
-    python -m benchmarks slow_worker [--mode bsp] [--rounds 1] [--output json]
+    python -m benchmarks slow_worker [--role parameter_server] [--mode bsp] [--rounds 1] [--output json]
 
 Two workers train on two nodes, each with an agent of its own. The slow node is made, not found: from the first trained
 row on, the kernel gives every pod there a fifth of the cores that it was granted. The move is the product's own
 default: nobody asks for anything. The restart is ordered as soon as the master of the moved job has decided, saves, and
 goes on with both workers on the good node, because the slow one takes no pods any more.
+
+With `--role parameter_server` one of two servers is on the slow node, and the only worker is not. Every step asks both
+servers, so it waits for the slow one in every mode.
 
 With `bsp` every step waits for the slow worker; it is what a job has whose steps shall not depend on timing, and the
 only mode in which one slow worker costs more than its own share. With `async`, the default, shards are taken as workers
@@ -13,8 +16,8 @@ go: without its slow worker entirely, a job of two loses half of its speed at mo
 fast worker run `staleness` steps ahead, once; from then on it is as slow as `bsp`.
 
 DLRover-RM (Fig. 13) reports 48.5 % less than without intervention and 37 % less than with stop-and-restart, for a
-worker that has 3 % of its cores. A master that never finds a slow worker (`SlowPods.look`: return None) ends this
-benchmark: its job is left alone, too.
+worker that has 3 % of its cores; for a server (Fig. 12) 36.4 % and 27.6 %. A master that never finds a slow pod
+(`SlowPods.look`: return None) ends this benchmark: its job is left alone, too.
 """
 
 from __future__ import annotations
@@ -44,8 +47,22 @@ from elastrec.platform.specs.metrics import TrainingMetrics
 GOOD, SLOW = "good-node", "slow-node"
 _SLOW_SHARE = 0.2
 """Of the cores that a pod on the slow node was granted."""
-_WORKERS, _WORKER_CORES = 2, 0.5
-_LAYERS = [1024, 512, 256]
+_LIMITS: dict[str, dict[str, Any]] = {
+    "worker": {
+        "model": {"embedding_dimension": 16, "options": {"layer_sizes": [1024, 512, 256]}},
+        "worker": {"count": 2, "cores": 0.5},
+        "parameter_server": {"count": 1, "cores": 0.5},
+    },
+    "parameter_server": {
+        "model": {"embedding_dimension": 63, "options": {"layer_sizes": [8]}},
+        "worker": {"count": 1, "cores": 0.5},
+        "parameter_server": {"count": 2, "cores": 0.1},
+    },
+}
+"""By the role of the slow pod: a network of some size and a server that has enough; long rows and hardly a network."""
+_GOALS = {"worker": {"restart": -37.0, "none": -48.5}, "parameter_server": {"restart": -27.6, "none": -36.4}}
+_WORDS = {"worker": "worker-", "parameter_server": "ps-"}
+"""In the names of its pods."""
 _ROWS, _NODE, _WEIGHT = 20_000, PodSize(3.0, 16 * 2**30), 8
 _CONSISTENCY: dict[str, dict[str, Any]] = {
     "async": {"mode": "async"},
@@ -76,18 +93,21 @@ def click_log(folder: Path) -> GenerateReport:
     return generate(GenerateSpec(path=str(folder), rows_per_day=_ROWS, days=2, seed=1, lists=0))
 
 
-def job_content(log: GenerateReport, mode: str, epochs: int, *, moves: bool = True) -> dict[str, Any]:
-    """Workers are what limits: a network of some size, and a server that has enough."""
+def job_content(
+    log: GenerateReport, mode: str, epochs: int, role: str = "worker", *, moves: bool = True
+) -> dict[str, Any]:
+    """Pods of the role are what limits."""
+    limits = _LIMITS[role]
     spec = {
-        "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {"layer_sizes": _LAYERS}},
+        "model": {"architecture": "wide_and_deep", **limits["model"]},
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
         "training": {
             "batch_size": 512, "batches_per_shard": 2, "epochs": epochs, "consistency": _CONSISTENCY[mode],
         },
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
-            "worker": {"count": _WORKERS, "cores": _WORKER_CORES, "memory": "2Gi"},
-            "parameter_server": {"count": 1, "cores": 0.5, "memory": "1Gi"},
+            "worker": {"memory": "2Gi", **limits["worker"]},
+            "parameter_server": {"memory": "1Gi", **limits["parameter_server"]},
         },
         "checkpoint": {"interval": "0s"},
     }  # fmt: skip
@@ -127,7 +147,7 @@ class Restart:
 
 
 def moved_seconds(trained: Trained) -> float:
-    """From the begin of training until the decision to move the slow worker.
+    """From the begin of training until the decision to move the slow pod.
 
     Raises:
         RuntimeError: there was none.
@@ -135,7 +155,7 @@ def moved_seconds(trained: Trained) -> float:
     began = next(e.seconds for e in trained.explanation.timeline if e.what.endswith("-> Training"))
     moments = [e.seconds - began for e in trained.explanation.timeline if "is slow: its successor" in e.what]
     if not moments:
-        raise RuntimeError("the slow worker was not moved")
+        raise RuntimeError("the slow pod was not moved")
     return moments[0]
 
 
@@ -155,11 +175,11 @@ def surroundings() -> Iterator[Surroundings]:
             cluster.close()
 
 
-def run(around: Surroundings, content: dict[str, Any], also: Interfere) -> Trained:
-    """Trains a job whose second worker begins on the slow node.
+def run(around: Surroundings, content: dict[str, Any], role: str, also: Interfere) -> Trained:
+    """Trains a job whose second pod of a role begins on the slow node.
 
     Raises:
-        RuntimeError: none of its pods was there.
+        RuntimeError: none was there.
     """
     slow = SlowNode(around.slow_agent)
 
@@ -168,33 +188,37 @@ def run(around: Surroundings, content: dict[str, Any], also: Interfere) -> Train
         also(job_id, seconds, metrics)
 
     trained = train(around.platform, content, interfere)
-    if not any("-worker-" in pod for pod in slow.seen):
-        raise RuntimeError(f"no worker was on the slow node; its pods: {sorted(slow.seen)}")
+    if not any(f"-{_WORDS[role]}" in pod for pod in slow.seen):
+        raise RuntimeError(f"no {role} was on the slow node; its pods: {sorted(slow.seen)}")
     return trained
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     with surroundings() as around, OtherLoad() as load:
         expect_limits(around.platform, "slow_worker")
+        role = arguments.role
         content, alone = (
-            job_content(around.log, arguments.mode, arguments.epochs, moves=moves) for moves in (True, False)
+            job_content(around.log, arguments.mode, arguments.epochs, role, moves=moves) for moves in (True, False)
         )
         sides = Sides(
             "moved",
-            "worker-",
-            helped=lambda: run(around, content, leave_alone),
-            alone=lambda: run(around, alone, leave_alone),
-            restarted=lambda seconds: run(around, alone, Restart(around.without_slow, seconds)),
+            _WORDS[role],
+            helped=lambda: run(around, content, role, leave_alone),
+            alone=lambda: run(around, alone, role, leave_alone),
+            restarted=lambda seconds: run(around, alone, role, Restart(around.without_slow, seconds)),
             decided_after=moved_seconds,
         )
         measured = sides.measure(arguments.rounds)
     settings = {
-        "mode": arguments.mode, "workers": _WORKERS, "slow_share": _SLOW_SHARE, "all_cores": round(load.cores, 2)
+        "mode": arguments.mode, "role": role, "workers": content["spec"]["resources"]["worker"]["count"],
+        "slow_share": _SLOW_SHARE, "all_cores": round(load.cores, 2),
     }  # fmt: skip
-    return sides.figures("slow_worker", measured, {"restart": -37.0, "none": -48.5}, settings)
+    name = "slow_worker" if role == "worker" else "slow_worker.server"
+    return sides.figures(name, measured, _GOALS[role], settings)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", choices=tuple(_LIMITS), default="worker", help="of the slow pod (default worker)")
     parser.add_argument("--mode", choices=tuple(_CONSISTENCY), default="bsp", help="how workers wait (default bsp)")
     parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
     parser.add_argument("--epochs", type=int, default=22, help="over 20,000 rows (default 22)")

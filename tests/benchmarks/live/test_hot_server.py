@@ -57,11 +57,3 @@ def test_relief_is_timed_from_the_begin_of_training() -> None:
 def test_a_job_that_nobody_relieved_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not relieved"):
         hot_server.relieved_seconds(trained((4.0, "phase Starting -> Training")))
-
-
-def test_a_figure_is_the_time_saved_against_the_same_run() -> None:
-    results = {"relieved": [60.0, 70.0], "alone": [100.0, 120.0], "restarted": [120.0, 140.0]}
-    to_restart, to_none, after = hot_server.figures_of(results, [37.0, 39.0], 1.0)
-    assert to_restart.value == pytest.approx(-50.0) and to_restart.met
-    assert to_none.value == pytest.approx(100 * ((0.6 + 70 / 120) / 2 - 1)) and to_none.met
-    assert after.value == 38.0

@@ -28,11 +28,14 @@ def trained(*story: tuple[float, str]) -> Trained:
     )
 
 
+@pytest.mark.parametrize("role", ["worker", "parameter_server"])
 @pytest.mark.parametrize("mode", ["async", "bsp", "ssp"])
-def test_the_sides_differ_in_nothing_but_whether_a_slow_worker_is_moved(log: GenerateReport, mode: str) -> None:
+def test_the_sides_differ_in_nothing_but_whether_a_slow_pod_is_moved(log: GenerateReport, mode: str, role: str) -> None:
     moved, alone = (
-        TrainingJob.model_validate(slow_worker.job_content(log, mode, 4, moves=moves)).spec for moves in (True, False)
+        TrainingJob.model_validate(slow_worker.job_content(log, mode, 4, role, moves=moves)).spec
+        for moves in (True, False)
     )
+    assert moved.resources.worker.count + moved.resources.parameter_server.count == 3, "two of the slow pod's role"
     assert moved.training.consistency.mode == mode
     assert moved.faults.slow_pod_moves > 0, "the default"
     assert alone.faults.slow_pod_moves == 0
@@ -40,9 +43,10 @@ def test_the_sides_differ_in_nothing_but_whether_a_slow_worker_is_moved(log: Gen
     assert alone.model_copy(update={"faults": faults}) == moved
 
 
-def test_a_node_has_room_for_all_pods_of_the_job(log: GenerateReport) -> None:
-    """So the successor of the slow worker finds room on the good node, and so does the restarted job."""
-    resources = TrainingJob.model_validate(slow_worker.job_content(log, "bsp", 4)).spec.resources
+@pytest.mark.parametrize("role", ["worker", "parameter_server"])
+def test_a_node_has_room_for_all_pods_of_the_job(log: GenerateReport, role: str) -> None:
+    """So the successor of the slow pod finds room on the good node, and so does the restarted job."""
+    resources = TrainingJob.model_validate(slow_worker.job_content(log, "bsp", 4, role)).spec.resources
     pods = [resources.master, resources.worker, resources.parameter_server]
     assert sum(pod.count * pod.cores for pod in pods) <= slow_worker._NODE.cores
     assert sum(pod.count * pod.memory for pod in pods) <= slow_worker._NODE.memory_bytes
@@ -52,14 +56,6 @@ def test_the_move_is_timed_from_the_begin_of_training() -> None:
     assert slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training"), (71.0, MOVED))) == 67.0
 
 
-def test_a_job_whose_worker_was_not_moved_is_no_figure() -> None:
+def test_a_job_whose_slow_pod_was_not_moved_is_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not moved"):
         slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training")))
-
-
-def test_a_figure_is_the_time_saved_against_the_same_run() -> None:
-    results = {"moved": [60.0, 75.0], "alone": [120.0, 120.0], "restarted": [100.0, 150.0]}
-    to_restart, to_none, after = slow_worker.figures_of(results, [67.0, 69.0], "bsp", 1.0)
-    assert to_restart.value == pytest.approx(-45.0) and to_restart.met
-    assert to_none.value == pytest.approx(-43.75) and to_none.met is False
-    assert after.value == 68.0 and to_none.settings["mode"] == "bsp"
