@@ -40,7 +40,7 @@ def _warm() -> None:
 
 
 class Cut:
-    """Loses the messages of one server from its n-th on, until `mended`.
+    """Loses the messages of one server from its n-th on, until `repaired`.
 
     Args:
         after: the first of them is taken, and its answer lost.
@@ -60,7 +60,7 @@ class Cut:
             raise TransportError("the connection was cut", retryable=True)
         return take(message, arrays)
 
-    def mended(self) -> None:
+    def repaired(self) -> None:
         self.is_away = False
 
 
@@ -202,7 +202,7 @@ def test_a_connection_cut_between_any_two_messages_loses_and_repeats_no_push(
             cut = Cut(server, message, after=after)
             with servers_behind(cut, mode) as (routing, servers):
                 client = client_of()
-                losses += train(client, lambda: routing, cut.mended, hold=hold)
+                losses += train(client, lambda: routing, cut.repaired, hold=hold)
                 client.close()
                 check(servers)
     assert losses >= SERVERS * (STEPS + 2), "connections were lost"
@@ -223,10 +223,10 @@ def test_a_worker_that_begins_its_shard_again_counts_once(after: bool) -> None:
                 try:
                     train(first, lambda: routing, give_up)
                 except InterruptedError:
-                    cut.mended()
+                    cut.repaired()
                 first.close()
                 second = client_of("second")
-                train(second, lambda: routing, cut.mended)
+                train(second, lambda: routing, cut.repaired)
                 second.close()
                 check(servers)
 
@@ -304,7 +304,7 @@ def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str)
             dense_owners=[bucket // 32 % 2 for bucket in range(len(routing.dense_owners))],
         )
         hand_over(servers, other)
-        cut.mended()
+        cut.repaired()
         client.connect(other, 1)
         client.flush()
         assert client.pushes_applied == 1
