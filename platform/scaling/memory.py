@@ -9,19 +9,22 @@ from the fit's own uncertainty. Shape legend: P points of one table, N sample co
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from types import ModuleType
 
 import msgspec
 import numpy as np
 
+from elastrec.platform.scaling import growth_law
 from elastrec.platform.scaling.amounts import require
+from elastrec.platform.scaling.growth_law import heaps_law
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.numba_cache import kernels_of
 
 _MEMORY_STEP = 256 * 2**20
 _CURVE_POINTS = 33
@@ -103,7 +106,7 @@ def fit_growth(history: TableHistory) -> Growth:
     usable_P = (samples_P - samples_P + samples_P > 0) & (rows_P - rows_P + rows_P > 0)
     if not usable_P.all():
         samples_P, rows_P = samples_P[usable_P], rows_P[usable_P]
-    is_rising, distinct, *law = _kernels().heaps_law(samples_P, rows_P)
+    is_rising, distinct, *law = _law()(samples_P, rows_P)
     if distinct < 3:
         raise ScalingError(
             f"{where}: {distinct} usable points of {len(usable_P)}; allowed: at least 3 with samples "
@@ -124,12 +127,16 @@ def fit_growth(history: TableHistory) -> Growth:
     )
 
 
-@cache
-def _kernels() -> ModuleType:
-    """Loaded when the first table's growth is fitted: numba alone takes a quarter of a second."""
-    from elastrec.platform.scaling import growth_kernels
+def _law() -> Callable[..., tuple[bool, int, float, float, float, float]]:
+    """Compiled where numba is loaded already, as for the search of plans: it alone takes 130 MB, which masters save."""
+    return _compiled_law() if "numba" in sys.modules else heaps_law
 
-    return growth_kernels
+
+@cache
+def _compiled_law() -> Callable[..., tuple[bool, int, float, float, float, float]]:
+    compiled: Callable[..., tuple[bool, int, float, float, float, float]]
+    compiled = kernels_of(growth_law.__file__)(error_model="numpy")(heaps_law)
+    return compiled
 
 
 class Action(StrEnum):

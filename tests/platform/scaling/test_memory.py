@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.scaling.memory import Action, MemoryRules, Servers, TableHistory, fit_growth, forecast
+from elastrec.platform.scaling.growth_law import heaps_law
+from elastrec.platform.scaling.memory import (
+    Action,
+    MemoryRules,
+    Servers,
+    TableHistory,
+    _compiled_law,
+    fit_growth,
+    forecast,
+)
 from elastrec.platform.specs.errors import ScalingError
 
 GIB = 2**30
@@ -40,6 +49,19 @@ def test_heaps_law_is_found_again(exponent: float, scale: float) -> None:
     assert growth.exponent == pytest.approx(exponent, rel=1e-6)
     assert math.exp(growth.log_k) == pytest.approx(scale, rel=1e-4)
     assert growth.rows(np.array([1e8]))[0] == pytest.approx(rows_at(1e8, exponent, scale), rel=1e-4)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.floats(-0.5, 1.5), st.sampled_from([0.0, 0.1, 2.0]), st.integers(0, 1000), st.booleans())
+def test_the_compiled_law_is_the_plain_one(
+    points: int, exponent: float, noise: float, seed: int, is_sorted: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    samples_P = random.integers(1, 30, points).astype(np.float64)
+    if is_sorted:
+        samples_P.sort()
+    rows_P = samples_P**exponent * np.exp(noise * random.standard_normal(points))
+    assert _compiled_law()(samples_P, rows_P) == pytest.approx(heaps_law(samples_P, rows_P), rel=1e-6, abs=1e-9)
 
 
 def test_rows_never_grow_faster_than_samples() -> None:

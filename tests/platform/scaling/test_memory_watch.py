@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import msgspec
@@ -94,3 +97,15 @@ def test_the_next_look_comes_before_anything_can_be_due_and_no_later_than_a_roun
     young = seen(remaining=1.0, trained=400_000.0, samples_per_second=10_000.0)
     assert look(facts(memory=young), PLAN_SECONDS).seconds == pytest.approx(20.0), "half of what it has trained"
     assert look(facts(memory=seen(samples_per_second=None)), PLAN_SECONDS).seconds == LEAST_SECONDS
+
+
+def test_a_look_loads_no_compiler() -> None:
+    """A job's master looks: numba would take more memory than all that it has else, and seconds of its few cores."""
+    code = f"""
+        import sys
+        from {__name__} import look, reaching_its_limit_in
+        assert look(reaching_its_limit_in(100.0), 100.0).plan is not None
+        print("numba" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "False", done.stderr

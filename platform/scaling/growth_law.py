@@ -1,15 +1,13 @@
-"""The compiled law of a table's growth (`memory.fit_growth`). Shape legend: P points."""
+"""The law of a table's growth, compiled or not (`memory.fit_growth`). Shape legend: P points.
+
+What stands here is Python that numba compiles as it is, in one function: it knows no other ones of ours.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from elastrec.platform.specs.numba_cache import kernels_of
 
-_kernel = kernels_of(__file__)(error_model="numpy")
-
-
-@_kernel
 def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
     """Heaps' law by least squares in logarithms, later points weighing more: old ids say little about new ones.
 
@@ -52,37 +50,21 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
     # Kish: points that weigh little count as fewer.
     effective = total**2 / weight_squares
     scatter = np.sqrt(squares / total * effective / max(effective - 2.0, 0.5))
-    # Consecutive counts of one table share their errors, so that residuals understate the slope's.
-    variance = scatter**2 / spread * _inflation(residual_P)
-    # A curve that bends says itself how far its exponent may move: the later half, at least three points, against all.
-    later = min(count // 2, count - 3)
-    change = _slope(x_P[later:], y_P[later:]) - slope
-    return is_rising, distinct, log_k, exponent, np.sqrt(variance + change * change), scatter
-
-
-@_kernel
-def _slope(x_P, y_P):  # type: ignore[no-untyped-def]
-    """Of y over x, by least squares."""
-    center, mean = 0.0, 0.0
-    for p in range(len(x_P)):
-        center += x_P[p] / len(x_P)
-        mean += y_P[p] / len(x_P)
-    spread, together = 0.0, 0.0
-    for p in range(len(x_P)):
-        spread += (x_P[p] - center) ** 2
-        together += (x_P[p] - center) * (y_P[p] - mean)
-    return together / max(spread, 1e-300)
-
-
-@_kernel
-def _inflation(residual_P):  # type: ignore[no-untyped-def]
-    """(1 + r) / (1 − r) of the lag-1 autocorrelation r: how many points carry the news of one."""
+    # Consecutive counts of one table share their errors, so that residuals understate the slope's: by (1 + r) / (1 − r)
+    # of the lag-1 autocorrelation r points carry the news of one.
     total, lagged = 0.0, 0.0
-    for p in range(len(residual_P)):
+    for p in range(count):
         total += residual_P[p] ** 2
         if p:
             lagged += residual_P[p] * residual_P[p - 1]
-    if total == 0 or len(residual_P) < 4:
-        return 1.0
-    r = min(max(lagged / total, 0.0), 0.9)
-    return (1.0 + r) / (1.0 - r)
+    r = min(max(lagged / total, 0.0), 0.9) if total > 0 and count >= 4 else 0.0
+    variance = scatter**2 / spread * (1.0 + r) / (1.0 - r)
+    # A curve that bends says itself how far its exponent may move: the later half, at least three points, against all.
+    later = min(count // 2, count - 3)
+    center, mean = float(np.mean(x_P[later:])), float(np.mean(y_P[later:]))
+    spread, together = 0.0, 0.0
+    for p in range(later, count):
+        spread += (x_P[p] - center) ** 2
+        together += (x_P[p] - center) * (y_P[p] - mean)
+    change = together / max(spread, 1e-300) - slope
+    return is_rising, distinct, log_k, exponent, np.sqrt(variance + change * change), scatter
