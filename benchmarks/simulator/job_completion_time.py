@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from typing import NamedTuple
 
 import msgspec
 
@@ -104,11 +105,12 @@ def alone(seeds: int) -> list[Figure]:
     return found
 
 
-def workloads(arguments: argparse.Namespace, habits: Habits = SYMMETRIC) -> dict[int, Jobs]:
-    """Jobs by seed; as many seeds as are asked for."""
-    return {
-        seed: recurring(arguments.jobs, seed, habits, arguments.every) for seed in HEADLINE_SEEDS[: arguments.seeds]
-    }
+def workloads(
+    arguments: argparse.Namespace, habits: Habits = SYMMETRIC, every_seconds: float | None = None
+) -> dict[int, Jobs]:
+    """Jobs by seed; as many seeds as are asked for, with as many seconds between arrivals."""
+    every = arguments.every if every_seconds is None else every_seconds
+    return {seed: recurring(arguments.jobs, seed, habits, every) for seed in HEADLINE_SEEDS[: arguments.seeds]}
 
 
 def _shown(arguments: argparse.Namespace) -> dict[str, object]:
@@ -179,36 +181,53 @@ def steady(arguments: argparse.Namespace) -> list[Figure]:
     ]
 
 
+class Case(NamedTuple):
+    """What differs from the mix.
+
+    Attributes:
+        nodes: × those of the cluster.
+        every: × the seconds between two arrivals.
+    """
+
+    habits: Habits = SYMMETRIC
+    settings: Settings = TROUBLED
+    nodes: float = 1.0
+    every: float = 1.0
+
+
 def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
     """Mean and core-hours against static and both kinds of Optimus when one thing differs; above 0 we lose."""
-    calm, nodes, few = TROUBLED, arguments.nodes, msgspec.structs.replace
-    cases: dict[str, tuple[Habits, Settings, int]] = {
-        "as_it_is": (SYMMETRIC, calm, nodes),
-        "owners_ask_for_too_little": (Habits(), calm, nodes),
-        "owners_who_know": (few(SYMMETRIC, asked_spread=0.0), calm, nodes),
-        "owners_who_miss_by_half": (few(SYMMETRIC, asked_spread=0.35), calm, nodes),
-        "well_sized_owners": (
-            few(SYMMETRIC, asked_spread=0.0, oversized_share=0.0, starved_server_share=0.0), calm, nodes,
-        ),
-        "noise_0.2": (SYMMETRIC, few(calm, noise=0.2), nodes),
-        "failures_x10": (SYMMETRIC, few(calm, hours_between_failures=160.0), nodes),
-        "start_and_pause_x3": (SYMMETRIC, few(calm, start_seconds=180.0, migration_pause_seconds=90.0), nodes),
-        "start_and_pause_900_s": (SYMMETRIC, few(calm, start_seconds=900.0, migration_pause_seconds=900.0), nodes),
-        "short_jobs": (few(SYMMETRIC, steps=20_000.0), calm, nodes),
-        "headroom_2": (few(SYMMETRIC, headroom=2.0), calm, nodes),
-        "cluster_half": (SYMMETRIC, calm, max(1, nodes // 2)),
-        "cluster_double": (SYMMETRIC, calm, 2 * nodes),
-    }  # fmt: skip
+    calm, few = TROUBLED, msgspec.structs.replace
+    exact = few(SYMMETRIC, asked_spread=0.0)
+    cases = {
+        "as_it_is": Case(),
+        "owners_ask_for_too_little": Case(Habits()),
+        "owners_who_know": Case(exact),
+        "owners_who_miss_by_half": Case(few(SYMMETRIC, asked_spread=0.35)),
+        "well_sized_owners": Case(few(exact, oversized_share=0.0, starved_server_share=0.0)),
+        "noise_0.2": Case(settings=few(calm, noise=0.2)),
+        "failures_x10": Case(settings=few(calm, hours_between_failures=160.0)),
+        "start_and_pause_x3": Case(settings=few(calm, start_seconds=180.0, migration_pause_seconds=90.0)),
+        "start_and_pause_900_s": Case(settings=few(calm, start_seconds=900.0, migration_pause_seconds=900.0)),
+        "short_jobs": Case(few(SYMMETRIC, steps=20_000.0)),
+        "headroom_2": Case(few(SYMMETRIC, headroom=2.0)),
+        # Not half of the nodes: the largest jobs have as many pods, of which a node takes one, and would never start.
+        "arrivals_x2": Case(every=0.5),
+        "cluster_double": Case(nodes=2.0),
+    }
     found = []
-    for name, (habits, settings, count) in cases.items():
-        reports = run_all(workloads(arguments, habits), count, (STATIC, OPTIMUS, GREEDY, OURS), settings)
+    for name, case in cases.items():
+        count = round(case.nodes * arguments.nodes)
+        jobs = workloads(arguments, case.habits, case.every * arguments.every)
+        reports = run_all(jobs, count, (STATIC, OPTIMUS, GREEDY, OURS), case.settings)
         for other in (STATIC, OPTIMUS, GREEDY):
             value, half = difference(reports[OURS.name], reports[other.name], MEAN)
             cores, _ = difference(reports[OURS.name], reports[other.name], CORE_HOURS)
             found.append(
                 Figure(f"{_PREFIX}.sensitivity.{name}.mean_against_{other.name}", value, "%", simulated=True,
                        settings={"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}",
-                                 "core_hours_%": round(cores, 1), "nodes": count})
+                                 "core_hours_%": round(cores, 1), "nodes": count,
+                                 "every_s": case.every * arguments.every})
             )  # fmt: skip
     return found
 
