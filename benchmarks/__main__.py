@@ -1,4 +1,7 @@
-"""Runs benchmarks by name: `python -m benchmarks NAME [options]`; `all` runs every one, no name lists them."""
+"""Runs benchmarks by name: `python -m benchmarks NAME [options]`; `all` runs every one, no name lists them.
+
+`--save` keeps figures in `benchmarks/results/`; `python -m benchmarks.common.figures_page` writes the page of them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-_SHARED = ("common", "processes")
-"""Rooms without benchmarks."""
-
-
-def benchmarks() -> dict[str, Path]:
-    """The module of each benchmark by its name, which is unique across the rooms."""
-    files = sorted(Path(__file__).parent.glob("[a-z]*/[a-z]*.py"))
-    return {file.stem: file for file in files if file.parent.name not in _SHARED}
+from benchmarks.common.names import benchmarks
 
 
 def command(file: Path) -> list[str]:
@@ -22,8 +18,11 @@ def command(file: Path) -> list[str]:
     return [sys.executable, "-m", f"benchmarks.{file.parent.name}.{file.stem}"]
 
 
-def run_all(known: dict[str, Path]) -> int:
+def run_all(known: dict[str, Path], options: list[str]) -> int:
     """Runs every benchmark, also after one that cannot measure here: no TensorFlow, no control groups.
+
+    Args:
+        options: those that every benchmark has.
 
     Returns:
         1 if one of them ended with an error, after naming those.
@@ -31,7 +30,7 @@ def run_all(known: dict[str, Path]) -> int:
     failed = []
     for name, file in known.items():
         print(f"== {name}", flush=True)
-        if subprocess.run(command(file), check=False).returncode:
+        if subprocess.run([*command(file), *options], check=False).returncode:
             failed.append(name)
     if failed:
         print("without figures:", *failed)
@@ -45,8 +44,8 @@ def main(arguments: list[str]) -> int:
             print(f"{name:24} {(ast.get_docstring(ast.parse(file.read_text())) or '').splitlines()[0]}")
         return 0
     name, *options = arguments
-    if name == "all" and not options:
-        return run_all(known)
+    if name == "all":
+        return run_all(known, options)
     if name not in known:
         print(f"{name!r} is no benchmark; allowed: all, {', '.join(known)}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ if __name__ == "__main__":
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import math
 import os
@@ -28,6 +29,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
+
+from benchmarks.common import results
 
 T = TypeVar("T")
 
@@ -173,17 +176,27 @@ def run_benchmark(
     measure: Callable[[argparse.Namespace], list[Figure]],
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> None:
-    """The command line of one benchmark: parses options, measures, prints. What it says meanwhile goes to stderr."""
+    """The command line of one benchmark: parses options, measures, prints, keeps. Its log goes to stderr."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("table", "json"), default="table")
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
     if add_options is not None:
         add_options(parser)
     arguments = parser.parse_args()
+    try:
+        # Before hours are measured that nobody can tell the code of.
+        commit = results.measured_commit() if arguments.save else ""
+    except ValueError as error:
+        parser.error(str(error))
     # Figures alone go to stdout.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    figures = measure(arguments)
+    with OtherLoad() as load:
+        figures = measure(arguments)
+    documents = [figure.document() for figure in figures]
     if arguments.output == "json":
-        json.dump([figure.document() for figure in figures], sys.stdout, ensure_ascii=False)
+        json.dump(documents, sys.stdout, ensure_ascii=False)
         sys.stdout.write("\n")
     else:
         print_table(figures)
+    if arguments.save:
+        results.store(documents, results.Origin(datetime.date.today(), commit, round(load.cores, 2)))

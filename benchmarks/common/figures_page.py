@@ -1,54 +1,72 @@
-"""The docs' page of figures, from what benchmarks printed: goals, met or missed, simulated or not. No word of praise.
+"""The docs' page of figures, from the kept results alone: goals, met or missed, simulated or not, and of which code.
 
-for name in reader shards; do python -m benchmarks $name --output json > results/$name.json; done
-python -m benchmarks.common.figures_page results/*.json > docs/figures.md
+python -m benchmarks.common.figures_page
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.common.names import benchmarks
+from benchmarks.common.results import ROOT, Origin, Result, load
+
+PAGE = ROOT / "docs" / "figures.md"
 _HEAD = """# Figures
 
 What is claimed, measured by `benchmarks/` on a machine of two cores; with goals, also where they are missed. Every
 figure is one of its own run: a ratio against a peer or a baseline that took turns with it, the median of the rounds.
 *Simulated* ones come from the [simulator](simulator.md). `make bench` measures all of them, `python -m benchmarks NAME`
-one, with its settings and what else it found; `python -m benchmarks.common.figures_page` writes this page.
+one, with its settings and what else it found. `--save` keeps the results in `benchmarks/results`, from which
+`python -m benchmarks.common.figures_page` writes this page.
+
+Beside each figure stand the day on which it was measured and the commit of the code. Where they have a \\*, they are
+those of the change that published the figure: which code had been measured was not kept.
 """
+_TABLE = "| figure | value | goal | unit | | measured |\n|---|---|---|---|---|---|"
 
 
-def page(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Figures that have a goal, by benchmark; documents as `Figure.document` makes them."""
-    by_benchmark: dict[str, list[str]] = {}
-    for each in documents:
-        benchmark, _, name = each["figure"].partition(".")
-        if each["goal"] is None:
-            continue
-        cells = (
-            name.replace("_", " ") + (" *(simulated)*" if each["simulated"] else ""),
-            f"{each['value']:.4g}",
-            each["goal"],
-            each["unit"],
-            ("met" if each["met"] else "**missed**") + _during(each["settings"]),
-        )
-        by_benchmark.setdefault(benchmark, []).append(f"| {' | '.join(cells)} |")
+def page(results: Mapping[str, Sequence[Result]], known: Iterable[str]) -> str:
+    """Figures that have a goal, by benchmark, and which of the known benchmarks have no result."""
     parts = [_HEAD]
-    for benchmark in sorted(by_benchmark):
-        lines = "\n".join(by_benchmark[benchmark])
-        parts.append(f"## {benchmark}\n\n| figure | value | goal | unit | |\n|---|---|---|---|---|\n{lines}\n")
+    for benchmark, figures in sorted(results.items()):
+        lines = [_row(result) for result in figures if result.goal is not None]
+        if lines:
+            parts.append("\n".join([f"## {benchmark}", "", _TABLE, *lines, ""]))
+    if missing := sorted(set(known) - results.keys()):
+        parts.append("\n".join(["## Not measured yet", "", *(f"- `{name}`" for name in missing), ""]))
     return "\n".join(parts)
 
 
-def _during(settings: Mapping[str, Any]) -> str:
-    """What else the machine did: it changes figures of waits."""
-    cores = settings.get("others_cores", 0)
+def _row(result: Result) -> str:
+    cells = (
+        result.figure.partition(".")[2].replace("_", " ") + (" *(simulated)*" if result.simulated else ""),
+        f"{result.value:.4g}",
+        str(result.goal),
+        result.unit,
+        ("met" if result.met else "**missed**") + _during(result),
+        _origin(result.measured),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _during(result: Result) -> str:
+    """What else the machine did, as it was while this figure was measured, or else in the whole run."""
+    cores = result.settings.get("others_cores", result.measured.others_cores) or 0
     return f", while others used {cores:.1f} cores" if cores >= 0.1 else ""
 
 
+def _origin(measured: Origin) -> str:
+    return f"{measured.date}, `{measured.commit[:7]}`" + ("\\*" if measured.of_publication else "")
+
+
+def render() -> str:
+    """The page as today's results have it."""
+    return page(load(), benchmarks())
+
+
+def main() -> None:
+    PAGE.write_text(render(), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    found = [document for file in sys.argv[1:] for document in json.loads(Path(file).read_text())]
-    sys.stdout.write(page(found))
+    main()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import benchmarks, main, run_all
+from benchmarks.__main__ import main, run_all
+from benchmarks.common.names import benchmarks
 from tests.benchmarks.calling import benchmark
 
 
@@ -53,8 +54,8 @@ def test_all_goes_on_after_one_that_cannot_measure_and_names_it(
     room.mkdir(parents=True)
     (tmp_path / "benchmarks" / "__init__.py").touch()
     (room / "first.py").write_text("raise SystemExit('no TensorFlow here')")
-    (room / "second.py").write_text("print('figures of the second')")
+    (room / "second.py").write_text("import sys\nprint('figures of the second', *sys.argv[1:])")
     monkeypatch.chdir(tmp_path)
-    assert run_all({"first": room / "first.py", "second": room / "second.py"}) == 1
+    assert run_all({"first": room / "first.py", "second": room / "second.py"}, ["--save"]) == 1
     lines = capfd.readouterr().out.splitlines()
-    assert lines == ["== first", "== second", "figures of the second", "without figures: first"]
+    assert lines == ["== first", "== second", "figures of the second --save", "without figures: first"]
