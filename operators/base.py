@@ -127,9 +127,25 @@ def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -
 
 def owner_token(context: Context) -> str:
     """Names this try of this task; with it the task may stop the job, until another try takes the job over."""
+    return f"{_task_key(context)}/{context['ti'].try_number}"
+
+
+def plan_id(context: Context) -> str:
+    """Names what this task asks a master for: every try of it means the same plan.
+
+    A person who clears a task that has ended wants it done once more. Airflow then raises the task's `max_tries`.
+    """
+    return f"{_task_key(context)}/up to try {context['ti'].max_tries + 1}"
+
+
+def _task_key(context: Context) -> str:
+    task = context["ti"]
+    return f"{task.dag_id}/{task.run_id}/{_task_name(context)}"
+
+
+def _task_name(context: Context) -> str:
     task, index = context["ti"], _map_index(context)
-    name = task.task_id if index < 0 else f"{task.task_id}[{index}]"
-    return f"{task.dag_id}/{task.run_id}/{name}/{task.try_number}"
+    return task.task_id if index < 0 else f"{task.task_id}[{index}]"
 
 
 def _map_index(context: Context) -> int:
@@ -143,10 +159,9 @@ def owner_key(context: Context) -> str:
 
     So two jobs of one name in one DAG run are two jobs, and every try of a task means the same one.
     """
-    run, task, index = context["dag_run"], context["ti"], _map_index(context)
+    run = context["dag_run"]
     moment = run.logical_date.isoformat() if run.logical_date else run.run_id
-    name = task.task_id if index < 0 else f"{task.task_id}[{index}]"
-    return f"{run.dag_id}/{moment}/{name}"
+    return f"{run.dag_id}/{moment}/{_task_name(context)}"
 
 
 def run_tags(context: Context) -> dict[str, str]:
@@ -218,6 +233,7 @@ __all__ = [
     "no_retry_for_bad_input",
     "owner_key",
     "owner_token",
+    "plan_id",
     "run_tags",
     "take",
     "watched",

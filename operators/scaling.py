@@ -22,6 +22,7 @@ from elastrec.operators.base import (
     give,
     no_retry_for_bad_input,
     owner_token,
+    plan_id,
     watched,
 )
 from elastrec.operators.links import MigrationLink, MlflowRunLink, push_link, push_migration_link
@@ -94,9 +95,9 @@ class PlanRoundOperator(ElastrecOperator):
 class _ChangingOperator(WaitingOperator):
     """Asks a job's master for another shape, waits until the job has it, and takes the request back when it is ended.
 
-    However often a shape is asked for, the job has it once: a second try finds what the first one asked for. When a
-    person ends the task, or its `execution_timeout` is over, the master is asked to take the request back; it does so
-    until rows change hands.
+    However often a shape is asked for, the job has it once: another try finds what the first one asked for, also where
+    somebody has changed the job since. When a person ends the task, or its `execution_timeout` is over, the master is
+    asked to take the request back; it does so until rows change hands. A try after that asks anew.
 
     Args:
         patience: how long to wait; afterwards the task succeeds with `outcome` "open", and the master goes on.
@@ -125,7 +126,7 @@ class _ChangingOperator(WaitingOperator):
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
         if outcome == TIMED_OUT:
-            done = asking.take_back_request(self.platform, job_id, event["request_id"])
+            done = asking.take_back_request(self.platform, job_id, event["request_id"], frees_plan=True)
             words = "its request was taken back" if done.accepted else f"its request stands: {done.reason}"
             raise AirflowFailException(f"job {job_id}: {reason}; {words}")
         if outcome not in {GONE, *(each.value for each in ShapeOutcome)}:
@@ -159,7 +160,7 @@ class _ChangingOperator(WaitingOperator):
         from elastrec.platform.jobs.scaling import asking
 
         if self._asked is not None:
-            done = asking.take_back_request(self.platform, *self._asked)
+            done = asking.take_back_request(self.platform, *self._asked, frees_plan=True)
             self.log.info("request %s: %s", self._asked[1], "taken back" if done.accepted else done.reason)
 
 
@@ -171,7 +172,7 @@ def name_in_grid(context: Context, changed: ChangedJob) -> None:
 
 
 class ScaleJobOperator(_ChangingOperator):
-    """Gives a running job another number of workers or parameter servers, or another size of pods, and waits for it.
+    """Gives a running job other numbers or sizes of pods, or other pods in the place of some, and waits for it.
 
     Output: `ChangedJob`. The task fails, without a retry, where the master or the cluster refuses.
 
@@ -180,11 +181,14 @@ class ScaleJobOperator(_ChangingOperator):
         workers, parameter_servers: how many; None, or an empty text: as many as it has.
         worker_cores, parameter_server_cores: of each pod; worker_memory, parameter_server_memory: of each pod, such as
             "2Gi". All are templates.
+        moves: names of pods in whose place others are put, as a list or as text with commas; a template.
+        other_node: moved pods leave their nodes, because these are slow or bad.
+        timeout: the job's master gives the request up afterwards.
     """
 
     template_fields: Sequence[str] = (
         *ElastrecOperator.template_fields, "job_id", "workers", "parameter_servers", "worker_cores",
-        "parameter_server_cores", "worker_memory", "parameter_server_memory",
+        "parameter_server_cores", "worker_memory", "parameter_server_memory", "moves",
     )  # fmt: skip
 
     def __init__(
@@ -197,6 +201,9 @@ class ScaleJobOperator(_ChangingOperator):
         parameter_server_cores: float | str | None = None,
         worker_memory: str | None = None,
         parameter_server_memory: str | None = None,
+        moves: Sequence[str] | str = (),
+        other_node: bool = False,
+        timeout: timedelta = timedelta(hours=1),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -204,6 +211,8 @@ class ScaleJobOperator(_ChangingOperator):
         self.workers, self.parameter_servers = workers, parameter_servers
         self.worker_cores, self.parameter_server_cores = worker_cores, parameter_server_cores
         self.worker_memory, self.parameter_server_memory = worker_memory, parameter_server_memory
+        self.moves, self.other_node = moves, other_node
+        self.timeout = timeout
 
     def execute(self, context: Context) -> Any:
         """Asks and waits."""
@@ -211,18 +220,32 @@ class ScaleJobOperator(_ChangingOperator):
         from elastrec.platform.specs.errors import FieldProblem, SpecError
         from elastrec.platform.specs.metrics import Role
         from elastrec.platform.specs.shape import named_fields
+        from elastrec.platform.transport.messages.observer import PodMove
 
         with no_retry_for_bad_input():
             change = {
                 Role.WORKER: self._places("worker", self.workers),
                 Role.PARAMETER_SERVER: self._places("parameter_server", self.parameter_servers),
             }
-            if not named_fields(change):
+            pods = self._moved_pods()
+            if not named_fields(change) and not pods:
                 problem = FieldProblem(
-                    "workers, parameter_servers, …", "nothing", "at least one of them", "say what is to be changed"
-                )
+                    "workers, parameter_servers, …, moves", "nothing", "at least one of them",
+                    "say what is to be changed",
+                )  # fmt: skip
                 raise SpecError([problem], _ARGUMENTS)
-        answer = asking.ask_for_shape(self.platform, self.job_id, change)
+            if self.other_node and not pods:
+                problem = FieldProblem("other_node", "True", "only with moves", "name the pods that leave their nodes")
+                raise SpecError([problem], _ARGUMENTS)
+        answer = asking.ask_for_shape(
+            self.platform,
+            self.job_id,
+            change,
+            moves=[PodMove(pod=pod, leaves_node=self.other_node) for pod in pods],
+            plan_id=plan_id(context),
+            asked_by=f"Airflow: {self.dag_id}/{self.task_id}",
+            timeout_seconds=self.timeout.total_seconds(),
+        )
         if answer.reason:
             raise AirflowFailException(f"job {self.job_id}: {answer.reason}")
         return self._wait(context, self.job_id, answer.request_id)
@@ -242,7 +265,13 @@ class ScaleJobOperator(_ChangingOperator):
             "workers", "worker_cores", "worker_memory", "parameter_servers", "parameter_server_cores",
             "parameter_server_memory",
         )  # fmt: skip
-        return ", ".join(f"{name} {value}" for name in names if (value := getattr(self, name)) not in (None, ""))
+        words = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (None, "")]
+        words += [f"{pod} moved{' to another node' if self.other_node else ''}" for pod in self._moved_pods()]
+        return ", ".join(words)
+
+    def _moved_pods(self) -> list[str]:
+        names = self.moves.split(",") if isinstance(self.moves, str) else self.moves
+        return [name.strip() for name in names if name.strip()]
 
     def _places(self, role: str, count: int | str | None) -> PlacesChange:
         from elastrec.platform.specs.shape import PlacesChange

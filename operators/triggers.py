@@ -422,7 +422,7 @@ class ShapeTrigger(JobTrigger):
         def back(platform: Platform) -> Done:
             from elastrec.platform.jobs.scaling.asking import take_back_request
 
-            return take_back_request(platform, self.job_id, self.request_id)
+            return take_back_request(platform, self.job_id, self.request_id, frees_plan=True)
 
         done = await self._ask(back)
         words = "was taken back" if done.accepted else f"stands: {done.reason}"

@@ -26,7 +26,7 @@ from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Considered, Plan
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.job import Done as Message
-from elastrec.platform.transport.messages.observer import ShapeAnswer, ShapeOutcome, ShapeRequest
+from elastrec.platform.transport.messages.observer import PodMove, ShapeAnswer, ShapeOutcome, ShapeRequest
 from tests.operators.steps import context
 from tests.platform.scaling.jobs import allocation
 from tools.stack.services import default_dags_folder
@@ -100,6 +100,7 @@ class Master:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: ShapeRequest) -> None:
         self.asked, self.taken_back, self.logged = list[Any](), list[str](), list[tuple[bool, str]]()
+        self.frees_plan = list[bool]()
         self.answer = Applied(
             job_id="clicks-1", changed=True, before="a", after="b", reason="more", request_id="shape-2"
         )
@@ -113,7 +114,7 @@ class Master:
         monkeypatch.setattr(
             asking,
             "take_back_request",
-            lambda platform, job, request: (self.taken_back.append(request), Message())[1],
+            self._take_back,
         )
         monkeypatch.setattr(scaling_story, "log_decision", self._log)
         monkeypatch.setattr(JobTrigger, "_platform", lambda trigger: None)
@@ -122,6 +123,11 @@ class Master:
     def _ask(self, platform: Any, job_id: str, change: Any, **more: Any) -> ShapeAnswer:
         self.asked.append((change, more))
         return ShapeAnswer(request_id=f"shape-{1 + len(self.asked)}")
+
+    def _take_back(self, platform: Any, job: str, request_id: str, *, frees_plan: bool) -> Message:
+        self.taken_back.append(request_id)
+        self.frees_plan.append(frees_plan)
+        return Message()
 
     def _log(self, platform: Any, plan: Plan, *, is_changed: bool, reason: str) -> str:
         self.logged.append((is_changed, reason))
@@ -245,13 +251,14 @@ def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyP
     asyncio.run(end())
     task.on_kill()
     assert master.taken_back == ["shape-2", "shape-2"], "by the triggerer, and by the task itself"
+    assert all(master.frees_plan), "another try asks anew"
 
 
 def test_a_task_that_has_run_for_too_long_takes_its_request_back_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     with pytest.raises(AirflowFailException, match="its request was taken back"):
         migrate(context(), execution_timeout=timedelta(seconds=1))
-    assert master.taken_back == ["shape-2"]
+    assert (master.taken_back, master.frees_plan) == (["shape-2"], [True])
 
 
 def scale(ran: dict[str, Any], **arguments: Any) -> Any:
@@ -266,6 +273,35 @@ def test_a_dag_scales_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (change[Role.WORKER].count, change[Role.PARAMETER_SERVER].memory_bytes) == (2, 2**31)
 
 
+def test_every_try_of_a_task_asks_for_the_same_plan_and_a_cleared_task_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.DONE))
+    tries = [
+        {"try_number": 1},
+        {"try_number": 2},
+        {"try_number": 3, "max_tries": 5},  # cleared after its second try
+        {"map_index": 0},
+        {"map_index": 1},
+        {"run_id": "scheduled__2026-01-04"},
+        {"task_id": "less"},
+        {"dag_id": "another"},
+    ]
+    for fields in tries:
+        scale(context(**fields), workers=2)
+    first, second, *others = [more["plan_id"] for _, more in master.asked]
+    assert first == second != "" and len({first, *others}) == len(tries) - 1
+
+
+def test_a_dag_moves_pods_to_other_nodes_within_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.DONE))
+    output = scale(context(), moves="clicks-1-ps-0, clicks-1-ps-1", other_node=True, timeout=timedelta(minutes=5))
+    assert output["chosen"] == "clicks-1-ps-0 moved to another node, clicks-1-ps-1 moved to another node"
+    ((_, more),) = master.asked
+    assert more["moves"] == [PodMove(pod=f"clicks-1-ps-{number}", leaves_node=True) for number in (0, 1)]
+    assert more["timeout_seconds"] == 300.0 and more["asked_by"] == "Airflow: adhoc_airflow/scale"
+
+
 def test_what_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.REFUSED, "no node has room"))
     with pytest.raises(AirflowFailException, match="clicks-1: workers 200: refused: no node has room"):
@@ -278,6 +314,7 @@ def test_what_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: py
         ({}, "at least one of them"),
         ({"workers": "many"}, "workers: 'many'"),
         ({"worker_memory": "2GB"}, "worker_memory"),
+        ({"workers": 2, "other_node": True}, "other_node: True is not allowed; allowed: only with moves"),
     ],
 )
 def test_wrong_arguments_fail_at_once_and_nothing_is_asked(

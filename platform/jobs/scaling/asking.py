@@ -76,8 +76,11 @@ def take_back(platform: Platform, job_id: str) -> Done:
     return take_back_request(platform, job_id, (still_open or status.shape_requests)[-1].request_id)
 
 
-def take_back_request(platform: Platform, job_id: str, request_id: str) -> Done:
+def take_back_request(platform: Platform, job_id: str, request_id: str, *, frees_plan: bool = False) -> Done:
     """Gives one request up; `Done.reason` says why that is not possible any more.
+
+    Args:
+        frees_plan: see TakeBackShape.
 
     Raises:
         ClusterError: the master does not answer.
@@ -85,7 +88,8 @@ def take_back_request(platform: Platform, job_id: str, request_id: str) -> Done:
     with live_master(platform, job_id) as master:
         if master is None:
             return Done(accepted=False, reason="the job has no master that runs")
-        return master.call(TakeBackShape(request_id=request_id), Done, timeout_seconds=_CALL_SECONDS)
+        message = TakeBackShape(request_id=request_id, frees_plan=frees_plan)
+        return master.call(message, Done, timeout_seconds=_CALL_SECONDS)
 
 
 def follow_request(platform: Platform, job_id: str, request_id: str) -> Iterator[ShapeRequest]:

@@ -222,9 +222,10 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):
-    """Somebody gave a request for a shape up."""
+    """Somebody gave a request for a shape up; `frees_plan`: see TakeBackShape."""
 
     request_id: str
+    frees_plan: bool = False
 
 
 class ServerHot(_Event, frozen=True, kw_only=True):

@@ -95,6 +95,8 @@ def shape_taken_back(state: JobState, event: ShapeTakenBack, effects: list[Effec
     request = requests.find(state, event.request_id)
     if request is not None and request.is_open and not is_cut_over(state, request):
         give_up(state, request, ShapeOutcome.TAKEN_BACK, "", effects)
+        if event.frees_plan:
+            request.plan_id = ""
 
 
 def is_cut_over(state: JobState, request: RequestedShape) -> bool:

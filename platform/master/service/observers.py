@@ -267,7 +267,9 @@ class ObserverCalls(ServicePart):
                 return Done(
                     accepted=False, reason=f"request_id: {message.request_id!r} is not allowed; allowed: {known}"
                 )
-        self.submit(lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id))
+        self.submit(
+            lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id, frees_plan=message.frees_plan)
+        )
         with self._lock:
             request = requests.find(self.state, message.request_id)
             outcome = request.outcome if request is not None else ShapeOutcome.SUPERSEDED

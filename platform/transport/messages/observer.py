@@ -131,9 +131,14 @@ class TakeBackShape(Message, frozen=True):
     """Gives a request for a shape up: what it named is as it was wanted before, and no pod is moved because of it.
 
     The answer is Done. Refused while buckets change hands.
+
+    Attributes:
+        frees_plan: its plan may be asked for again. Else who asks for the plan once more finds this request, so that a
+            retry does not undo what a person has decided.
     """
 
     request_id: str
+    frees_plan: bool = False
 
 
 class ShapeAnswer(Message, frozen=True):

@@ -122,6 +122,18 @@ def test_the_same_plan_asked_twice_is_one_request():
     assert len(world.state.shape_requests) == 1
 
 
+@pytest.mark.parametrize(("frees_plan", "requests"), [(False, 1), (True, 2)])
+def test_a_plan_that_was_taken_back_is_asked_for_again_only_where_its_asker_took_it_back(
+    frees_plan: bool, requests: int
+):
+    world = long_job()
+    asked = events.ShapeAsked(time=world.time, change=change(workers=3), plan_id="plan-7")
+    world.handle(asked)
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id, frees_plan=frees_plan))
+    world.handle(asked)
+    assert len(world.state.shape_requests) == requests
+
+
 def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
     world = long_job()
     ask(world, workers=4, parameter_servers=3)
@@ -259,6 +271,20 @@ def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Ca
     story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
     assert "was asked for another shape (shape-2): workers 3" in story
     assert "the request shape-2 for another shape: done" in story
+
+
+def test_a_caller_that_takes_its_plan_back_may_ask_for_it_again(stage: Callable[..., Stage]):  # noqa: F811
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    s.cluster.on_create = lambda spec: None  # the third worker never starts, so that the requests stay open
+    plan = ChangeShape(change=change(workers=3), plan_id="plan-7")
+    first = s.call(plan, ShapeAnswer).request_id
+    assert s.call(TakeBackShape(request_id=first)).accepted
+    assert s.call(plan, ShapeAnswer).request_id == first
+    other = msgspec.structs.replace(plan, plan_id="plan-8")
+    begun = s.call(other, ShapeAnswer).request_id
+    assert s.call(TakeBackShape(request_id=begun, frees_plan=True)).accepted
+    assert s.call(other, ShapeAnswer).request_id not in (first, begun)
 
 
 def test_only_workers_and_servers_can_be_asked_for():
