@@ -41,6 +41,7 @@ from elastrec.platform.transport.messages.job import (
 from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 from elastrec.trainers.memory import resident_bytes
+from elastrec.trainers.parameter_server.clock import JobClock
 from elastrec.trainers.parameter_server.messages import REQUESTS, GetStats, Stale, Stats
 from elastrec.trainers.parameter_server.migration import messages as moves
 from elastrec.trainers.parameter_server.migration.giving import Giver
@@ -135,6 +136,7 @@ class ServerPod:
         self._memory = RecordMemory(settings.memory)
         self._mover: Mover | None = None
         self._load = LoadMeter()
+        self._clock = JobClock()
         self._notice = Notice(settings.grace_seconds)
         self._address, self._beat_seconds = "", 0.0
 
@@ -185,7 +187,7 @@ class ServerPod:
             if registered is None:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
-            self._server = ParameterServer(self._settings.pod, job.spec)
+            self._server = ParameterServer(self._settings.pod, job.spec, clock=self._clock)
             self._saver = Saver(self._server, self._froze, self._part_saved, self._fail, self._copied, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
@@ -375,6 +377,8 @@ class ServerPod:
                 quiet = True
                 self._stopped.wait(0.2)
                 continue
+            if registered.wall_seconds is not None:
+                self._clock.follow(registered.wall_seconds)
             self._take(registered.directive)
             log.info("registered", rank=registered.rank, address=self._address, restored=self._restored_order_id)
             return registered

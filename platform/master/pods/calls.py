@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import time
 
 import msgspec
 
@@ -79,6 +80,7 @@ class PodCalls(ServicePart):
             directive=directive,
             heartbeat_seconds=pace,
             orders=orders,
+            wall_seconds=time.time(),
         )
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:

@@ -189,6 +189,7 @@ class Registered(Message, frozen=True):
         streams: where the splits of each stream are read, by its name.
         heartbeat_seconds: how often to give a heartbeat, until an answer says otherwise; 0: as the job file says.
         orders: of this pod alone; None: it has none.
+        wall_seconds: since the epoch, on the master's clock; None: it does not say.
     """
 
     job_json: bytes
@@ -197,6 +198,7 @@ class Registered(Message, frozen=True):
     directive: Directive
     heartbeat_seconds: float = 0.0
     orders: PodOrders | None = None
+    wall_seconds: float | None = None
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -55,6 +56,13 @@ def test_the_superseded_process_ends_and_the_job_goes_on(two: tuple[Stage, Sessi
     assert state.membership.losses == {Role.WORKER: 1}
     s.wait_for(Phase.SUCCEEDED)
     assert s.service.state.training.samples == s.request.training_rows
+
+
+def test_a_process_that_registers_learns_the_masters_time(two: tuple[Stage, Session, Session]) -> None:
+    s, earlier, _ = two
+    before = time.time()
+    registered = s.call(Register(pod=POD, role=Role.WORKER, incarnation=earlier.identity.incarnation), Registered)
+    assert registered.wall_seconds is not None and before <= registered.wall_seconds <= time.time()
 
 
 def test_nothing_of_the_superseded_process_counts_and_it_never_wins_again(two: tuple[Stage, Session, Session]) -> None:

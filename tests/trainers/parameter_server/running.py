@@ -97,6 +97,7 @@ class ScriptedMaster:
         self.failures: list[Failed] = []
         self.known = True
         self.heartbeat_seconds = 0.0
+        self.wall_seconds: float | None = None
         self.directive = Directive(
             version=1,
             mode=Mode.IDLE,
@@ -121,6 +122,7 @@ class ScriptedMaster:
                 rank=int(message.pod.rsplit("-", 1)[1]),
                 streams={},
                 directive=self.directive,
+                wall_seconds=self.wall_seconds,
             )
 
     def _heartbeat(self, message: Heartbeat) -> Answer:

@@ -68,7 +68,7 @@ class RequestHandlers:
     """A server's model and pushes, and the handlers of requests; `ParameterServer` says what they are. Thread-safe.
 
     Args:
-        wall_clock: seconds since the epoch, for eviction.
+        clock: the job's, seconds since the epoch, for eviction.
 
     Attributes:
         epoch, generation, ready: requests under others, or while it is not ready, are Stale.
@@ -77,9 +77,9 @@ class RequestHandlers:
         served: for a `LoadMeter`.
     """
 
-    def __init__(self, spec: JobSpec, plan: TablePlan, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, spec: JobSpec, plan: TablePlan, clock: Callable[[], float]) -> None:
         self.spec, self.plan = spec, plan
-        self.now_seconds = wall_clock
+        self.now_seconds = clock
         self.gate = Gate()
         self.changed = threading.Condition(threading.RLock())
         self.epoch, self.generation, self.ready = -1, -1, False

@@ -41,7 +41,7 @@ class ParameterServer(RequestHandlers):
     Args:
         name: the pod's name, as routing tables have it.
         spec: the job.
-        wall_clock: seconds since the epoch, for eviction.
+        clock: the job's, seconds since the epoch, for eviction.
         capacity_rows: per table group; default: what the machine could hold.
         cores: that serve at once, at most; default: this machine's, as a pod can be resized in place while it serves.
 
@@ -56,11 +56,11 @@ class ParameterServer(RequestHandlers):
         spec: JobSpec,
         *,
         plan: TablePlan | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.time,
         capacity_rows: int | None = None,
         cores: int | None = None,
     ) -> None:
-        super().__init__(spec, plan or plan_of_job(spec), wall_clock)
+        super().__init__(spec, plan or plan_of_job(spec), clock)
         self.name = name
         self._capacity_rows = capacity_rows
         self._stripes = stripes_for(os.cpu_count() or 1 if cores is None else cores)

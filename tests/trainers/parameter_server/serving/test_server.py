@@ -212,7 +212,7 @@ def test_the_first_workers_dense_values_win_and_another_network_is_refused() -> 
 def test_rows_found_by_a_pull_are_looked_up_again_after_an_eviction() -> None:
     now = [0.0]
     spec = job_spec(optimizers=SGD, tables={"user": {"evict_after": 100.0}, "item": {"evict_after": 100.0}})
-    server = ParameterServer("ps-0", spec, wall_clock=lambda: now[0], capacity_rows=1000)
+    server = ParameterServer("ps-0", spec, clock=lambda: now[0], capacity_rows=1000)
     server.start_empty(routing_of(["here:1"]), 1)
     server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
     first = pull(server, "a", [5])[1][0]
