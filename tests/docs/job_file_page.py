@@ -18,8 +18,8 @@ Every field of a `TrainingJob`, with its default and what is allowed. Unknown fi
 at once ([examples](bad_input.md)). An editor that knows JSON schema can check while you type: `elastrec schema` prints
 it. One field can be changed for one run: `elastrec run job.yaml --set spec.training.batch_size=256`.
 
-Amounts have units: memory `512Mi`, `2Gi` or `1.5G`; cores `2`, `0.5` or `500m`; durations `250ms`, `30s`, `5m`, `1.5h`
-or `1d`. A number without unit is bytes, cores or seconds.
+Amounts have units: memory `512Mi`, `2Gi`, `2GiB` or `1.5G`; cores `2`, `0.5` or `500m`; durations `250ms`, `30s`, `5m`,
+`1.5h` or `1d`. A number without unit is bytes, cores or seconds.
 
 This page is written by `python -m tests.docs.job_file_page` from the models in `platform/specs`.
 """

@@ -16,15 +16,13 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
 Amount = TypeVar("Amount")
 
 _BYTES = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+    "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
+_BYTES_AS_READ = {**_BYTES, **{f"{unit}B": size for unit, size in _BYTES.items() if unit.endswith("i")}}
+"""Also with the units of IEC 80000-13, such as GiB, which mean one thing. GB is refused: some write it for GiB."""
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-_SPELT_BYTES = {
-    **{unit.lower(): unit for unit in _BYTES if unit},
-    **{f"{unit}b".lower(): unit for unit in _BYTES if unit},
-}
+_SPELT_BYTES = {spelt.lower(): unit for unit in _BYTES for spelt in (unit, f"{unit}B")}
 _SPELT_SECONDS = {
     **dict.fromkeys(("millisecond", "milliseconds", "msec"), "ms"),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
@@ -37,7 +35,7 @@ _SPELT_CORES = {
     **dict.fromkeys(("millicore", "millicores"), "m"),
 }
 
-_BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)$"
+_BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|(Ki|Mi|Gi|Ti)B?)$"
 _SECONDS_PATTERN = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 _CORES_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
 
@@ -79,10 +77,10 @@ def _meant(value: Any, spellings: dict[str, str]) -> str | None:
 
 
 def parse_bytes(value: Any) -> int:
-    """Bytes from a Kubernetes quantity: `512Mi`, `2Gi`, `1.5G`, or a whole number of bytes.
+    """Bytes from `512Mi`, `2Gi`, `2GiB` or `1.5G`, or a whole number of bytes.
 
     Raises:
-        ValueError: another unit (`MB`, `GiB`), a negative number or text that is no amount.
+        ValueError: another unit (`MB`, `gib`), a negative number or text that is no amount.
     """
     if isinstance(value, bool):
         raise ValueError("an amount of memory such as 512Mi or 2Gi")
@@ -90,8 +88,8 @@ def parse_bytes(value: Any) -> int:
         return value
     if isinstance(value, str) and re.match(_BYTES_PATTERN, value):
         number, unit = re.match(r"^([0-9.]+)([A-Za-z]+)$", value).groups()  # type: ignore[union-attr]
-        return int(float(number) * _BYTES[unit])
-    allowed = "an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti)"
+        return int(float(number) * _BYTES_AS_READ[unit])
+    allowed = "an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB)"
     raise AmountError(allowed, _meant(value, _SPELT_BYTES))
 
 

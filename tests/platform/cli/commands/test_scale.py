@@ -29,8 +29,8 @@ def test_what_no_job_can_have_is_refused(arguments: list[str], words: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--worker-memory", "2GiB"], "--worker-memory: '2GiB' is not allowed"),
-        (["--server-memory", "2GiB"], "did you mean 2Gi?"),
+        (["--worker-memory", "2GB"], "--worker-memory: '2GB' is not allowed"),
+        (["--server-memory", "2gib"], "did you mean 2Gi?"),
         (["--workers", "2", "--timeout", "soon"], "--timeout: 'soon' is not allowed"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from elastrec.platform.cli.options import parse_overrides
 from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.text.loading import parse_mapping
-from elastrec.platform.specs.text.quantities import format_bytes, parse_bytes, parse_cores, parse_seconds
+from elastrec.platform.specs.text.quantities import Memory, format_bytes, parse_bytes, parse_cores, parse_seconds
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def test_an_amount_in_a_usual_spelling_is_suggested_in_ours(path: str, written: 
 
 
 def test_an_amount_that_is_near_nothing_suggests_nothing() -> None:
-    assert problems(job(resources={"worker": {"memory": "much"}}))["spec.resources.worker.memory"].endswith("Gi, Ti)")
+    assert problems(job(resources={"worker": {"memory": "much"}}))["spec.resources.worker.memory"].endswith("GiB, TiB)")
 
 
 def test_a_missing_field_is_said_to_be_missing() -> None:
@@ -179,7 +181,22 @@ def test_bytes_survive_their_text_form(amount: int) -> None:
     assert parse_bytes(text if not text.isdigit() else int(text)) == amount
 
 
-@pytest.mark.parametrize("value", ["2GB", "1 Gi", "", "Gi", True, 1.5, None])
+@pytest.mark.parametrize(
+    ("text", "amount"), [("4KiB", 2**12), ("3MiB", 3 * 2**20), ("1.5GiB", 3 * 2**29), ("2TiB", 2**41)]
+)
+def test_memory_may_have_the_units_of_iec(text: str, amount: int) -> None:
+    assert parse_bytes(text) == amount
+
+
+def test_memory_is_written_in_one_spelling_and_the_schema_knows_both() -> None:
+    loaded = load_job(job(resources={"worker": {"count": 3, "memory": "2GiB"}}))
+    assert "memory: 2Gi\n" in dump_job(loaded) and "GiB" not in dump_job(loaded)
+    memory = next(part for part in TypeAdapter(Memory).json_schema()["anyOf"] if part["type"] == "string")
+    assert all(re.search(memory["pattern"], text) for text in ("2Gi", "2GiB", "2G"))
+    assert not any(re.search(memory["pattern"], text) for text in ("2GB", "2gib", "2GiBB"))
+
+
+@pytest.mark.parametrize("value", ["2GB", "2gib", "1 Gi", "", "Gi", "GiB", True, 1.5, None])
 def test_wrong_units_of_memory_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="512Mi"):
         parse_bytes(value)
