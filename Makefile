@@ -39,7 +39,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 lock:
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra airflow --extra test --python-version 3.11 --no-header --no-annotate -o requirements.lock
 
-# Every test, in two processes side by side (tests/streams.py); `make test STREAMS=0` runs one test after the other.
+# Every test, in two processes side by side (tests/suite/streams.py); `make test STREAMS=0` runs one test after the other.
 # The browser tests say that they were left out when there is no Chromium.
 test: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS)

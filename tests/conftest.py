@@ -14,8 +14,8 @@ import structlog
 from hypothesis import settings
 
 from elastrec.trainers.imports import without_collector
-from tests import skips
-from tests.streams import SERVICES, Streams
+from tests.suite import skips
+from tests.suite.streams import SERVICES, Streams
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
@@ -106,7 +106,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Any
     result = yield
     if skips.is_complete():
         for line in skips.not_allowed(config.stash[_LEFT_OUT]):
-            terminalreporter.write_line(f"{line} (allowed are the reasons of tests/skips.py)", red=True)
+            terminalreporter.write_line(f"{line} (allowed are the reasons of tests/suite/skips.py)", red=True)
     return result
 
 

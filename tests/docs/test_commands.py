@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS, Shell, follow
+from tests.docs.pages import DOCS, ROOT, Shell, follow
 from tests.processes import Elastrec, processes_of, wait_for
 
-RUN_PAGES = [DOCS / "security.md", DOCS / "tutorial.md"]
+RUN_PAGES = [ROOT / "README.md", DOCS / "security.md", DOCS / "tutorial.md"]
 
 
 @pytest.mark.timeout(900)
@@ -18,6 +19,8 @@ def test_a_reader_who_follows_a_page_sees_what_it_shows(page: Path, tmp_path: Pa
     home, folder = tmp_path / "reader", tmp_path / "here"
     home.mkdir()
     folder.mkdir()
+    # The checkout's environment, which the README activates.
+    (folder / ".venv").symlink_to(sys.prefix)
     try:
         with Shell(folder, home) as shell:
             follow(page, shell)

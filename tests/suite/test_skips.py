@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import skips
+from tests.suite import skips
 from tools.stores import fetching
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_listed_reason_is_allowed_and_another_is_not() -> None:

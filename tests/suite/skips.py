@@ -24,7 +24,7 @@ ALLOWED = {
     r"^needs the messages of all cases$": "of a run of some cases of wrong input",
     r"^only of ": "of tests over several kinds of cluster or store, those that one kind is not for",
     r"^this cluster refuses what has no room$": "of tests over several kinds of cluster, what one kind does not do",
-    r"^pyspark is not installed \(extra spark\)$": "400 MB to fetch: `make spark`, and .ci/run with Java",
+    r"^pyspark is not installed \(extra spark\)$": "400 MB to fetch: `make spark`, which .ci/run runs, too",
 }
 
 

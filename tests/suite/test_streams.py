@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from tests.processes import wait_for
-from tests.streams import FIRST, SERVICES, TOGETHER
+from tests.suite.streams import FIRST, SERVICES, TOGETHER
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 _CONFTEST = """
 import os
 from pathlib import Path
