@@ -179,7 +179,7 @@ def test_the_light_processes_never_load_torch() -> None:
     assert loaded_by(light, ("torch", "torchrec", "fbgemm_gpu")) == {module: [] for module in light}
 
 
-def test_what_every_start_of_a_job_waits_for_loads_no_library_that_it_does_not_need() -> None:
+def test_the_start_of_a_job_loads_no_library_that_it_does_not_need() -> None:
     starting = ("elastrec.platform.master.__main__", "elastrec.platform.jobs")
     unneeded = ("pandas", "scipy", "mlflow", "matplotlib", "numba")
     assert loaded_by(starting, unneeded) == {module: [] for module in starting}

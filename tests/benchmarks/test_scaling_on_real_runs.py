@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,8 +98,10 @@ def test_every_job_of_the_benchmarks_is_one_that_can_run(log: GenerateReport) ->
         for servers in SERVERS
         for overlap in (False, True)
     ]
-    for content in contents:
-        TrainingJob.model_validate(content)
+    jobs = [TrainingJob.model_validate(content) for content in contents]
+    assert {(job.spec.model.architecture, job.spec.resources.parameter_server.count) for job in jobs[1:]} == {
+        *itertools.product(MODELS, SERVERS)
+    }
 
 
 def at(second: float, samples: int, workers: int, phase: Phase = Phase.TRAINING) -> tuple[float, TrainingMetrics]:

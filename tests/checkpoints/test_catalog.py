@@ -150,7 +150,7 @@ def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3
     assert discard(running) and left() == {others}
 
 
-def test_what_may_not_be_listed_of_uploads_hinders_no_pruning(
+def test_pruning_goes_on_where_uploads_may_not_be_listed(
     s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(s3_uri)

@@ -88,7 +88,7 @@ def test_a_part_whose_writer_was_killed_is_not_there_and_those_before_it_are(mem
     memory.__init__(path, writes=False)  # type: ignore[misc]  # the fixture closes it
 
 
-def test_what_is_left_behind_a_new_chain_does_not_belong_to_it(memory: PartMemory) -> None:
+def test_records_left_behind_a_new_chain_do_not_belong_to_it(memory: PartMemory) -> None:
     for chain in range(3):
         put(memory, f"full-{chain}", b"1" * 100)
         put(memory, f"change-{chain}", b"2" * 100, is_full=False)

@@ -65,5 +65,5 @@ def test_a_section_that_does_not_say_its_segments_is_damaged(attributes: dict[st
         dequantized(small, dict(attributes), "here")
 
 
-def test_who_asks_for_values_gets_the_arrays_that_hold_them() -> None:
+def test_a_request_for_values_reads_the_arrays_that_hold_them() -> None:
     assert stored_names(["ids", VALUES]) == ["ids", VALUES, QUANTIZED, SCALES] and stored_names(["ids"]) == ["ids"]

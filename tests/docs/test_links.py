@@ -78,7 +78,7 @@ def test_the_readme_has_calls_to_check() -> None:
     assert len(list(calls(ROOT / "README.md"))) >= 5
 
 
-def test_what_a_page_shows_must_come_in_its_order() -> None:
+def test_lines_that_a_page_shows_must_come_in_order() -> None:
     output = "one  1.5 s\ntwo\nthree\n"
     assert missing_lines("one … s\nthree\n", output) == []
     assert missing_lines("three\none … s\n", output) == ["one … s"]

@@ -140,7 +140,7 @@ def test_stop_ends_a_running_job_and_removes_its_pods(elastrec: Elastrec, click_
         running.communicate()
 
 
-def test_what_another_policy_would_have_made_of_the_jobs_that_have_run(elastrec: Elastrec) -> None:
+def test_another_policy_is_simulated_on_the_jobs_that_have_run(elastrec: Elastrec) -> None:
     # What the tests before this one have left in MLflow: two jobs that succeeded, one that failed, one that was ended.
     client = mlflow.MlflowClient(f"sqlite:///{elastrec.home}/mlflow.db")
     experiment = client.get_experiment_by_name("elastrec")

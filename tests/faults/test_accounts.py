@@ -66,7 +66,7 @@ def test_a_repeat_without_a_rollback_is_a_contradiction() -> None:
     assert accounts([*WHOLE, attempt(0, 1, 0, 100, 2)]).problems
 
 
-def test_what_a_rollback_threw_away_is_repeated_from_the_record_on() -> None:
+def test_rows_rolled_back_are_repeated_from_the_record_on() -> None:
     found = accounts([*AFTER, attempt(1, 1, 40, 100, 2), attempt(1, 2, 0, 50)], ROLLED_BACK)
     assert found == Accounts(lost=0, repeated=50 + 10)
 

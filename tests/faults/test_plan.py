@@ -77,7 +77,7 @@ def test_plans_change_everything_that_can_be_asked_for_and_faults_strike_in_ever
     assert any(before.at == after.at for before, after in pairwise(plans)), "no two plans come together"
 
 
-def test_what_cannot_be_inflicted_is_not_drawn() -> None:
+def test_impossible_faults_are_not_drawn() -> None:
     kinds = (Kind.KILL, Kind.STOP)
     assert {fault.kind for number in range(50) for fault in draw_run(1, number, kinds).faults} == set(kinds)
 

@@ -72,7 +72,7 @@ def test_a_day_is_clustered_once_and_announced_as_a_partition_of_the_asset(folde
     assert not (folder / "clustered" / "day=2026-01-02").exists()
 
 
-def test_what_repeats_goes_to_mlflow_with_a_picture(folder: Path) -> None:
+def test_repeated_features_go_to_mlflow_with_a_picture(folder: Path) -> None:
     cluster(folder)
     operator = InspectPartitionOperator(
         task_id="inspect", jobs_folder=folder, job_file="job.yaml", path="clustered", partition=DAY

@@ -302,7 +302,7 @@ def test_a_dag_moves_pods_to_other_nodes_within_its_timeout(monkeypatch: pytest.
     assert more["timeout_seconds"] == 300.0 and more["asked_by"] == "Airflow: adhoc_airflow/scale"
 
 
-def test_what_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.REFUSED, "no node has room"))
     with pytest.raises(AirflowFailException, match="clicks-1: workers 200: refused: no node has room"):
         scale(context(), workers=200)

@@ -92,7 +92,7 @@ class RunningJob:
     def outcome(self) -> ShapeOutcome | None:
         """Of the last request for another shape."""
         status = self.status()
-        return status.shape_request.outcome if status is not None and status.shape_request else None
+        return status.shape_requests[-1].outcome if status is not None and status.shape_requests else None
 
     def story(self) -> str:
         timeline = self.call(GetExplanation(), Explanation).timeline

@@ -54,7 +54,7 @@ def test_a_process_that_needs_more_memory_gives_back_less_often_the_larger_it_is
     assert heap.trims <= 11
 
 
-def test_what_glibc_keeps_under_the_settings_of_a_worker_is_given_back() -> None:
+def test_memory_that_glibc_keeps_under_a_workers_settings_is_returned() -> None:
     code = """
 import psutil
 from elastrec.trainers.memory import ResidentMemory

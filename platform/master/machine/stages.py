@@ -47,12 +47,6 @@ def restorers(state: JobState) -> list[Member]:
     return [server for server in awaited if server.is_registered]
 
 
-def awaited_servers(state: JobState) -> list[Member]:
-    """Servers of which anything is awaited."""
-    writing = [server for save in state.saves.under_way.values() for server in writers(state, save)]
-    return writing + restorers(state)
-
-
 def deadline(state: JobState) -> float | None:
     """When the first stage of a save or a restore will be late; None: none is under way."""
     deadlines = [late for save in state.saves.under_way.values() if (late := save_deadline(state, save)) is not None]

@@ -149,11 +149,6 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         count = self.wanted_shape[Role.PARAMETER_SERVER].count
         return len(self.ownership.servers) == count and not any(server.outgoing for server in self.owners())
 
-    @property
-    def requested_shape(self) -> RequestedShape | None:
-        """The last request for another shape."""
-        return self.shape_requests[-1] if self.shape_requests else None
-
     def handle(self, event: Event) -> list[Effect]:
         """Takes one event in; returns what is to be done because of it."""
         passed_seconds = event.time - self.time

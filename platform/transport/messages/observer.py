@@ -31,11 +31,6 @@ class Status(Message, frozen=True):
     run_id: str = ""
     shape_requests: list[ShapeRequest] = []
 
-    @property
-    def shape_request(self) -> ShapeRequest | None:
-        """The last one; None: no other shape was ever asked for."""
-        return self.shape_requests[-1] if self.shape_requests else None
-
 
 class StopJob(Message, frozen=True):
     """Stop now; pods exit, the phase becomes Stopped. Idempotent.

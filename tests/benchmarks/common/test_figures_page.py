@@ -64,9 +64,7 @@ def test_benchmarks_without_a_result_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("of_figure", "of_run", "shown"), [(1.52, 0.2, "1.5"), (None, 0.2, "0.2")])
-def test_what_others_used_of_the_machine_stands_beside_a_figure(
-    of_figure: float | None, of_run: float, shown: str
-) -> None:
+def test_the_load_of_others_stands_beside_a_figure(of_figure: float | None, of_run: float, shown: str) -> None:
     settings = {} if of_figure is None else {"others_cores": of_figure}
     figure = Figure("storage.two_cores", 1.2, "×", at_least=1.7, settings=settings)
     measured = Origin(MEASURED.date, MEASURED.commit, others_cores=of_run)

@@ -18,7 +18,7 @@ from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 
-def test_what_was_put_is_read_back_whole_and_by_range(store: Store) -> None:
+def test_an_object_is_read_back_whole_and_by_range(store: Store) -> None:
     store.put("a/b.bin", b"0123456789")
     assert store.get("a/b.bin") == b"0123456789"
     assert store.get_range("a/b.bin", 3, 4) == b"3456"
@@ -261,7 +261,7 @@ def test_a_pod_never_makes_a_store_anew_under_its_mount_point(tmp_path: Path, le
 
 
 @pytest.mark.usefixtures("pod_process")
-def test_what_a_store_that_is_away_does_not_show_is_not_missing(tmp_path: Path) -> None:
+def test_an_object_is_not_missing_while_its_store_is_away(tmp_path: Path) -> None:
     root = tmp_path / "store"
     made(root).put("job/records/1/manifest.json", b"x")
     there = open_store(root / "job/records/2")

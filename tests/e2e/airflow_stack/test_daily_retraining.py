@@ -115,7 +115,7 @@ def test_a_triggered_run_trains_evaluates_registers_and_leaves_no_pod(
 
 
 @pytest.mark.browser
-def test_who_starts_a_run_by_the_form_finds_the_models_metrics_behind_the_link(
+def test_a_run_started_by_the_form_links_to_the_models_metrics(
     stack: ServiceStack, airflow: AirflowClient, good_run: str
 ) -> None:
     if not has_chromium():

@@ -131,7 +131,7 @@ TRIED = (
         "first command of a home killed in MLflow's migration, or two of them at once",
         (),
         (
-            f"{_DATABASE}a_first_command_that_is_killed_leaves_nothing_that_hinders_the_next",
+            f"{_DATABASE}the_command_after_a_killed_first_one_works",
             f"{_DATABASE}first_commands_that_come_together_all_succeed",
         ),
     ),

@@ -81,7 +81,7 @@ def test_the_main_part_alone_is_what_the_script_asks_for(client: TestClient, mon
     assert "No job is in the cluster" in part and part in whole
 
 
-def test_what_cannot_be_asked_is_said_and_the_rest_is_shown(
+def test_the_page_names_a_source_that_does_not_answer_and_shows_the_rest(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(monkeypatch, AllJobs([JobLook("clicks-1", METRICS)], away=["MLflow does not answer"]))
@@ -159,7 +159,7 @@ def test_only_named_connections_are_shown(client: TestClient, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("job_id", ["Clicks", "a b", "-x"])
-def test_what_is_no_job_id_is_refused(client: TestClient, job_id: str) -> None:
+def test_text_that_is_no_job_id_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in (404, 422)
 
 

@@ -90,7 +90,7 @@ def test_no_cell_is_cut_off_and_no_line_wraps_at_any_width(world: World, job: st
         assert any(line.startswith("left out") for line in lines) == (width < (132 if job is None else 120))
 
 
-def test_what_matters_most_stays_at_80_columns(world: World) -> None:
+def test_the_most_important_columns_stay_at_80_characters(world: World) -> None:
     world.now = [metrics()]
     heading = shown(world.look(), 80)[0].split()
     assert heading == ["JOB", "PHASE", "SHARDS", "LOSS", "AUC"]

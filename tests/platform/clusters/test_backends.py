@@ -124,7 +124,7 @@ def test_a_secret_of_a_wrong_configuration_is_not_shown() -> None:
     assert "geheim" not in str(refused.value)
 
 
-def test_who_speaks_of_clusters_does_not_load_a_backend() -> None:
+def test_importing_the_cluster_protocol_loads_no_backend() -> None:
     code = "import sys, elastrec.platform.clusters; print([m for m in sys.modules if 'clusters.local' in m])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "[]"

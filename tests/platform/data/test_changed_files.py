@@ -104,7 +104,7 @@ def _longer(file: Path) -> None:
         (Path.unlink, "cannot be read"),
     ],
 )
-def test_what_differs_is_named(file: Path, log: TrainingData, change: Callable[[Path], object], says: str) -> None:
+def test_changed_files_are_named(file: Path, log: TrainingData, change: Callable[[Path], object], says: str) -> None:
     manifest = build_manifest(log)
     change(file)
     with pytest.raises(DataError, match=f"{file.name}.*{says}"):

@@ -23,7 +23,7 @@ FITTED = Coefficients(gradient=1e-4, update=1e-3, synchronise=0.0, embedding=2e-
 
 
 @given(some_coefficients)
-def test_what_was_left_is_what_is_read(fitted: Coefficients) -> None:
+def test_stored_coefficients_are_read_back(fitted: Coefficients) -> None:
     assert read_coefficients(coefficient_figures(fitted)) == fitted
 
 

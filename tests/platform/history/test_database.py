@@ -44,9 +44,7 @@ def tables(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("made", [1, 30])
-def test_a_first_command_that_is_killed_leaves_nothing_that_hinders_the_next(
-    tmp_path: Path, uri: str, made: int
-) -> None:
+def test_the_command_after_a_killed_first_one_works(tmp_path: Path, uri: str, made: int) -> None:
     first = opening(uri)
     try:
         wait_for(lambda: tables(tmp_path) >= made, 120, "some of the tables")

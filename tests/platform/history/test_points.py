@@ -54,7 +54,7 @@ def test_a_window_becomes_points_over_samples_whose_names_do_not_grow_with_the_w
     assert not any("w-" in name for name in found)
 
 
-def test_what_was_not_measured_makes_no_point_and_nan_does() -> None:
+def test_an_absent_value_makes_no_point_and_nan_makes_one() -> None:
     assert names.LOSS not in values(window_points(metrics_of(loss=None), 0.0))
     assert math.isnan(values(window_points(metrics_of(loss=math.nan), 0.0))[names.LOSS])
 

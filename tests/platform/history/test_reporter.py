@@ -127,7 +127,7 @@ def test_a_capacity_of_nothing_is_refused() -> None:
         Reporter("", "run", sink=Recorder(), capacity=0)
 
 
-def test_what_a_master_imports_brings_neither_mlflow_nor_torch() -> None:
+def test_a_masters_imports_load_neither_mlflow_nor_torch() -> None:
     code = (
         "import sys, elastrec.platform.history as h; r = h.Reporter('http://127.0.0.1:1', 'x');"
         "r.log([h.Point('loss', 1.0, 0, 0.0)]); r.close(0.3);"

@@ -65,8 +65,8 @@ def disturb(world: World, chance: random.Random) -> None:
         pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
         moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 0, 1, 2])))]
         world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
-        if chance.random() < 0.3 and world.state.requested_shape is not None:
-            request_id = world.state.requested_shape.request_id
+        if chance.random() < 0.3 and world.state.shape_requests:
+            request_id = world.state.shape_requests[-1].request_id
             world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
     else:
         world.time += chance.choice([0.1, 5.0, 70.0])

@@ -97,7 +97,8 @@ def check(state: JobState) -> None:
         # When a job is over, what was under way stays in the ledger as unfinished.
         is_kept = queue.held.keys() <= members.keys() or state.phase.is_final
         assert is_kept, f"a pod without a place holds shards: {queue.held}"
-    is_waiting = state.saves.quiescing is not None or stages.awaited_servers(state)
+    writing = [server for save in state.saves.under_way.values() for server in stages.writers(state, save)]
+    is_waiting = state.saves.quiescing is not None or writing or stages.restorers(state)
     assert state.next_deadline() is not None or not is_waiting, "a stage without a deadline"
     record = state.recovery.record
     assert record is None or _cursor(record.positions) <= state.training.cursor, "behind the last record"

@@ -39,7 +39,7 @@ def append(journal: Journal, state: JobState, owner: str) -> int:
     return journal.append(event, [], lambda: encode_state(state))
 
 
-def test_who_waits_for_an_event_is_answered_when_there_is_room_again(disk: SmallDisk) -> None:
+def test_a_caller_that_waits_for_an_event_is_answered_when_there_is_room_again(disk: SmallDisk) -> None:
     state = JobState.new(plan())
     journal = Journal(disk.folder / "journal")
     journal.begin(plan())

@@ -177,7 +177,7 @@ def with_start(record: Record, **sections: Any) -> TrainingJob:
     return TrainingJob.model_validate(content)
 
 
-def test_what_a_job_begins_with_is_decided_and_said_before_anything_starts(record: Record) -> None:
+def test_the_positions_that_a_job_begins_with_are_decided_before_anything_starts(record: Record) -> None:
     start = _find_start(with_start(record), rows_of(DIGEST))
     assert start.records == [record.uri] and start.begin.positions == record.positions().decode()
     assert start.begin.note.startswith(f"begins at the positions of {record.uri}: ")

@@ -49,7 +49,7 @@ def test_whatever_changes_a_directive_raises_its_version(seed: int, synchronous:
         disturb(world, chance)
 
 
-def test_what_changes_no_directive_leaves_its_version():
+def test_an_event_that_changes_no_directive_leaves_its_version():
     world = running(plan(training_rows=20_000, save_interval_seconds=0.0))
     version = world.state.phases.version
     for _ in range(20):

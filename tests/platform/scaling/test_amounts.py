@@ -61,7 +61,9 @@ def test_changes_name_what_has_to_be_done() -> None:
 
 @settings(deadline=None)
 @given(st.floats(-100, 100), st.floats(-100, 100), st.floats(-100, 100), st.floats(-100, 100))
-def test_what_is_given_back_always_fits(cores: float, memory: float, free_cores: float, free_memory: float) -> None:
+def test_a_change_that_returns_resources_always_fits(
+    cores: float, memory: float, free_cores: float, free_memory: float
+) -> None:
     needs = Resources(-abs(cores), -abs(memory) * GIB)
     assert needs.fits(Resources(free_cores, free_memory * GIB))
 
@@ -83,7 +85,7 @@ def test_a_profile_survives_json() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
-def test_what_is_left_to_train_is_a_number(wrong: float) -> None:
+def test_a_wrong_count_of_remaining_samples_is_refused(wrong: float) -> None:
     with pytest.raises(ScalingError, match="remaining_samples"):
         profile(remaining_samples=wrong)
 

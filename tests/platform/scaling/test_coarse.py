@@ -57,7 +57,7 @@ def test_a_job_never_rests_while_one_decision_alone_would_be_worth_a_change(
     assert len(pareto_front(asked, little, space, coarsest).points) > 0
 
 
-def test_what_differs_in_one_decision_is_every_value_of_it() -> None:
+def test_neighbours_in_one_decision_are_all_of_its_values() -> None:
     space = space_of(situation(limits=LIMITS).job, PLENTY)
     points = space.points(space.lines()).indexes_N5
     assert ((points != np.array(space.start)).sum(axis=1) <= 1).all()

@@ -110,7 +110,7 @@ def test_time_to_the_limit_is_where_the_curve_meets_it() -> None:
     assert answer.bytes_at_end[1] == pytest.approx(rows_at(1e8) * 100.0, rel=1e-6)
 
 
-def test_what_is_needed_is_known_without_a_speed_and_only_the_times_are_missing() -> None:
+def test_needed_memory_is_known_without_a_speed_and_only_the_times_are_missing() -> None:
     limit = rows_at(5e7) * 100.0 / 0.9
     known = forecast([fit_growth(history(noise=0.02))], servers(limit), 1e7, 9e7, SPEED)
     unknown = forecast([fit_growth(history(noise=0.02))], servers(limit), 1e7, 9e7, None)
@@ -167,7 +167,7 @@ def test_the_action_comes_when_the_band_reaches_the_limit_not_only_the_likely_cu
     assert forecast([growth], now, 1e7, 9e7, SPEED, MemoryRules(deviations=2)).action is Action.MORE_MEMORY
 
 
-def test_what_a_server_holds_besides_rows_is_counted() -> None:
+def test_memory_of_a_server_besides_rows_is_counted() -> None:
     lean = forecast([fit_growth(history())], servers(64.0 * GIB), 1e7, 9e7, SPEED)
     fat = forecast([fit_growth(history())], servers(64.0 * GIB, base=GIB), 1e7, 9e7, SPEED)
     assert fat.bytes_at_end[1] - lean.bytes_at_end[1] == pytest.approx(GIB)

@@ -46,7 +46,7 @@ def test_memory_is_given_where_a_later_plan_would_come_too_late_and_not_before()
     assert "a plan takes up to 100 s, and no round has come before" in plan.reason
 
 
-def test_what_is_given_is_what_a_round_would_give() -> None:
+def test_the_master_gives_the_memory_that_a_round_would_give() -> None:
     known = reaching_its_limit_in(100.0, is_settled=False)
     own = look(known, PLAN_SECONDS).plan
     (of_round,) = one_change(Round((), {}), [decidable(known)])[0].plans
@@ -75,7 +75,7 @@ def test_nothing_is_asked_for_while_servers_change_because_of_what_was_asked_bef
 
 
 @pytest.mark.parametrize(("seconds_ago", "asks"), [(179.0, False), (181.0, True)])
-def test_what_the_cluster_did_not_give_is_not_asked_for_again_before_a_round_would(
+def test_memory_that_the_cluster_refused_is_not_asked_for_again_before_a_round_would(
     seconds_ago: float, *, asks: bool
 ) -> None:
     given_up = (

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_what_a_library_prints_does_not_reach_standard_output() -> None:
+def test_output_of_a_library_does_not_reach_standard_output() -> None:
     code = (
         "import ctypes, os, sys\n"
         "from elastrec.platform.scaling.native_output import native_output_to_stderr\n"

@@ -69,7 +69,7 @@ def test_a_policy_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
         load_policy("mine")
 
 
-def test_what_is_no_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_is_no_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("mine", "builtins:dict", room.GROUP)
     monkeypatch.setattr(room, "entry_points", lambda group: (entry,))
     with pytest.raises(ScalingError, match="dict has no name, propose, select; allowed: a class"):

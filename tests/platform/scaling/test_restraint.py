@@ -84,7 +84,7 @@ def test_a_plan_of_a_foreign_policy_with_too_little_memory_is_refused_with_the_a
     assert "1 servers with 1 GiB each; its rows need 2 GiB in each" in decided.problems["job"]
 
 
-def test_what_cannot_be_changed_is_no_reason_against_more_workers() -> None:
+def test_a_fixed_size_is_no_reason_against_more_workers() -> None:
     full = MemoryNeed(worker_bytes=8 * GIB, server_base_bytes=0, embedding_bytes=64 * GIB)
     assert any(
         each.allocation.workers > 2 for each in candidates(profile(memory=full, movable=frozenset({Change.WORKERS})))

@@ -128,7 +128,7 @@ def test_nothing_counts_with_more_memory_than_it_had_because_it_was_full() -> No
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(3e8, 6 * GIB), (1e8, 2 * GIB), (5e7, 2 * GIB)])
-def test_what_a_job_needed_grows_with_the_rows_of_the_next_one_and_never_falls(rows: float, expected: int) -> None:
+def test_a_jobs_needs_grow_with_the_rows_of_the_next_one_and_never_fall(rows: float, expected: int) -> None:
     needed = msgspec.structs.replace(allocation(), parameter_server_memory_bytes=2 * GIB)
     found = warm_start(with_rows(rows), [past("smaller", allocation(), needed=needed)], DEFAULT)
     assert found.allocation.parameter_server_memory_bytes == expected
@@ -171,7 +171,7 @@ def test_memory_is_rounded_up_and_cores_to_what_clusters_grant() -> None:
     assert found.parameter_server_memory_bytes == 4 * GIB + 128 * 2**20
 
 
-def test_what_cannot_be_granted_is_cut_and_named() -> None:
+def test_sizes_that_cannot_be_granted_are_cut_and_named() -> None:
     tight = Capacity(free=Resources(5.0, 1000.0 * GIB))
     found = warm_start(TODAY, [past("x", allocation(40, 1))], DEFAULT, tight)
     assert found.allocation.workers == 4
@@ -245,6 +245,6 @@ def test_jobs_that_differ_in_what_memory_depends_on_say_nothing_about_each_other
     assert warm_start(TODAY, [other], DEFAULT).allocation == DEFAULT
 
 
-def test_who_owns_a_job_makes_it_no_more_similar() -> None:
+def test_the_owner_of_a_job_makes_it_no_more_similar() -> None:
     with_team = msgspec.structs.replace(TODAY, categories={**TODAY.categories, "team": "ads"})
     assert similarity(TODAY, TODAY, SETTINGS).total == 1.0 > similarity(TODAY, with_team, SETTINGS).total

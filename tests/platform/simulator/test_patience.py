@@ -81,7 +81,7 @@ def test_a_job_that_would_change_is_asked_about_in_every_round() -> None:
         patience.remember([each], Round(answer.plans, {}, (two,)), number, ENOUGH)
 
 
-def test_what_happens_to_jobs_that_nobody_changes_does_not_depend_on_questions() -> None:
+def test_jobs_without_changes_do_not_depend_on_patience() -> None:
     jobs = [job(f"job {number}", 7200.0, straggles=number % 2 == 0) for number in range(6)]
     trouble = Settings(hours_between_failures=4.0, hot_server_share=0.5)
     assert run("static", jobs, given=msgspec.structs.replace(trouble, patience_rounds=8)) == run(

@@ -24,7 +24,7 @@ def waiting(number: int, priority: float, arrival: int, workers: int) -> Running
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ASKED, max_size=25), st.integers(0, 40))
-def test_who_finds_room_is_who_would_if_every_job_was_tried_in_order(
+def test_the_queue_places_the_jobs_that_trying_each_in_order_would(
     asked: list[tuple[float, int, int]], room: int
 ) -> None:
     jobs = [waiting(number, *each) for number, each in enumerate(asked)]

@@ -125,7 +125,7 @@ def test_only_pods_whose_node_has_no_room_for_their_size_are_moved() -> None:
         ({"workers": 5}, NODE, 0.0),
     ],
 )
-def test_training_pauses_where_servers_hand_rows_over_and_not_where_pods_are_resized_in_place_or_workers_replaced(
+def test_training_pauses_for_moved_rows_but_not_for_resized_pods_or_replaced_workers(
     changed: dict[str, float], node: Resources, seconds: float
 ) -> None:
     class Once(Static):
@@ -167,7 +167,7 @@ def test_failures_make_jobs_longer() -> None:
     assert hit.figures()["completion_seconds_mean"] > calm.figures()["completion_seconds_mean"]
 
 
-def test_what_does_not_fit_at_all_is_reported_as_unfinished() -> None:
+def test_a_job_that_never_fits_is_reported_as_unfinished() -> None:
     (job,) = synthetic(1)
     large = msgspec.structs.replace(job, allocation=msgspec.structs.replace(job.allocation, worker_cores=64.0))
     report = run("static", [large], given=msgspec.structs.replace(QUIET, until_seconds=3600.0))

@@ -63,7 +63,7 @@ def test_without_the_line_nothing_is_deduplicated() -> None:
         ("{group: [[cart]]}", "did you mean 'groups'?"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+def test_wrong_deduplication_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         job(text)
 

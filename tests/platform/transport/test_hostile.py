@@ -112,6 +112,7 @@ def test_garbage_before_and_behind_the_token_is_survived(server: RpcServer, garb
     throw(server.port, garbage, listen_seconds=0.001)
     throw(server.port, greeting(TOKEN), garbage, listen_seconds=0.001)
     throw(server.port, greeting(TOKEN), header(len(garbage), 0), garbage, listen_seconds=0.001)
+    assert RpcClient(server.address, TOKEN).call(Ask("x"), Answered) == Answered("x")
 
 
 @pytest.mark.parametrize("length", range(0, len(HTTP_2), 5))

@@ -33,9 +33,13 @@ def test_a_process_works_only_after_its_node_has_heard_that_it_is_ready(
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_node_that_does_not_answer_keeps_nobody_from_working(
+def test_a_pod_works_although_its_node_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    monkeypatch.setenv(environment.READY, str(tmp_path / ("ready" if is_there else "gone/ready")))
+    file = tmp_path / ("ready" if is_there else "gone/ready")
+    monkeypatch.setenv(environment.READY, str(file))
     announce_ready(timeout_seconds=0.0)
-    announce_ready(timeout_seconds=60.0)  # it was said
+    assert file.exists() is is_there
+    file.unlink(missing_ok=True)
+    announce_ready(timeout_seconds=60.0)
+    assert not file.exists(), "announced a second time"

@@ -208,7 +208,7 @@ def test_a_request_is_accepted_at_once_and_granted_later_in_steps(stand: Stand) 
     assert pod.resize is ResizeState.DONE and not pod.waits_for_room
 
 
-def test_what_is_larger_than_any_container_is_refused_for_good(stand: Stand) -> None:
+def test_a_pod_larger_than_any_container_is_refused_for_good(stand: Stand) -> None:
     pod = running(stand, "first")
     for ask in (
         lambda: stand.fleet.create(stand.spec("large", MOST_MB + 1, 1.0)),

@@ -55,7 +55,7 @@ def test_a_full_queue_is_waited_for_and_what_waits_can_be_removed(launcher: Yarn
     assert launcher.remove(master.job) == []
 
 
-def test_what_cannot_run_is_refused_or_has_failed_with_the_reason(launcher: YarnLauncher, master: PodSpec) -> None:
+def test_a_job_that_cannot_run_is_refused_or_fails_with_the_reason(launcher: YarnLauncher, master: PodSpec) -> None:
     with pytest.raises(ClusterError, match="role: evaluator is not allowed; allowed: master"):
         launcher.submit(msgspec.structs.replace(master, role=Role.EVALUATOR))
     failed = launcher.submit(msgspec.structs.replace(master, queue="nowhere"))

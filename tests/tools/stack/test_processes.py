@@ -51,7 +51,7 @@ def test_children_that_left_the_group_and_ignore_signals_end_too(tmp_path: Path)
     service.process.wait()
 
 
-def test_what_a_killed_stack_left_behind_is_ended_by_the_next(tmp_path: Path) -> None:
+def test_processes_of_a_killed_stack_are_ended_by_the_next(tmp_path: Path) -> None:
     service = family(tmp_path)
     record = tmp_path / "services.json"
     remember(record, [service])

@@ -46,6 +46,9 @@ class Wider(Good):
 class OfAnyDimensions(Good):
     takes_table_dimensions = True
 
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema) -> None:
+        super().__init__(embedding_bag_collection, schema, width=len(schema.dense_names) + schema.width())
+
 
 @pytest.fixture(autouse=True)
 def users_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,4 +138,6 @@ def test_a_model_that_needs_one_dimension_refuses_a_table_with_another(architect
 
 @pytest.mark.parametrize("architecture", ["wide_and_deep", "dcn_v2", "mmoe", "users_package:OfAnyDimensions"])
 def test_a_model_that_takes_any_dimensions_is_built_with_them(architecture: str) -> None:
-    build_model(ModelSpec(architecture=architecture), nn.Identity(), UNEQUAL, seed=0)
+    model = build_model(ModelSpec(architecture=architecture), nn.Identity(), UNEQUAL, seed=0)
+    sizes = {size for parameter in model.parameters() for size in parameter.shape}
+    assert 1 + 4 + 8 in sizes and 1 + 4 + 4 not in sizes

@@ -189,7 +189,7 @@ def test_a_bucket_that_is_written_whole_into_a_delta_keeps_its_numbers(tmp_path:
     assert any(restored[key] != row for key, row in held.items())
 
 
-def test_what_was_evicted_since_the_base_does_not_come_back(tmp_path: Path) -> None:
+def test_rows_evicted_since_the_base_are_not_restored(tmp_path: Path) -> None:
     made = Job(tmp_path, user={"evict_after": 100.0}, item={"evict_after": 100.0})
     push(made.servers, range(2000), 1.0, now=1000.0)
     push(made.servers, range(1950), 1.0, now=1050.0)
@@ -270,7 +270,7 @@ def test_a_record_without_its_base_is_no_record(tmp_path: Path) -> None:
     during=st.lists(st.tuples(st.sampled_from(["push", "push", "evict"]), st.integers(0, 450)), max_size=12),
     admit_after=st.sampled_from([1, 2]),
 )
-def test_what_changes_while_a_delta_is_written_is_not_in_it_and_is_in_the_next_one(
+def test_rows_changed_during_a_delta_are_in_the_next_one(
     before: list[tuple[int, int]], during: list[tuple[str, int]], admit_after: int
 ) -> None:
     folder, now = Path(tempfile.mkdtemp()), 1000.0

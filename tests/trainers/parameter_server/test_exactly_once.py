@@ -92,7 +92,7 @@ def test_a_push_that_is_repeated_while_it_waits_counts_once(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-def test_what_a_lost_worker_pushed_is_void_unless_it_is_applied(has_left: bool) -> None:
+def test_gradients_of_a_lost_worker_are_void_unless_applied(has_left: bool) -> None:
     server = server_of("bsp", workers=4)
     for worker in "ab":
         pull(server, worker, [1], version=1)

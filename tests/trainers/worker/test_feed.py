@@ -66,7 +66,7 @@ def test_all_rows_come_in_the_order_of_the_leases() -> None:
     feed.close()
 
 
-def test_what_is_given_back_comes_again_before_all_others_in_its_order() -> None:
+def test_returned_minibatches_come_first_again_in_their_order() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     items = [feed.next(10) for _ in range(3)]
     assert all(isinstance(item, Item) for item in items)
@@ -141,7 +141,7 @@ def test_another_size_holds_from_the_next_minibatch_on_and_no_row_comes_twice() 
     feed.close()
 
 
-def test_what_was_given_back_comes_in_the_new_size_too() -> None:
+def test_returned_rows_come_in_the_new_size_too() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     items = [feed.next(10) for _ in range(5)]
     feed.give_back(items[3:])  # type: ignore[arg-type]

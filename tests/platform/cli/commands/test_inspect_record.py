@@ -75,7 +75,7 @@ def test_a_row_is_found_by_its_raw_key_in_the_features_encoding(record: str) -> 
     assert "last seen: not recorded" in shown(record, "-t", "age", "-k", "7")
 
 
-def test_what_cannot_be_a_key_is_refused(record: str) -> None:
+def test_text_that_cannot_be_a_key_is_refused(record: str) -> None:
     with pytest.raises(SpecError, match=r"--key.*hexadecimal digits"):
         shown(record, "-t", "user", "-k", "seven")
     with pytest.raises(SpecError, match=r"--table.*'users'.*user, age"):

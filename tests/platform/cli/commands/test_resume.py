@@ -102,7 +102,7 @@ def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
     assert courses[0].again == "run elastrec resume clicks-1"
 
 
-def test_what_is_wrong_now_is_said_before_anything_starts(
+def test_current_problems_are_reported_before_anything_starts(
     store: str, courses: list[Course], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastrec.platform.jobs.starting.preparation.ModelCheck", CheckHere)

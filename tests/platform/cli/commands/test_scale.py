@@ -21,7 +21,7 @@ from elastrec.platform.specs.errors import ElastrecError
         (["--take-back", "--servers", "2"], "--take-back stands alone"),
     ],
 )
-def test_what_no_job_can_have_is_refused(arguments: list[str], words: str) -> None:
+def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(root, ["scale", "a-job", *arguments])
     assert done.exit_code == 2 and words in done.output
 

@@ -39,7 +39,9 @@ class OtherOptions(BackendOptions, frozen=True, tag="other"):
         ),
     ],
 )
-def test_what_one_machine_cannot_do_is_refused_by_name(cluster, make_pod, fields: dict[str, Any], says) -> None:
+def test_fields_that_one_machine_cannot_honour_are_refused_by_name(
+    cluster, make_pod, fields: dict[str, Any], says
+) -> None:
     pod = make_pod(**fields)
     with pytest.raises(ClusterError) as refused:
         cluster.create(pod)

@@ -95,7 +95,7 @@ def test_bad_rows_are_left_out_or_refused_as_the_job_says(tmp_path: Path) -> Non
         ({}, {"computed_pooling": frozenset({"x"})}, "computed_pooling: .'x'. is not allowed; allowed: item, cart"),
     ],
 )
-def test_what_cannot_be_inspected_is_refused(
+def test_a_log_that_cannot_be_inspected_is_refused(
     tmp_path: Path, change: dict[str, object], options: dict[str, object], message: str
 ) -> None:
     data = _log(tmp_path / "log", sessions=2).model_copy(update=change)

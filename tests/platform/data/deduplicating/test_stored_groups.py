@@ -149,7 +149,7 @@ def test_fewer_ids_lie_in_the_file_and_the_record_says_which(logs: dict[str, Tra
     assert ClusterReport.model_validate_json(record.read_bytes()).deduplicated == GROUPS
 
 
-def test_what_lies_there_with_other_groups_is_refused_and_with_the_same_is_kept(tmp_path: Path) -> None:
+def test_files_with_other_groups_are_refused_and_those_with_the_same_are_kept(tmp_path: Path) -> None:
     data, target = write_log(tmp_path / "log", rows=100), str(tmp_path / "out")
     first = cluster(data, target, groups=GROUPS)
     assert cluster(data, target, groups=GROUPS) == first

@@ -68,7 +68,7 @@ def test_steps_are_shown_in_order_with_short_forms_defaults_and_fitted_figures(l
     assert found["seen"].steps == ("keep_last(count=3)",)
 
 
-def test_what_is_missing_and_distinct_is_counted_before_and_after_the_steps(log: TrainingData) -> None:
+def test_missing_and_distinct_values_are_counted_before_and_after_the_steps(log: TrainingData) -> None:
     found = _found(log)
     # 48 prices; after the steps 16 of them are one, and what is missing is 0.
     assert (found["price"].missing, found["price"].distinct_before, found["price"].distinct) == (0.2, 48, 34)
@@ -91,7 +91,7 @@ def test_steps_of_a_deduplicated_feature_run_on_the_distinct_rows_of_each_batch(
     assert rows == dict.fromkeys(rows, ROWS) | {"seen": ROWS // SESSION}
 
 
-def test_what_ends_a_job_at_its_start_ends_the_inspection(log: TrainingData) -> None:
+def test_an_error_that_ends_a_job_at_its_start_ends_the_inspection(log: TrainingData) -> None:
     with pytest.raises(DataError, match=r"data\.features\.price: found the value 0 only in 60 rows"):
         _found(log.model_copy(update={"features": {**log.features, "price": _clipped_to_nothing()}}))
     Path(log.path, "towns.txt").write_text("Ulm\nUlm\n")

@@ -50,7 +50,7 @@ def rows_of(folder: Path) -> pa.Table:
 
 @with_broker
 @pytest.mark.parametrize("text", [False, True], ids=["integer", "text"])
-def test_what_is_landed_is_what_a_conversion_writes_and_each_session_is_in_one_partition(
+def test_landing_writes_what_a_conversion_writes_and_each_session_lies_in_one_partition(
     broker: Broker, tmp_path: Path, text: bool
 ) -> None:
     data, topic = small_log(tmp_path / "log", text=text), f"equal-{text}"

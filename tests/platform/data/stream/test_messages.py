@@ -82,7 +82,7 @@ def test_a_field_of_another_kind_is_refused_by_name(change: dict[str, Any], said
 
 
 @pytest.mark.parametrize("message", [None, b"", b"\xc1", b"{}", msgspec.msgpack.encode({"label": 1})[:-1]], ids=repr)
-def test_what_is_no_row_at_all_is_refused(message: bytes | None) -> None:
+def test_a_message_that_is_no_row_is_refused(message: bytes | None) -> None:
     with pytest.raises(DataError, match="is no row"):
         MessageForm(DATA).row(message)
 

@@ -61,7 +61,7 @@ def left(tmp_path: Path, phase: Phase = Phase.SUCCEEDED) -> TrainingMetrics:
     return metrics
 
 
-def test_what_could_not_be_delivered_reaches_the_run_that_is_made_later(
+def test_undelivered_metrics_reach_the_run_that_is_created_later(
     platform: Platform, prepared: Prepared, tmp_path: Path
 ) -> None:
     left(tmp_path)
@@ -111,7 +111,7 @@ def test_mlflow_that_goes_away_during_a_step_is_waited_for_and_the_step_is_done_
     assert len(tries) == 2 and len(announced) == 1
 
 
-def test_what_mlflow_refuses_is_not_waited_for(platform: Platform, prepared: Prepared) -> None:
+def test_metrics_that_mlflow_refuses_are_not_waited_for(platform: Platform, prepared: Prepared) -> None:
     def step() -> None:
         raise HistoryError("the experiment was deleted")
 

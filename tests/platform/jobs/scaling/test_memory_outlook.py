@@ -109,7 +109,7 @@ def test_before_there_is_enough_to_tell_nothing_is_wanted_and_servers_need_all_t
     assert found.need.server_bytes(2) * 2 == ALLOCATION.parameter_server_memory_bytes
 
 
-def test_what_rows_need_at_the_end_is_more_than_they_hold_now_and_the_margin_stays_free() -> None:
+def test_rows_need_more_at_the_end_than_now_and_the_margin_stays_free() -> None:
     profile = grown(remaining=1_000_000)
     need = outlook(profile).need
     (server,) = profile.servers

@@ -44,5 +44,5 @@ def test_a_number_that_means_nothing_is_left_out(wrong: float) -> None:
     assert (found.worker_start_seconds, found.measured) == (3.0, 1)
 
 
-def test_what_no_job_has_done_keeps_its_default() -> None:
+def test_an_overhead_that_no_job_measured_keeps_its_default() -> None:
     assert overheads_of([record()]) == Overheads()

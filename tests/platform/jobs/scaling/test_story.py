@@ -53,7 +53,7 @@ class Written:
         return self.decisions(run_id)
 
 
-def test_what_a_master_decided_itself_is_written_once_with_its_forecast_and_what_came_of_it() -> None:
+def test_a_masters_own_decision_is_written_once_with_forecast_and_outcome() -> None:
     curve = MemoryCurve(samples=(5.0, 6.0), low=(1.0, 2.0), likely=(1.0, 3.0), high=(1.0, 4.0), safe_bytes=3.0)
     more = msgspec.structs.replace(PLAN, policy=MEMORY, reason="full in 30 s", memory=curve, plan_id="plan-1")
     other = msgspec.structs.replace(more, plan_id="plan-2")

@@ -112,7 +112,7 @@ def test_steps_are_fitted_on_the_training_rows_alone(platform: Platform, tmp_pat
     assert prepared.tables == (prepared.fitted, prepared.deduplication)
 
 
-def test_what_repeats_is_measured_after_the_fitted_steps(platform: Platform, tmp_path: Path) -> None:
+def test_repetition_is_measured_after_the_fitted_steps(platform: Platform, tmp_path: Path) -> None:
     quarters = [{"step": "standardize"}, {"step": "bucketize", "boundaries": [-1.6, -1.4, -1.2]}]
     data = {"path": "data", "sparse": [{"name": "price"}], "features": {"price": quarters}}
     prepared = prepare(platform, job(data=data, deduplication={"groups": [["price"]]}), "clicks-1")

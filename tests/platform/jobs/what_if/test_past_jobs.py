@@ -56,7 +56,7 @@ def test_one_configuration_says_that_shares_are_assumed() -> None:
     assert "parts of a step can be distinguished" in past.notes[0]
 
 
-def test_what_its_workers_measured_decides_how_much_of_a_step_computes() -> None:
+def test_workers_measurements_decide_the_computing_share_of_a_step() -> None:
     phases = {names.named(names.STEP_PART_SECONDS, part=part): value for part, value in
               {"compute": 0.08, "pull": 0.01, "push": 0.01, "wait": 0.5}.items()}  # fmt: skip
     computing = record(metrics={**record().metrics, **phases})

@@ -87,8 +87,8 @@ def restart_master(world: World) -> None:
 
 
 def take_back(world: World) -> None:
-    assert world.state.requested_shape is not None
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+    assert world.state.shape_requests
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
 
 
 def ask_again(world: World) -> None:

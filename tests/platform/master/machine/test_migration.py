@@ -73,8 +73,8 @@ def test_buckets_change_servers_without_a_rollback_or_a_record(servers: int):
     assert sum(old == new for old, new in zip(before, after, strict=True)) >= kept
     assert world.state.recovery.rollbacks == 0 and not world.commits and world.state.phase is Phase.TRAINING
     assert world.state.training.samples > samples
-    assert world.state.requested_shape is not None
-    assert world.state.requested_shape.outcome is ShapeOutcome.DONE
+    assert world.state.shape_requests
+    assert world.state.shape_requests[-1].outcome is ShapeOutcome.DONE
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 
@@ -170,8 +170,8 @@ def test_it_can_be_taken_back_until_the_hand_over(stage: str):
     before = owners(world)
     ask(world, 4)
     go_on(world, until=stage)
-    assert world.state.requested_shape is not None
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+    assert world.state.shape_requests
+    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
     assert world.state.migration is None and owners(world) == before
     assert len(world.state.membership.servers()) == 2 and world.state.ownership.epoch == 1
     world.run_fairly()
@@ -254,8 +254,8 @@ def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_
             break
         if what < 0.04:
             ask_for_anything(world, chance)
-        elif what < 0.06 and world.state.requested_shape is not None:
-            world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.requested_shape.request_id))
+        elif what < 0.06 and world.state.shape_requests:
+            world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
         elif what < 0.08 and world.up:
             world.kill(chance.choice(sorted(world.up)))
         elif what < 0.1:
@@ -382,7 +382,7 @@ def test_more_servers_that_are_asked_for_wait_until_servers_have_the_memory_that
     world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
     go_on(world, until=stage)
     assert world.state.migration is not None
-    memory, order = world.state.requested_shape, world.state.migration.order_id
+    memory, order = world.state.shape_requests[-1], world.state.migration.order_id
     ask(world, 3)
     assert world.state.migration.order_id == order and world.state.migration.stage == stage
     assert len([server for server in world.state.membership.servers() if server.stays]) == 2, "none is started yet"

@@ -43,7 +43,7 @@ def test_a_server_with_notice_is_saved_at_once_and_leaves_when_its_successor_own
     assert other == second and successor not in (first, second)
     world.live_on(2)
     assert first not in world.up and world.state.recovery.rollbacks == 0 and world.state.recovery.record is not None
-    assert world.state.requested_shape is not None and world.state.requested_shape.outcome is ShapeOutcome.DONE
+    assert world.state.shape_requests and world.state.shape_requests[-1].outcome is ShapeOutcome.DONE
     (decided,) = notices(world)
     assert (decided.inputs["pod"], decided.inputs["phase"]) == (first, "Training")
     check(world)
@@ -182,7 +182,7 @@ def test_workers_go_on_once_the_successor_has_the_buckets_of_a_server_with_notic
     check(world)
 
 
-def test_a_notice_that_leaves_hardly_any_time_is_answered_by_one_record_for_which_workers_pause_at_once():
+def test_a_late_notice_is_answered_by_one_record_and_workers_pause_at_once():
     world = long_job()
     with_notice(world, SERVER, ends_in_seconds=0.5)
     assert len(pauses(world)) == 1 and len(world.state.saves.under_way) == 1

@@ -147,7 +147,7 @@ def test_workers_train_on_once_every_server_has_frozen_its_cut_however_long_the_
     assert save.positions != world.state.positions()
 
 
-def test_what_is_trained_while_a_record_is_written_is_lost_with_a_server():
+def test_training_during_a_save_is_lost_with_a_server():
     world = running(plan(save_interval_seconds=0.0))
     world.hung.update(("j-ps-0", "j-ps-1"))
     save = ordered(world)

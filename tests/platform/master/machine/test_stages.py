@@ -244,7 +244,7 @@ def test_an_unknown_record_that_is_found_complete_counts():
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
 
 
-def test_what_was_trained_while_a_record_was_unknown_is_lost_work_after_a_rollback_to_it():
+def test_training_before_a_record_was_known_is_lost_work_after_a_rollback_to_it():
     world = running(plan(save_interval_seconds=0.0))
     pass_seconds(world, 6.0)
     save = saving(world)

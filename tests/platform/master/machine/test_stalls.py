@@ -189,7 +189,7 @@ def test_a_server_that_can_never_copy_ends_the_migration_at_once():
     check_taken_back(world, before)
 
 
-def test_what_a_server_says_of_an_older_order_ends_nothing():
+def test_a_servers_report_of_an_older_order_ends_nothing():
     world = copies_nothing()
     migration = world.state.migration
     assert migration is not None
@@ -251,7 +251,7 @@ def test_the_status_says_that_a_migration_gets_no_further_and_then_why_it_was_ta
     [({"parameter_servers": 3}, NEW), ({"workers": 3}, "j-worker-2")],
     ids=["server", "worker"],
 )
-def test_new_pods_that_find_no_room_are_given_up_after_the_limit_and_the_reason_says_what_they_lack(
+def test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack(
     asked: dict[str, float], pod: str
 ):
     world = long_job()
@@ -294,7 +294,7 @@ def test_the_successor_of_a_lost_pod_waits_for_room_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize("lost", ["j-worker-0", "j-ps-0"])
-def test_what_else_was_asked_for_is_taken_back_when_the_successor_of_a_lost_pod_finds_no_room(lost: str):
+def test_other_requests_are_taken_back_when_a_lost_pods_successor_finds_no_room(lost: str):
     world = long_job()
     if "ps" in lost:
         ask(world, parameter_servers=3)

@@ -29,6 +29,6 @@ def test_its_deviation_is_that_of_windows_by_their_length():
     assert found.deviation == pytest.approx(((75**2 + 3 * 25**2) / 4) ** 0.5)
 
 
-def test_what_was_longer_ago_than_a_minute_of_long_windows_is_forgotten():
+def test_windows_older_than_a_minute_are_forgotten():
     found = speed(*[(10, 5.0)] * 20, *[(5000, 5.0)] * 12)
     assert found.samples_per_second == 1000.0 and found.deviation == 0.0

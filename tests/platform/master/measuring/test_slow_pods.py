@@ -38,7 +38,7 @@ def test_a_worker_is_compared_with_the_median_of_the_others():
     assert slowest(speeds(9.0)) is None and slowest({}) is None and slowest(speeds(0.0, 0.0)) is None
 
 
-def test_a_pod_is_slow_when_it_was_for_a_minute_without_a_break_until_it_is_moved_and_the_next_one_much_later():
+def test_a_pod_is_slow_after_a_whole_minute_and_the_next_one_is_moved_much_later():
     seen, slow, even = SlowPods(), speeds(1.0, 3.0), speeds(1.0, 1.0)
     assert seen.look(slow, 0.0) is None
     assert seen.look(slow, SLOW_SECONDS - 1) is None

@@ -42,7 +42,7 @@ def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
     assert sums == pytest.approx((8, 400, 2.5, 0.4), rel=0.01)
 
 
-def test_what_was_measured_while_others_disturbed_the_job_is_corrected_by_what_is_measured_after():
+def test_later_measurements_correct_those_of_a_disturbed_job():
     world, profile, time, step = running(plan(shape=TWO)), SpeedProfile(), 0.0, 10.0
     for window in range(20):
         if window == 10:
@@ -57,7 +57,7 @@ def test_what_was_measured_while_others_disturbed_the_job_is_corrected_by_what_i
     assert measured.steps_ever > measured.steps
 
 
-def test_what_was_measured_in_another_configuration_does_not_fade_meanwhile():
+def test_measurements_of_another_configuration_do_not_fade():
     world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, LATER, LATER + 1):
         profile.add("j-worker-0", STEPS, world.state, time)
@@ -68,7 +68,7 @@ def test_what_was_measured_in_another_configuration_does_not_fade_meanwhile():
     assert profile.measured() == before
 
 
-def test_what_is_made_right_after_a_change_counts_for_nothing():
+def test_speed_right_after_a_change_does_not_count():
     world, profile = running(plan(shape=TWO)), SpeedProfile()
     for time in (0.0, 0.1, SETTLING_SECONDS - 0.1):
         profile.add("j-worker-0", STEPS, world.state, time)

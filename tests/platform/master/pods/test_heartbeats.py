@@ -90,7 +90,7 @@ def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
     assert len(signs.silent(members, up, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
 
 
-def test_who_is_no_member_any_more_is_forgotten() -> None:
+def test_a_former_member_is_forgotten() -> None:
     signs = Heartbeats(FAULTS)
     signs.record("w", 0.0)
     assert signs.silent({}, up, 1.0) == []

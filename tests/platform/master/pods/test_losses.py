@@ -179,7 +179,7 @@ def test_a_shard_that_got_further_between_two_losses_is_not_poison(how: dict[str
     "how",
     [KILLED, PREEMPTED, {"end": EndReason.NODE_LOST}, {"end": EndReason.DELETED}, {"end": EndReason.EVICTED}],
 )
-def test_what_the_cluster_does_to_a_pod_is_no_poison(how: dict[str, Any]):
+def test_a_pod_ended_by_the_cluster_does_not_poison_its_shard(how: dict[str, Any]):
     world = long_job()
     for _ in range(2 * DEFAULTS.shard_attempts):
         train_and_lose(world, 0, **how)

@@ -65,7 +65,7 @@ def resize(world: World, pod: str, cores: float) -> PodOrders | None:
     return world.state.orders_of(pod, world.up[pod]["incarnation"])
 
 
-def test_a_worker_that_was_resized_in_place_is_ordered_to_use_its_cores_whatever_else_it_is_ordered():
+def test_a_worker_resized_in_place_is_always_ordered_to_use_its_cores():
     world = running()
     cores = world.state.membership.members["j-worker-0"].cores
     assert resize(world, "j-worker-0", cores) is None

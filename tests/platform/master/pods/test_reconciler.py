@@ -110,12 +110,12 @@ def test_a_refused_resize_leaves_the_job_with_what_it_has(stage: Stage) -> None:
     s.cluster.before = too_large
     cores = s.service.state.membership.members[WORKER].cores
     s.call(ChangeShape(change=change(worker_cores=4.0)), ShapeAnswer)
-    s.wait(lambda: (asked := s.service.state.requested_shape) is not None and not asked.is_open)
+    s.wait(lambda: not s.service.state.shape_requests[-1].is_open)
     assert {worker.cores for worker in s.service.state.membership.workers()} == {cores} != {4.0}
     assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == cores
     assert "4 cores were refused: no node has 4 cores" in {pod.reason for pod in s.metrics().pods}
-    request = s.service.state.requested_shape
-    assert request is not None and request.outcome is ShapeOutcome.REFUSED and "no node has 4 cores" in request.reason
+    request = s.service.state.shape_requests[-1]
+    assert request.outcome is ShapeOutcome.REFUSED and "no node has 4 cores" in request.reason
     assert f"{WORKER} keeps {cores:g} cores instead of 4: no node has 4 cores" in story(s)
 
 

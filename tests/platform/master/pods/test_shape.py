@@ -37,8 +37,8 @@ def ask(world: World, **shape_asked: float) -> None:
 
 
 def last(world: World) -> ShapeRequest:
-    assert world.state.requested_shape is not None
-    return world.state.requested_shape.reported()
+    assert world.state.shape_requests
+    return world.state.shape_requests[-1].reported()
 
 
 def long_job(**changes: object) -> World:
@@ -253,17 +253,12 @@ def test_the_end_of_the_job_ends_a_request():
 def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Callable[..., Stage]):  # noqa: F811
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
-    assert s.call(GetStatus(), Status).shape_request is None
+    assert not s.call(GetStatus(), Status).shape_requests
     refused = s.call(ChangeShape(change=change(workers=0)), ShapeAnswer)
     assert not refused.accepted and "allowed: 1 to 10000" in refused.reason
     asked = s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     assert asked.request_id == "shape-2"
-
-    def request() -> ShapeRequest | None:
-        found: ShapeRequest | None = s.call(GetStatus(), Status).shape_request
-        return found
-
-    s.wait(lambda: (found := request()) is not None and found.outcome is ShapeOutcome.DONE)
+    s.wait(lambda: s.call(GetStatus(), Status).shape_requests[-1].outcome is ShapeOutcome.DONE)
     late = s.call(TakeBackShape(request_id="shape-2"))
     assert not late.accepted and "has ended: done" in late.reason
     unknown = s.call(TakeBackShape(request_id="shape-7"))

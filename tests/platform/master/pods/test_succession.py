@@ -24,13 +24,13 @@ def ask(world: World, *moved: str, leaves_node: bool = False, **shape_asked: flo
     """The request's id."""
     moves = [PodMove(pod=pod, leaves_node=leaves_node) for pod in moved]
     world.handle(events.ShapeAsked(time=world.time, change=change(**shape_asked), moves=moves))
-    assert world.state.requested_shape is not None
-    return world.state.requested_shape.request_id
+    assert world.state.shape_requests
+    return world.state.shape_requests[-1].request_id
 
 
 def outcome(world: World) -> ShapeOutcome:
-    assert world.state.requested_shape is not None
-    return world.state.requested_shape.outcome
+    assert world.state.shape_requests
+    return world.state.shape_requests[-1].outcome
 
 
 @pytest.fixture
@@ -224,8 +224,8 @@ def test_successors_that_find_no_room_are_given_up_in_time_and_those_that_work_s
     world.time += 3600.0
     world.handle(events.Ticked(time=world.time, waiting=dict.fromkeys(waiting, "insufficient memory")))
     assert outcome(world) is ShapeOutcome.TIMED_OUT
-    assert world.state.requested_shape is not None
-    assert f"{waiting[0]}: insufficient memory" in world.state.requested_shape.reason
+    assert world.state.shape_requests
+    assert f"{waiting[0]}: insufficient memory" in world.state.shape_requests[-1].reason
     assert set(world.state.membership.members) == up == set(world.up) and owners(world) == before
     world.live_on(2)
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
@@ -256,7 +256,7 @@ def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_jo
         world.start_pod()
         (made,) = [m for m in world.state.membership.members.values() if m.made_for]
         world.kill(made.name)
-    assert outcome(world) is ShapeOutcome.REFUSED and "lost 3 times" in (world.state.requested_shape.reason)  # type: ignore[union-attr]
+    assert outcome(world) is ShapeOutcome.REFUSED and "lost 3 times" in (world.state.shape_requests[-1].reason)  # type: ignore[union-attr]
     assert world.state.membership.losses == {}
     world.live_on(2)
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
@@ -306,7 +306,7 @@ def slow(world: World, pod: str) -> None:
     )  # fmt: skip
 
 
-def test_a_slow_worker_works_until_its_successor_on_another_node_does_and_the_decision_stands_with_its_inputs():
+def test_a_slow_worker_works_until_its_successor_does_and_the_decision_has_its_inputs():
     world = long_job(slow_pod_moves=1)
     node = world.state.membership.members[WORKER].node = "slow-node"
     slow(world, WORKER)

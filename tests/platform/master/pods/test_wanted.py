@@ -55,7 +55,7 @@ def actions(state: JobState, *pods: PodStatus, synced: bool = True) -> list[Acti
     return compare(wanted(state), observed)
 
 
-def test_what_is_as_it_is_wanted_is_left_alone() -> None:
+def test_pods_of_the_wanted_shape_are_left_alone() -> None:
     assert actions(job(), RUNNING) == []
 
 
@@ -116,7 +116,7 @@ def test_a_cluster_that_rounds_up_has_done_what_it_was_asked_for() -> None:
     assert actions(state, of(size=rounded, asked=LARGE)) == [Resize("j-worker-0", "a", PodSize(4.0, 1000))]
 
 
-def test_what_was_refused_is_taken_back() -> None:
+def test_a_refused_request_is_taken_back() -> None:
     refused = events.ResizeRefused(
         time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
     )

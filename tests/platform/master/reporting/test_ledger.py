@@ -49,7 +49,7 @@ def test_a_shard_that_goes_on_elsewhere_repeats_nothing():
     assert columns(table, "repeated", "kept") == [(0, 4), (0, 6)]
 
 
-def test_what_a_rollback_threw_away_is_repeated_and_counts_once():
+def test_rows_rolled_back_are_repeated_and_count_once():
     lines = [line(1, 0, 10), line(2, 0, 7, "rolled back"), line(2, 3, 10, generation=1, attempt=2)]
     table = ledger_table([lines[:1], lines[1:]], [queue(3)])
     assert columns(table, "repeated", "kept") == [(0, 10), (0, 3), (4, 7)]

@@ -121,7 +121,7 @@ def test_a_job_that_takes_no_part_in_scaling_is_never_looked_at() -> None:
     assert not watch(enabled=False).is_due(1e9)
 
 
-def test_what_was_refused_is_asked_for_again_no_sooner_than_a_round_would() -> None:
+def test_refused_memory_is_asked_for_again_no_sooner_than_a_round_would() -> None:
     found = watch()
     found.refused(100.0)
     assert (found.is_due(279.0), found.is_due(281.0)) == (False, True)

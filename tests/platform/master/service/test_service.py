@@ -223,7 +223,7 @@ def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[...,
     s = stage(job(training=training, faults=PATIENT), rows=4_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     tried = s.call(ChangeShape(change=change(parameter_servers=servers), dry_run=True), ShapeAnswer)
-    assert not (tried.reason or tried.accepted) and s.service.state.requested_shape is None
+    assert not (tried.reason or tried.accepted) and not s.service.state.shape_requests
     assert s.call(ChangeShape(change=change(parameter_servers=servers)), ShapeAnswer).accepted
     s.wait(lambda: len(s.service.state.ownership.servers) == servers and s.service.state.migration is None)
     assert len(s.service.state.membership.servers()) == servers
@@ -251,7 +251,7 @@ def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callab
         plan_id="plan-1",
     )
     tried = s.call(msgspec.structs.replace(wanted, dry_run=True), ShapeAnswer)
-    assert not tried.accepted and not tried.reason and s.service.state.requested_shape is None
+    assert not tried.accepted and not tried.reason and not s.service.state.shape_requests
     assert f"{WORKER}: moved: another worker starts, then this one leaves" in tried.prospects
     first, again = s.call(wanted, ShapeAnswer), s.call(wanted, ShapeAnswer)
     assert first.accepted and again == first

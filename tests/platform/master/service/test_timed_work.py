@@ -97,7 +97,7 @@ def test_a_slow_pod_that_no_node_has_room_for_is_moved_as_soon_as_one_has(slow: 
     assert timed.windows(1, slow) == []
     (event,) = timed.submitted
     assert isinstance(event, events.PodSlow) and event.pod == slow and timed.state.slow_moves == 1
-    successor = timed.state.requested_shape
+    successor = timed.state.shape_requests[-1]
     assert successor is not None and successor.avoided_nodes == ["slow-node"]
 
 

@@ -27,7 +27,7 @@ def test_without_a_wish_a_round_stays_as_it_is() -> None:
     assert one_change(round_of(job), [job]) == (round_of(job), {})
 
 
-def test_what_prevents_a_failure_takes_the_place_of_a_plan_where_it_can_be_done() -> None:
+def test_a_change_that_prevents_a_failure_replaces_a_plan_where_it_is_possible() -> None:
     job = profile(memory_wish=MORE)
     found, verdicts = one_change(round_of(job), [job])
     (plan,) = found.plans
@@ -35,7 +35,7 @@ def test_what_prevents_a_failure_takes_the_place_of_a_plan_where_it_can_be_done(
     assert "memory-forecast (prevent failure)" in describe(verdicts["job"])
 
 
-def test_what_is_not_yet_possible_is_put_to_the_master_beside_the_plan() -> None:
+def test_a_change_that_is_not_yet_possible_goes_to_the_master_beside_the_plan() -> None:
     job = profile(memory_wish=MORE, movable=frozenset({Change.WORKERS}))
     found, verdicts = one_change(round_of(job), [job])
     memory, plan = found.plans

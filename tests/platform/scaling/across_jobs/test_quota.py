@@ -37,7 +37,7 @@ def standing(holders: list[Holder], total: Resources = TOTAL, **entitled: float)
     return Shares(total=total, entitled=entitled, held=held_by(holders))
 
 
-def test_who_borrows_gives_back_as_much_as_is_asked_for_by_right() -> None:
+def test_a_borrower_gives_back_as_much_as_others_ask_for_by_right() -> None:
     jobs = [holder("ads-1", "ads", 11), holder("search-1", "search", 1)]
     found = reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER] * 4})
     (plan,) = found.plans
@@ -58,7 +58,7 @@ def test_nobody_gives_back_what_is_idle_anyway() -> None:
     assert not reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER] * 4}).plans
 
 
-def test_what_is_asked_for_beyond_the_share_takes_nothing_from_others() -> None:
+def test_requests_beyond_the_share_take_nothing_from_others() -> None:
     jobs = [holder("ads-1", "ads", 7), holder("search-1", "search", 7)]
     found = reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER] * 4})
     assert not found.plans and found.rightful == {"search": Resources()}
@@ -164,7 +164,7 @@ def test_one_round_is_enough_and_no_job_falls_below_its_least_number(
 
 
 @given(clusters())
-def test_who_holds_no_more_than_its_share_keeps_it_while_the_cluster_is_whole(
+def test_a_team_within_its_share_keeps_it_while_the_cluster_is_whole(
     cluster: tuple[list[Holder], Shares, dict[str, list[Resources]]],
 ) -> None:
     jobs, shares, waiting = cluster

@@ -60,7 +60,7 @@ def test_a_job_grows_beyond_its_teams_share_into_what_is_idle() -> None:
     assert workers(decide_shared(ThreeStage(), jobs, view(jobs), standing(jobs, ads=0.2, search=0.8)))["a"] > 5
 
 
-def test_a_team_that_may_grow_by_right_makes_the_borrower_give_back_in_this_round_and_grows_in_the_next() -> None:
+def test_a_team_with_a_right_to_grow_gets_it_back_in_this_round_and_grows_in_the_next() -> None:
     jobs = [job("borrower", "ads", 20), job("owner", "search", 1)]
     first = decide_shared(ThreeStage(), jobs, view(jobs), standing(jobs, ads=0.25, search=0.75))
     (given,) = [plan for plan in first.plans if plan.policy == POLICY]

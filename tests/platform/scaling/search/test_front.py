@@ -88,7 +88,7 @@ def test_servers_hold_their_rows_in_every_plan() -> None:
         assert columns.parameter_server_memory_bytes[row] >= need.server_bytes(servers)
 
 
-def test_what_a_job_cannot_change_while_it_runs_stays() -> None:
+def test_sizes_that_a_running_job_cannot_change_stay() -> None:
     asked = situation(movable=frozenset({Change.WORKERS}))
     space = space_of(asked.job, PLENTY)
     assert [len(ladder) for ladder in space.ladders[1:]] == [1, 1, 1, 1]

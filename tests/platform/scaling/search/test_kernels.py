@@ -109,7 +109,7 @@ PLANS = [
 
 @settings(max_examples=60, deadline=None)
 @given(SITUATIONS)
-def test_what_a_plan_costs_and_brings_is_what_the_formulas_say(asked: Situation) -> None:
+def test_cost_and_gain_of_a_plan_are_those_of_the_formulas(asked: Situation) -> None:
     plans = [asked.job.allocation, *PLANS]
     found = asked.outcomes(Columns.of(plans))
     for row, plan in enumerate(plans):

@@ -152,7 +152,7 @@ def test_a_plan_has_no_more_time_to_pay_for_itself_than_it_leaves_the_job() -> N
     assert outcomes.overhead[0] == pytest.approx(now * 30.0 / (600.0 * now / then), rel=0.01)
 
 
-def test_what_is_saved_counts_from_when_the_new_pods_train() -> None:
+def test_savings_count_from_when_the_new_pods_train() -> None:
     large, small = allocation(worker_cores=16.0), allocation(worker_cores=8.0)
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
 

@@ -22,7 +22,8 @@ JOB = {
 def test_a_job_with_all_defaults_written_out_satisfies_the_json_schema() -> None:
     schema = job_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(yaml.safe_load(dump_job(load_job(JOB))), schema)
+    written = yaml.safe_load(dump_job(load_job(JOB)))
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(written)) == []
 
 
 def test_the_json_schema_refuses_what_the_models_refuse() -> None:

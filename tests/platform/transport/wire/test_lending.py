@@ -133,7 +133,7 @@ def test_a_body_beyond_the_largest_segment_comes_over_the_socket(stream: ArraySt
     assert got.nbytes > LARGEST_BYTES and (got == 1).all() and not lies_in_lent_memory(got)
 
 
-def test_what_was_borrowed_outlives_the_connection(client: RpcClient) -> None:
+def test_borrowed_memory_outlives_the_connection(client: RpcClient) -> None:
     stream = client.open_stream([Answered], 10.0)
     (got,) = stream.request(AskArrays(1), [np.arange(50_000)])[1]
     stream.close()

@@ -147,7 +147,7 @@ def test_a_copy_stays_as_it_was() -> None:
     assert_same(buckets_of([copied]), buckets_of([trained(OptimizerKind.ADAM, 2)]))
 
 
-def test_what_leaves_is_freed() -> None:
+def test_dropping_all_buckets_frees_their_memory() -> None:
     store = store_of(OptimizerKind.ADAM)
     store.drop(range(BUCKETS))
     assert store.values.nbytes == store.state.nbytes == 0 and store.runs == [] and store.steps == 0
@@ -192,7 +192,9 @@ def test_values_and_gradients_of_another_length_are_refused() -> None:
 @given(
     before=st.lists(st.integers(0, 2), min_size=BUCKETS, max_size=BUCKETS), after=st.sets(st.integers(0, BUCKETS - 1))
 )
-def test_what_some_servers_save_any_other_one_takes(kind: OptimizerKind, before: list[int], after: set[int]) -> None:
+def test_parts_saved_by_several_servers_are_restored_by_any_other(
+    kind: OptimizerKind, before: list[int], after: set[int]
+) -> None:
     """Records cut at other places than the buckets that are restored, with buckets of different counts of steps."""
     saved = []
     for server in range(SERVERS):

@@ -73,7 +73,7 @@ def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None
                 assert server.left is None
 
 
-def test_what_was_copied_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -> None:
+def test_a_copy_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         after = moved.table(2, moved.routing.owners)
@@ -174,7 +174,7 @@ class Held:
         self.stream.close()
 
 
-def test_an_order_that_is_taken_back_while_a_copy_hangs_leaves_nothing_and_the_next_one_is_carried_out() -> None:
+def test_an_order_taken_back_during_a_hanging_copy_leaves_nothing_and_the_next_is_carried_out() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         for _ in range(3):
@@ -201,7 +201,7 @@ def test_an_order_that_is_taken_back_while_a_copy_hangs_leaves_nothing_and_the_n
         check_as_without_moves(worker, moved)
 
 
-def test_a_server_that_is_lost_after_it_gave_its_buckets_away_leaves_nobody_who_serves_half_of_them() -> None:
+def test_no_server_serves_half_of_the_buckets_of_a_server_lost_after_handing_them_over() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         worker.step()

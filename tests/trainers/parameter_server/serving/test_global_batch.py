@@ -101,13 +101,13 @@ def test_pushes_of_a_step_are_averaged_by_their_rows() -> None:
     np.testing.assert_allclose(step.groups[0].gradients, [[4.0, 4.0]])
 
 
-def test_what_is_left_is_a_step_when_nobody_can_fill_it() -> None:
+def test_gradients_left_over_become_a_step_when_no_worker_can_fill_it() -> None:
     batch = GlobalBatch(400)
     batch.add([push(100, 5.0)])
     assert mean(batch.take()).samples == 100 and batch.take() == []
 
 
-def test_what_a_dropped_worker_has_waiting_is_void() -> None:
+def test_waiting_gradients_of_a_dropped_worker_are_void() -> None:
     batch, kept = GlobalBatch(400), push(100, worker=B)
     batch.add([push(100), kept])
     batch.drop(A)

@@ -64,7 +64,7 @@ def test_lines_of_an_index_are_empty_wherever_they_lie() -> None:
     assert not after.index.lines[: 4 * PAGE_BYTES // 64].any() and after.index.lines[4 * PAGE_BYTES // 64, 0] == 7
 
 
-def test_what_is_not_needed_goes_back_to_the_system() -> None:
+def test_unused_memory_goes_back_to_the_system() -> None:
     before = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     regions = [(User(), [before.region])]
     before.take(10)

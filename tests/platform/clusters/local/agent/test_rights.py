@@ -158,7 +158,7 @@ def test_the_token_of_a_master_that_has_ended_opens_nothing(
     late.close()
 
 
-def test_what_a_master_gets_is_a_configuration_of_the_same_cluster(outside: LocalCluster) -> None:
+def test_a_master_gets_a_configuration_of_the_same_cluster(outside: LocalCluster) -> None:
     config = outside.config.for_master()
     assert isinstance(config, LocalConfig)
     assert msgspec.structs.replace(config, token="") == msgspec.structs.replace(outside.config, token="")

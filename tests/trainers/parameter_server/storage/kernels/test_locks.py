@@ -80,7 +80,7 @@ def test_a_lock_that_is_waited_for_says_so_and_passes_to_who_waits() -> None:
     assert not is_wanted(locks.words, 0)
 
 
-def test_who_takes_a_lock_again_and_again_lets_those_pass_who_wait_for_it() -> None:
+def test_a_thread_that_takes_a_lock_repeatedly_lets_waiting_threads_pass() -> None:
     locks, order = Locks(1), []
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_who_takes_a_lock_again_and_again_lets_those_pass_who_wait_for_it() -> N
         assert order == ["request", "next step"]
 
 
-def test_who_waits_for_ever_does_not_keep_the_next_step_from_the_lock() -> None:
+def test_a_thread_that_waits_for_ever_does_not_keep_the_next_step_from_the_lock() -> None:
     locks = Locks(1)
     locks.words[1] = 1
     with locks.held(0):
