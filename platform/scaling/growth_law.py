@@ -11,10 +11,22 @@ import numpy as np
 def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
     """Heaps' law by least squares in logarithms, later points weighing more: old ids say little about new ones.
 
+    Points whose samples or rows are no number, infinite, zero or negative are left out.
+
     Returns:
-        Whether samples rise, how many are distinct, then log k, the exponent, its standard deviation, and the scatter
-        of log rows around the curve; zeros unless they rise and three are distinct.
+        Whether samples rise, how many are distinct, then log k, the exponent, its standard deviation, the scatter of
+        log rows around the curve, and the last point's samples and rows; zeros unless they rise and three are distinct.
     """
+    usable = 0
+    for p in range(len(samples_P)):
+        usable += 0 < samples_P[p] < np.inf and 0 < rows_P[p] < np.inf
+    if usable < len(samples_P):
+        given_P, counted_P = samples_P, rows_P
+        samples_P, rows_P, usable = np.empty(usable), np.empty(usable), 0
+        for p in range(len(given_P)):
+            if 0 < given_P[p] < np.inf and 0 < counted_P[p] < np.inf:
+                samples_P[usable], rows_P[usable] = given_P[p], counted_P[p]
+                usable += 1
     count = len(samples_P)
     is_rising, distinct = True, min(count, 1)
     for p in range(1, count):
@@ -25,7 +37,7 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
             is_new = is_new and samples_P[p] != samples_P[other]
         distinct += is_new and samples_P[p] != samples_P[p - 1]
     if distinct < 3 or not is_rising:
-        return is_rising, distinct, 0.0, 0.0, 0.0, 0.0
+        return is_rising, distinct, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     x_P, y_P, residual_P = np.empty(count), np.empty(count), np.empty(count)
     total, center, mean = 0.0, 0.0, 0.0
     for p in range(count):
@@ -67,4 +79,7 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
         spread += (x_P[p] - center) ** 2
         together += (x_P[p] - center) * (y_P[p] - mean)
     change = together / max(spread, 1e-300) - slope
-    return is_rising, distinct, log_k, exponent, np.sqrt(variance + change * change), scatter
+    return (
+        is_rising, distinct, log_k, exponent, np.sqrt(variance + change * change), scatter, samples_P[count - 1],
+        rows_P[count - 1],
+    )  # fmt: skip

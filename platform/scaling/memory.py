@@ -32,6 +32,8 @@ _NEVER = (math.inf, math.inf, math.inf)
 
 Band = tuple[float, float, float]
 """Two ends and, between them, what is most likely."""
+Law = tuple[bool, int, float, float, float, float, float, float]
+"""What `heaps_law` returns."""
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +75,10 @@ class Growth:
 
     def at(self, samples: float, deviations: float = 0.0) -> float:
         """Rows at so many samples (≥ the last seen), moved by so many standard deviations."""
-        return float(self.rows(np.asarray(samples, dtype=np.float64), deviations))
+        ahead = math.log(max(samples, self.last_samples) / self.last_samples)
+        error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
+        power = min(max(self.exponent * ahead + deviations * error, 0.0), ahead)
+        return min(self.last_rows * math.exp(power), max(self.cap, self.last_rows))
 
     def rows(self, samples: Floats, deviations: Floats | float = 0.0) -> Floats:
         """`at` for arrays of shapes that broadcast."""
@@ -102,39 +107,35 @@ def fit_growth(history: TableHistory) -> Growth:
     good = math.isfinite(history.bytes_per_row) and history.bytes_per_row > 0
     require(good, f"{where}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers")
     samples_P, rows_P = np.array(history.samples, dtype=np.float64), np.array(history.rows, dtype=np.float64)
-    # Infinity less itself is no number: not above 0.
-    usable_P = (samples_P - samples_P + samples_P > 0) & (rows_P - rows_P + rows_P > 0)
-    if not usable_P.all():
-        samples_P, rows_P = samples_P[usable_P], rows_P[usable_P]
     is_rising, distinct, *law = _law()(samples_P, rows_P)
     if distinct < 3:
         raise ScalingError(
-            f"{where}: {distinct} usable points of {len(usable_P)}; allowed: at least 3 with samples "
+            f"{where}: {distinct} usable points of {len(samples_P)}; allowed: at least 3 with samples "
             "and rows above 0; wait until the job has trained longer"
         )
     require(is_rising, f"{where}.samples", "falling", "rising counts", "sort the points")
-    log_k, exponent, exponent_error, scatter = law
+    log_k, exponent, exponent_error, scatter, last_samples, last_rows = law
     return Growth(
         table=history.table,
         log_k=log_k,
         exponent=exponent,
         exponent_error=exponent_error,
         scatter=scatter,
-        last_samples=float(samples_P[-1]),
-        last_rows=float(rows_P[-1]),
+        last_samples=last_samples,
+        last_rows=last_rows,
         bytes_per_row=history.bytes_per_row,
         cap=history.cap if history.cap is not None else math.inf,
     )
 
 
-def _law() -> Callable[..., tuple[bool, int, float, float, float, float]]:
+def _law() -> Callable[..., Law]:
     """Compiled where numba is loaded already, as for the search of plans: it alone takes 130 MB, which masters save."""
     return _compiled_law() if "numba" in sys.modules else heaps_law
 
 
 @cache
-def _compiled_law() -> Callable[..., tuple[bool, int, float, float, float, float]]:
-    compiled: Callable[..., tuple[bool, int, float, float, float, float]]
+def _compiled_law() -> Callable[..., Law]:
+    compiled: Callable[..., Law]
     compiled = kernels_of(growth_law.__file__)(error_model="numpy")(heaps_law)
     return compiled
 
@@ -236,13 +237,19 @@ def forecast(
     for name, value in (("used_bytes", servers.used_bytes), ("limit_bytes", servers.limit_bytes)):
         require(math.isfinite(value) and value > 0, f"servers.{name}", value, "above 0", "measure the servers")
 
-    total = _rows_bytes(growths, trained_samples + fresh_samples, rules)
-    share = servers.imbalance / servers.count
-    end = trained_samples + remaining_samples
-    now_and_end_B2 = total(np.array([[trained_samples, end]]))
-    base = max(0.0, servers.used_bytes - share * float(now_and_end_B2[1, 0]))
+    share, last_fresh = servers.imbalance / servers.count, trained_samples + fresh_samples
+
+    def rows_bytes(samples: float, deviations: float) -> float:
+        fresh = min(samples, last_fresh)
+        return sum(growth.bytes_per_row * growth.at(fresh, deviations) for growth in growths)
+
+    base = max(0.0, servers.used_bytes - share * rows_bytes(trained_samples, 0.0))
     safe = servers.limit_bytes * (1.0 - rules.margin)
-    high, middle, low = (base + share * now_and_end_B2[:, 1]).tolist()
+    most, likely, least = (
+        rows_bytes(trained_samples + remaining_samples, deviations)
+        for deviations in (rules.deviations, 0.0, -rules.deviations)
+    )
+    high, middle, low = base + share * most, base + share * likely, base + share * least
     needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
 
     def answer(
@@ -258,12 +265,13 @@ def forecast(
             needed_bytes=needed_bytes,
             needed_servers=needed_servers,
             base_bytes=base,
-            rows_bytes=float(now_and_end_B2[0, 1]),
+            rows_bytes=most,
         )
 
     if high <= safe:
         reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
         return answer(Action.NONE, reason, needed, servers.count)
+    total = _rows_bytes(growths, last_fresh, rules)
     samples = _samples_to(lambda samples: base + share * total(samples), safe, trained_samples)
     if samples_per_second is None:
         seconds = None
@@ -289,11 +297,11 @@ def forecast(
             f"servers.largest_bytes: {_gib(servers.largest_bytes)} is not allowed; allowed: above the {_gib(base)} "
             "that a server holds besides rows; give it larger nodes"
         )
-    count = math.ceil(servers.imbalance * float(now_and_end_B2[0, 1]) / room)
+    count = math.ceil(servers.imbalance * most / room)
     per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
     reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
-    most = min(per_server, int(servers.largest_bytes))
-    return answer(Action.MORE_SERVERS, reason, most, count, samples, seconds)
+    needed = min(per_server, int(servers.largest_bytes))
+    return answer(Action.MORE_SERVERS, reason, needed, count, samples, seconds)
 
 
 def _in_words(seconds: Band) -> str:

@@ -55,7 +55,8 @@ class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
 
 def seen_of(
     truth: MemoryTruth,
-    seen: Sequence[tuple[float, float]],
+    samples: Sequence[float],
+    rows: Sequence[float],
     allocation: Allocation,
     trained: float,
     remaining: float,
@@ -65,10 +66,11 @@ def seen_of(
     """What a master would know: rows counted so far, bytes in use now.
 
     Args:
-        seen: (samples, rows), rising.
+        samples, rows: counts of rows, and after how many samples; rising.
     """
-    samples, rows = tuple(each for each, _ in seen), tuple(each for _, each in seen)
-    table = TableHistory(table="all", samples=samples, rows=rows, bytes_per_row=truth.bytes_per_row)
+    table = TableHistory(
+        table="all", samples=tuple(samples), rows=tuple(rows), bytes_per_row=truth.bytes_per_row
+    )  # fmt: skip
     servers = Servers(
         count=allocation.parameter_servers,
         used_bytes=truth.server_bytes(allocation.parameter_servers, trained),

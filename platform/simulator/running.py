@@ -74,7 +74,7 @@ class Running:
         self._saved_remaining = job.samples
         self._seen: dict[Allocation, tuple[float, float, float]] = {}
         self._steps_ever: dict[Allocation, float] = {}
-        self._rows: list[tuple[float, float]] = []
+        self._counted_at, self._counted_rows = list[float](), list[float]()
         self._trained = 0.0
 
     @property
@@ -194,17 +194,19 @@ class Running:
         Args:
             every: samples between two counts.
         """
-        memory, counted = self.job.memory, self._rows
+        memory, counted_at, counted = self.job.memory, self._counted_at, self._counted_rows
         if memory is None:
             return
         while since < self._trained:
             # Of counts that lie closer together only the newest would be kept.
             since = min(max(since + every, _APART * since), self._trained)
-            if len(counted) > 1 and counted[-1][0] < _APART * counted[-2][0]:
+            if len(counted) > 1 and counted_at[-1] < _APART * counted_at[-2]:
+                counted_at.pop()
                 counted.pop()
             noise = 1.0 + 0.02 * self.random.standard_normal()
-            counted.append((since, max(memory.rows(since) * noise, counted[-1][1] if counted else 1.0)))
-        del counted[:-_MOST_POINTS]
+            counted.append(max(memory.rows(since) * noise, counted[-1] if counted else 1.0))
+            counted_at.append(since)
+        del counted_at[:-_MOST_POINTS], counted[:-_MOST_POINTS]
 
     def _memory_seen(self, largest_bytes: float) -> MemorySeen | None:
         """What its master knows of its memory."""
@@ -212,8 +214,9 @@ class Running:
             return None
         trained = max(self.job.samples - self.remaining, self._trained)
         return seen_of(
-            self.job.memory, self._rows, self.allocation, trained, self.remaining, self.rate.samples, largest_bytes
-        )
+            self.job.memory, self._counted_at, self._counted_rows, self.allocation, trained, self.remaining,
+            self.rate.samples, largest_bytes,
+        )  # fmt: skip
 
     def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
         """What a decision about it is made from.

@@ -64,6 +64,23 @@ def test_the_compiled_law_is_the_plain_one(
     assert _compiled_law()(samples_P, rows_P) == pytest.approx(heaps_law(samples_P, rows_P), rel=1e-6, abs=1e-9)
 
 
+def test_points_without_a_usable_number_count_as_if_they_were_not_there() -> None:
+    good, rows = history().samples, history().rows
+    odd = (0.0, 2.0, 2e6, 3e6, math.inf)
+    odd_rows = (5.0, math.nan, math.inf, -1.0, 1e6)
+    expected = fit_growth(history())
+    for at in (0, 7, len(good)):
+        found = fit_growth(history(samples=good[:at] + odd + good[at:], rows=rows[:at] + odd_rows + rows[at:]))
+        assert found == expected
+
+
+@settings(deadline=None)
+@given(st.floats(1.0, 1e15), st.floats(-50.0, 50.0), st.floats(0.0, 0.2), st.sampled_from([None, 5e6]))
+def test_one_number_of_rows_is_that_of_many(samples: float, deviations: float, noise: float, cap: float | None) -> None:
+    growth = fit_growth(history(noise=noise, cap=cap))
+    assert growth.at(samples, deviations) == pytest.approx(growth.rows(np.array([samples]), deviations)[0], rel=1e-12)
+
+
 def test_rows_never_grow_faster_than_samples() -> None:
     growth = fit_growth(history(1.6))
     assert growth.exponent == 1.0
