@@ -22,6 +22,29 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+def room_bytes(root: Path = Path("/")) -> int:
+    """What this process may take beside what it has: of the machine, and below the limits of its control groups.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    numbers = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+    rooms = [1024 * int(numbers["MemAvailable"].split()[0])]
+    resident, mount = resident_bytes(), root / "sys/fs/cgroup"
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        places = [(mount, "memory.max"), (mount / "unified", "memory.max")]
+        if controllers:
+            places = [(mount / "memory", "memory.limit_in_bytes")] if "memory" in controllers.split(",") else []
+        # Inside a container the group's own path may not be there: its limit is that of the mount's root.
+        folders = [Path(group.lstrip("/")), *Path(group.lstrip("/")).parents]
+        for place, name in places:
+            for file in (place / folder / name for folder in folders):
+                limit = file.read_text().strip() if file.exists() else "max"
+                rooms += [int(limit) - resident] if limit != "max" else []
+    return min(rooms)
+
+
 class ResidentMemory:
     """Measures this process's resident memory, and gives freed memory back when it has grown much since it last did.
 

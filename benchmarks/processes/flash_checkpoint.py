@@ -22,6 +22,7 @@ from elastrec.checkpoints.flash import MemoryStore
 from elastrec.platform.specs.job import Metadata, TrainingJob
 from elastrec.platform.transport.server import end_process
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
+from elastrec.trainers.parameter_server.records.pages import PageMaker, note_of
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -75,7 +76,7 @@ class FlashCheckpoints:
         assert memory is not None
         self._step += 1
         uri = new_record_uri(f"{self._folder}/store", _NAME, "benchmark-1", self._step)
-        store = MemoryStore(open_store(uri), memory, is_full=not base)
+        store = MemoryStore(open_store(uri), memory, is_full=not base, note=note_of(self._server.stores))
         frozen: list[float] = []
         cut, began = f"save-{self._step}", time.perf_counter()
         self._part = save_part(
@@ -155,28 +156,39 @@ class FlashCheckpoints:
 
 
 class RestartedServer:
-    """A server that is started again on its node: no page of its rows is there.
+    """A server that is started again on its node, where no page of its rows is there, as far as its restore order.
+
+    As a pod does, it makes pages while it loads its kernels. A pod registers with its master then, which is left out.
 
     Args:
         uri: of a record whose part lies in the memory; rows: that it holds.
     """
 
     def __init__(self, uri: str, volume: Path, rows: int) -> None:
+        began = time.perf_counter()
+        self._memory = RecordMemory(volume)
+        self._pages = PageMaker(self._memory)
+        self._pages.start()
         warm_kernels()
         self._uri = uri
         self._server = ParameterServer("ps-0", job_of("dlrm"), capacity_rows=capacity_for(rows))
-        self._memory = RecordMemory(volume)
+        self._ready_seconds = time.perf_counter() - began
         memory = self._memory.opened()
         assert memory is not None
         self._source = np.ones(sum(part.size_bytes for part in memory.parts() if part.uri == uri), np.uint8)
         self._target = self._source.copy()
 
     def answer(self, request: dict[str, Any]) -> dict[str, float]:
-        """Seconds of a memcpy of the part's bytes, and of its first restore."""
+        """Seconds of a memcpy of the part's bytes, and of its first restore; how long it had made pages before."""
+        memory, pages = self._memory.opened(), self._pages
+        restored = _timed(
+            lambda: restore(self._server, self._uri, ROUTING, 1, memory=memory, pages=pages.take())
+        )["seconds"]  # fmt: skip
         copied = _timed(lambda: np.copyto(self._target, self._source))["seconds"]
-        memory = self._memory.opened()
-        restored = _timed(lambda: restore(self._server, self._uri, ROUTING, 1, memory=memory))["seconds"]
-        return {"seconds": restored, "memcpy_seconds": copied}
+        return {
+            "seconds": restored, "memcpy_seconds": copied, "ready_seconds": self._ready_seconds,
+            "pages_seconds": pages.seconds, "pages_bytes": float(pages.made_bytes),
+        }  # fmt: skip
 
     def close(self) -> None:
         self._memory.close()

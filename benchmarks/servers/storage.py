@@ -4,7 +4,8 @@ One process, requests in it: what is measured is `ParameterServer`, without sock
 counted in wall time, so they need idle cores: `others_cores` beside them says how many cores other processes had
 meanwhile. Bytes do not, and ratios of CPU seconds are medians of several turns.
 
-    python -m benchmarks storage [--rows 10000000] [--seconds 5] [--folder DISK] [--output json]
+    python -m benchmarks storage [--rows 10000000] [--evicted-rows 50000000] [--seconds 5] [--folder DISK]
+        [--output json]
 
 What makes each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
 bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that looks at
@@ -150,13 +151,18 @@ def _status(name: str) -> int:
 
 
 def _cpu_seconds(task: Callable[[], object]) -> float:
-    began = time.thread_time()
+    """Of all threads: a restore works in threads of its own."""
+    began = time.process_time()
     task()
-    return time.thread_time() - began
+    return time.process_time() - began
 
 
 def measure_memory(rows: int) -> list[Figure]:
-    """Bytes per row at every size, what the process says of it, and what dropping returns."""
+    """Bytes per row at every size, what the process says of it, and what dropping returns.
+
+    The process is compared from as many rows on as fill half a slab of each bucket: any larger number leaves about as
+    much unused, which would else count as if later rows did without memory.
+    """
     # What requests need beside rows stays with the process, and is no memory of rows: here those of another server.
     other = Server(_AT_ONCE)
     for _ in range(3):
@@ -164,13 +170,14 @@ def measure_memory(rows: int) -> list[Figure]:
     del other
     gc.collect()
     server = Server(rows)
-    server.touch(np.arange(1000))
-    before, end, per_row, differences = _status("VmRSS"), 1000, [], []
-    for step in np.linspace(rows // 20, rows, 40).astype(int):
+    first = 256 * server.store.rows_memory.shelf.pool.shape.per_slab // 2
+    server.touch(np.arange(first))
+    before, end, per_row, differences = _status("VmRSS"), first, [], []
+    for step in np.linspace(max(rows // 20, 2 * first), rows, 40).astype(int):
         server.fill(end, int(step))
         end = int(step)
         per_row.append(sum(usage.bytes for usage in server.store.usage()) / server.store.rows)
-        differences.append((_status("VmRSS") - before) / (server.store.rows - 1000) / per_row[-1])
+        differences.append((_status("VmRSS") - before) / (server.store.rows - first) / per_row[-1])
     staircase = float(np.abs(np.diff(per_row) / per_row[:-1]).max())
     accounted, full = server.store.memory_bytes, _status("VmRSS")
     for bucket in range(0, 256, 2):
@@ -333,12 +340,15 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
             *measure_cores(rows // 2, arguments.seconds),
             *measure_save(rows, arguments.seconds, Path(folder)),
             *measure_bucket_counts(rows // 4, Path(folder)),
-            *measure_eviction(rows),
+            *measure_eviction(arguments.evicted_rows),
         ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of a server (default 10,000,000)")
+    parser.add_argument(
+        "--evicted-rows", type=int, default=50_000_000, help="rows that are evicted (default 50,000,000: 5 GB)"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement of requests (default 5)")
     parser.add_argument("--folder", help="where on the disk to write (default: the system's temporary folder)")
 

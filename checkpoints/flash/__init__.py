@@ -4,7 +4,7 @@ Here belong the memory in which parts lie, and reading them back. Who owns the m
 cluster's to say; when parts are copied to the store is a server's. Nothing here knows of rows, servers or masters.
 """
 
-from elastrec.checkpoints.flash.memory import HeldPart, MemoryUnusableError, PartMemory
+from elastrec.checkpoints.flash.memory import MOST_NOTE_BYTES, HeldPart, MemoryUnusableError, PartMemory
 from elastrec.checkpoints.flash.store import MemoryStore
 
-__all__ = ["HeldPart", "MemoryStore", "MemoryUnusableError", "PartMemory"]
+__all__ = ["MOST_NOTE_BYTES", "HeldPart", "MemoryStore", "MemoryUnusableError", "PartMemory"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = mmap.PAGESIZE
 LEAST_BYTES = 64 * PAGE_BYTES
+MOST_NOTE_BYTES = 1024
 _MAGIC = b"ELRMEM01"
 _HEADER = struct.Struct("<8sQIIQ")
 _BLOCK_BYTES = 512
@@ -50,6 +51,7 @@ class _Description(msgspec.Struct, frozen=True, array_like=True):
     file: str
     size_bytes: int
     checksum: int
+    note: bytes = b""
 
 
 class HeldPart(msgspec.Struct, frozen=True):
@@ -59,6 +61,7 @@ class HeldPart(msgspec.Struct, frozen=True):
         uri, file: of its record, and its key there.
         start: of its first byte in the memory; checksum: xxh3-64 of its bytes.
         chain: rises with every part that holds everything; number: of the part in its chain, from 0.
+        note: of its writer, for the process after it.
     """
 
     uri: str
@@ -68,6 +71,7 @@ class HeldPart(msgspec.Struct, frozen=True):
     checksum: int
     chain: int
     number: int
+    note: bytes = b""
 
     @property
     def end(self) -> int:
@@ -159,7 +163,9 @@ class PartMemory:
             said = msgspec.msgpack.decode(text, type=_Description)
         except msgspec.MsgspecError:
             return None
-        part = HeldPart(said.uri, said.file, at + PAGE_BYTES, said.size_bytes, said.checksum, chain, number)
+        part = HeldPart(
+            said.uri, said.file, at + PAGE_BYTES, said.size_bytes, said.checksum, chain, number, said.note
+        )  # fmt: skip
         return part if part.start + part.size_bytes <= end else None
 
     def read(self, part: HeldPart, start: int, length: int) -> bytes | memoryview | None:
@@ -176,10 +182,11 @@ class PartMemory:
     def _is_held(self, part: HeldPart) -> bool:
         return self._part(part.start - PAGE_BYTES, self.size_bytes) == part
 
-    def begin(self, uri: str, file: str, *, is_full: bool) -> PartCopy:
+    def begin(self, uri: str, file: str, *, is_full: bool, note: bytes = b"") -> PartCopy:
         """Room for a part; it counts once `PartCopy.finish` was called.
 
         Args:
+            note: see HeldPart; at most MOST_NOTE_BYTES.
             is_full: it builds on no other part: what the other half holds stays, what this half held is gone.
         """
         rows = [self._row(half * self._half_bytes) for half in (0, 1)]
@@ -192,7 +199,7 @@ class PartMemory:
         end = (half + 1) * self._half_bytes
         if at + PAGE_BYTES <= end:
             self._wipe(at)
-        return PartCopy(self, _Place(uri, file, at, end, chain, len(row)))
+        return PartCopy(self, _Place(uri, file, at, end, chain, len(row), note))
 
     def _wipe(self, at: int) -> None:
         self._bytes[at : at + PAGE_BYTES] = bytes(PAGE_BYTES)
@@ -203,7 +210,7 @@ class PartMemory:
         np.copyto(np.frombuffer(self._bytes[at : at + len(view)], np.uint8), np.frombuffer(view, np.uint8))
 
     def _seal(self, place: _Place, size_bytes: int, checksum: int) -> HeldPart:
-        text = msgspec.msgpack.encode(_Description(place.uri, place.file, size_bytes, checksum))
+        text = msgspec.msgpack.encode(_Description(place.uri, place.file, size_bytes, checksum, place.note))
         if len(text) > PAGE_BYTES - _HEADER.size:
             raise CheckpointError(f"{place.uri}: a URI of {len(place.uri)} characters is too long for the memory")
         header_checksum = xxhash.xxh3_64_intdigest(_sealed(place.chain, place.number, text))
@@ -225,6 +232,7 @@ class _Place(msgspec.Struct, frozen=True):
     end: int
     chain: int
     number: int
+    note: bytes
 
 
 class PartCopy:

@@ -26,23 +26,24 @@ class MemoryStore(Store):
 
     Args:
         base: rooted at the record's folder.
-        is_full: see `PartMemory.begin`.
+        is_full, note: see `PartMemory.begin`.
 
     Attributes:
         in_memory: what was written last, where it lies in memory alone.
     """
 
-    def __init__(self, base: Store, memory: PartMemory, *, is_full: bool = True) -> None:
+    def __init__(self, base: Store, memory: PartMemory, *, is_full: bool = True, note: bytes = b"") -> None:
         self.uri = base.uri
         self.in_memory: HeldPart | None = None
-        self._base, self._memory, self._is_full = base, memory, is_full
+        self._base, self._memory, self._is_full, self._note = base, memory, is_full, note
         self._held: dict[str, HeldPart | None] = {}
         self._distrusted: set[str] = set()
         self._lock = threading.Lock()
 
     def open_write(self, key: str) -> StoreWriter:
         self.in_memory = None
-        return _Writer(self, self._base, key, self._memory.begin(self.uri, key, is_full=self._is_full))
+        copy = self._memory.begin(self.uri, key, is_full=self._is_full, note=self._note)
+        return _Writer(self, self._base, key, copy)
 
     def _part(self, key: str) -> HeldPart | None:
         """A part that lies in memory; None: it is read from the store."""

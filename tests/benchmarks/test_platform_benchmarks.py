@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import threading
+import time
 from pathlib import Path
 
 from benchmarks.common.figures import Figure
@@ -38,10 +40,26 @@ def test_records_stand_beside_the_same_bytes(tmp_path: Path):
 
 
 def test_the_rows_of_a_server_are_measured_in_one_process(tmp_path: Path):
-    found = _values(storage.measure(argparse.Namespace(rows=100_000, seconds=0.2, folder=str(tmp_path))))
+    found = _values(
+        storage.measure(argparse.Namespace(rows=100_000, evicted_rows=100_000, seconds=0.2, folder=str(tmp_path)))
+    )
     assert found["storage.bytes_per_row"] < 100
     assert {"storage.two_cores", "storage.pull_p99_while_saving", "storage.restore_4096_buckets"} <= found.keys()
     assert not list(tmp_path.iterdir())
+
+
+def test_cpu_seconds_are_those_of_all_threads():
+    def work() -> None:
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+
+    def in_a_thread() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    assert storage._cpu_seconds(in_a_thread) >= 0.1
 
 
 def test_all_readers_of_a_criteo_log_read_the_same_rows(tmp_path: Path):

@@ -63,6 +63,16 @@ def test_another_process_finds_what_was_copied(memory: PartMemory, path: Path) -
     reader.close()
 
 
+def test_a_part_brings_the_note_of_its_writer_to_the_process_after_it(memory: PartMemory, path: Path) -> None:
+    copy = memory.begin("a", "a.bin", is_full=True, note=b"sizes")
+    copy.write(b"rows")
+    copy.finish()
+    put(memory, "b", b"rows", is_full=False)
+    reader = PartMemory(path, writes=False)
+    assert [part.note for part in reader.parts()] == [b"sizes", b""]
+    reader.close()
+
+
 def test_the_newest_whole_part_and_what_builds_on_it_stay_while_the_next_one_is_copied(memory: PartMemory) -> None:
     put(memory, "full", b"1" * 9000)
     put(memory, "change", b"2" * 100, is_full=False)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from elastrec.trainers import memory as memory_module
 from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.threads import process_settings
 
@@ -69,3 +73,29 @@ print(kept - memory.measure() >> 20)
     environment = process_settings({})
     ran = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
     assert int(ran.stdout) > 900
+
+
+@pytest.mark.parametrize(
+    ("group", "limits", "expected"),
+    [
+        ("0::/", {"memory.max": "max"}, 2**30),
+        ("0::/", {"memory.max": "700"}, 200),
+        ("0::/pods/a", {"pods/a/memory.max": "600", "memory.max": "max"}, 100),
+        ("0::/pods/a", {"pods/a/memory.max": "900", "pods/memory.max": "600"}, 100),
+        ("4:memory:/pods/a", {"memory/pods/a/memory.limit_in_bytes": "800"}, 300),
+        ("4:cpu,memory:/pods/a", {"memory/memory.limit_in_bytes": "800"}, 300),
+        ("4:cpu:/pods/a", {"memory/pods/a/memory.limit_in_bytes": "800"}, 2**30),
+    ],
+)
+def test_room_ends_at_the_limit_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, limits: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(memory_module, "resident_bytes", lambda: 500)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9999999 kB\nMemAvailable:    1048576 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    for name, text in limits.items():
+        file = tmp_path / "sys/fs/cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert memory_module.room_bytes(tmp_path) == expected

@@ -48,6 +48,7 @@ from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.notice import Notice
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
+from elastrec.trainers.parameter_server.records.pages import PageMaker
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.load import LoadMeter
@@ -134,6 +135,7 @@ class ServerPod:
         self._server: ParameterServer | None = None
         self._saver: Saver | None = None
         self._memory = RecordMemory(settings.memory)
+        self._pages = PageMaker(self._memory)
         self._mover: Mover | None = None
         self._load = LoadMeter()
         self._clock = JobClock()
@@ -179,6 +181,7 @@ class ServerPod:
             maximum_connections=lambda: connections_for(len(self._directive.members) if self._directive else 0),
         )
         self._address = rpc.address
+        self._pages.start()
         warm_kernels()
         rpc.serve_in_background()
         try:
@@ -198,6 +201,7 @@ class ServerPod:
             beating.join(_ATTEMPT_SECONDS)
         finally:
             rpc.shutdown()
+            self._pages.take().clear()
             self._memory.close()
             self._master.close()
 
@@ -266,6 +270,8 @@ class ServerPod:
         if order is None:
             self._mover.cancel()
             return True
+        # It restores nothing: what it takes over comes from other servers.
+        self._pages.take().clear()
         if not order.is_due(directive.routing, self._settings.pod):
             self._mover.follow(order, directive.generation)
             return True
@@ -296,6 +302,7 @@ class ServerPod:
                     directive.generation,
                     with_marks=order.with_marks,
                     memory=self._memory.opened(),
+                    pages=self._pages.take(),
                 )
             except DamagedRecordError as error:
                 log.error("record_damaged", record=order.uri, reason=str(error))

@@ -87,6 +87,8 @@ def test_a_killed_servers_successor_restores_the_record_from_its_memory(stage: S
     log = servers.log(f"{PLACE}-r1")
     restored = re.findall(r"restored .*bytes_from_memory=(\d+).*", log)
     assert len(restored) == 1 and int(restored[0]) > 0 and "memory_copy_damaged" not in log
+    # It has opened the memory, and made the pages of its rows, before it was ordered to restore.
+    assert log.index("memory_opened") < log.index("registered") and log.index("pages_made") < log.index("restored ")
     memory = PartMemory(servers.volume(MemoryVolume("ps-0", 2**24)), writes=False)
     assert record.uri in [part.uri for part in memory.parts()]
     memory.close()

@@ -1,7 +1,11 @@
-"""The memory that a server's node keeps for its newest parts: opened when it is needed, and tried again."""
+"""The memory that a server's node keeps for its newest parts: opened when it is needed, and tried again.
+
+Mapping it takes a moment, so that a server that starts opens it before it serves.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +26,7 @@ class RecordMemory:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self._memory: PartMemory | None = None
         self._flusher: Flusher | None = None
 
@@ -34,16 +39,17 @@ class RecordMemory:
         """None: there is none, or it cannot be used now, which is said."""
         if self._path is None:
             return None
-        if self._memory is None:
-            try:
-                self._memory = PartMemory(self._path, writes=True)
-            except MemoryUnusableError as error:
-                log.warning("memory_unusable", reason=str(error), consequence="records lie in the store alone")
-            else:
-                self._flusher = Flusher(self._path)
-                held = [part.uri for part in self._memory.parts()]
-                log.info("memory_opened", path=str(self._path), bytes=self._memory.size_bytes, parts=held)
-        return self._memory
+        with self._lock:
+            if self._memory is None:
+                try:
+                    self._memory = PartMemory(self._path, writes=True)
+                except MemoryUnusableError as error:
+                    log.warning("memory_unusable", reason=str(error), consequence="records lie in the store alone")
+                else:
+                    self._flusher = Flusher(self._path)
+                    held = [part.uri for part in self._memory.parts()]
+                    log.info("memory_opened", path=str(self._path), bytes=self._memory.size_bytes, parts=held)
+            return self._memory
 
     def flush(self, part: HeldPart, is_wanted: Callable[[], bool], progress: Callable[[], None]) -> None:
         """See Flusher."""

@@ -13,6 +13,7 @@ from elastrec.checkpoints.flash import MemoryStore
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
+from elastrec.trainers.parameter_server.records.pages import note_of
 from elastrec.trainers.parameter_server.records.share import save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
@@ -106,7 +107,10 @@ class Saver:
 
     def _save(self, order: SaveOrder) -> PartManifest:
         memory = self._memory.opened()
-        store = None if memory is None else MemoryStore(open_store(order.uri), memory, is_full=not order.base)
+        store = None
+        if memory is not None:
+            note = note_of(self._server.stores)
+            store = MemoryStore(open_store(order.uri), memory, is_full=not order.base, note=note)
 
         def is_in_force() -> bool:
             return self._order is order

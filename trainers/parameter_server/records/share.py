@@ -48,6 +48,7 @@ from elastrec.trainers.parameter_server.storage.columns import (
 )
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
+from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 from elastrec.trainers.threads import granted_threads
 
 Array = np.ndarray[Any, Any]
@@ -172,6 +173,7 @@ def restore(
     *,
     with_marks: bool = False,
     memory: PartMemory | None = None,
+    pages: UsedRegions | None = None,
 ) -> None:
     """Forgets everything and takes the server's virtual and dense buckets from a record; `uri` empty: from nothing.
 
@@ -183,6 +185,7 @@ def restore(
     Args:
         with_marks: see RestoreOrder.
         memory: of the server's node: parts that it holds are read from it, all others from the store.
+        pages: that were made for the rows; what they do not need goes back to the system.
 
     Raises:
         DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
@@ -190,6 +193,8 @@ def restore(
     """
     # Before anything is read: the old model and the new one together may be more than the pod's memory.
     used = server.forget()
+    if pages is not None:
+        used.add(pages)
     if not uri:
         used.clear()
         server.start_empty(routing, generation)

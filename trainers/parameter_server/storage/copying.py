@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
@@ -132,29 +133,9 @@ def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
     return np.int64(min(trailing_zeros(bits[start + word] >> np.uint64(number & 63)), np.uint64(64 - (number & 63))))
 
 
-@inlined
-def _ask_for_listed(source, slab, number, count, bits, start, words):  # type: ignore[no-untyped-def]
-    """Prefetches the listed cells of the 64 after those of a number's word; `slab` holds the cell of that number.
-
-    Listed cells lie some kilobytes apart, too far for the processor to guess the next one.
-    """
-    word = (number >> 6) + 1
-    listed = bits[start + word] if word < words else np.uint64(0)
-    ordinal = number // source.shape.per_slab
-    while listed:
-        ahead = (word << 6) + np.int64(trailing_zeros(listed))
-        if ahead >= count:
-            break
-        while ordinal < ahead // source.shape.per_slab:
-            slab = np.int64(source.slabs[slab, FOLLOWING])
-            ordinal += 1
-        prefetch_cell(source.words, source.shape, (slab << source.shape.shift) | (ahead % source.shape.per_slab))
-        listed &= listed - np.uint64(1)
-
-
 @kernel
 def copy_many(  # type: ignore[no-untyped-def]
-    shelf, marks, buckets, since, locks, stripe, starts, bits, most, progress, out, counts
+    shelf, marks, buckets, since, locks, stripe, starts, bits, most, progress, places, out, counts
 ):
     """Copies the next cells of frozen buckets [b] of one stripe into `out` [n, W], adding to `counts` [b].
 
@@ -165,6 +146,7 @@ def copy_many(  # type: ignore[no-untyped-def]
         starts, bits: of `list_changed`: other cells are passed without a look; of a bucket without words none is.
         most: cells that are looked at before the kernel pauses; it pauses sooner when somebody waits for the lock.
         progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
+        places: [AHEAD] int64, scratch.
     """
     pool, shadows = shelf.pool, shelf.shadows
     passed, look, filled, end = 0, BEFORE_LOOKING, progress[_FILLED], out.shape[0]
@@ -179,7 +161,7 @@ def copy_many(  # type: ignore[no-untyped-def]
             first = progress[_SHADOW] if is_shadow else pool.buckets[bucket, COPIED]
             number, count = first, source.buckets[bucket, COUNT]
             slab = slab_at(source, bucket, number) if number < count else np.int64(-1)
-            begun, asked_word = filled, np.int64(-1)
+            begun = filled
             while number < count and passed < most and filled < end:
                 if passed >= look:
                     look = passed + BEFORE_LOOKING
@@ -187,17 +169,30 @@ def copy_many(  # type: ignore[no-untyped-def]
                         most = passed
                         break
                 if words and not is_shadow:
-                    if number >> 6 != asked_word:
-                        asked_word = number >> 6
-                        _ask_for_listed(source, slab, number, count, bits, starts[k], words)
-                    ahead = _until_listed(bits, starts[k], words, number)
-                    if ahead:
-                        ahead = min(ahead, count - number)
-                        for _ in range((number + ahead) // source.shape.per_slab - number // source.shape.per_slab):
+                    # Listed cells lie kilobytes apart, too far for the processor to guess the next one: all of some are
+                    # on their way before the first of them is read.
+                    listed, most_listed, until = (
+                        0,
+                        min(places.shape[0], end - filled),
+                        min(passed + BEFORE_LOOKING, most),
+                    )
+                    while listed < most_listed and number < count and passed < until:
+                        step = min(_until_listed(bits, starts[k], words, number), count - number)
+                        if step == 0:
+                            places[listed] = (slab << source.shape.shift) | (number % source.shape.per_slab)
+                            prefetch_cell(source.words, source.shape, places[listed])
+                            listed, step = listed + 1, np.int64(1)
+                        for _ in range((number + step) // source.shape.per_slab - number // source.shape.per_slab):
                             slab = np.int64(source.slabs[slab, FOLLOWING])
-                        number += ahead
+                        number += step
                         passed += 1
-                        continue
+                    for n in range(listed):
+                        at = offset_of(source.shape, places[n])
+                        if since[k] < np.int64(source.words[at + CELL_VERSION]) <= frozen:
+                            for word in range(source.shape.width):
+                                out[filled, word] = source.words[at + word]
+                            filled += 1
+                    continue
                 at = offset_of(source.shape, (slab << source.shape.shift) | (number % source.shape.per_slab))
                 if since[k] < np.int64(source.words[at + CELL_VERSION]) <= frozen:
                     for word in range(source.shape.width):
@@ -310,7 +305,7 @@ def _copy(
     shelf, shadows = memory.shelf, memory.shelf.shadows
     width = shelf.pool.shape.width
     starts, bits = _listed(store, memory, buckets, since)
-    counts, progress = np.zeros(len(buckets), np.int64), np.zeros(3, np.int64)
+    counts, progress, places = np.zeros(len(buckets), np.int64), np.zeros(3, np.int64), np.empty(AHEAD, np.int64)
     first, code = 0, _PAUSED
     while code != _COPIED:
         held = int(shelf.pool.buckets[buckets[first:], COUNT].sum() + shadows.buckets[buckets[first:], COUNT].sum())
@@ -320,7 +315,7 @@ def _copy(
             with store.locked(int(buckets[0])) as stripe:
                 code = copy_many(
                     shelf, store.marks, buckets, since, store.locks.words, stripe, starts, bits, COPY_STEP_CELLS,
-                    progress, out, counts,
+                    progress, places, out, counts,
                 )  # fmt: skip
                 done = buckets[before : progress[_BUCKET]]
                 # What was copied leaves no shadow behind: they may be as large as what was changed meanwhile.

@@ -7,9 +7,10 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
@@ -64,25 +65,36 @@ class Region:
 
     Args:
         size_bytes, huge: see `reserve`.
+
+    Attributes:
+        left_bytes: whose pages are there; zeros if nobody has written them, else of any content.
     """
 
     def __init__(self, size_bytes: int, *, huge: bool) -> None:
         self.size_bytes, self.huge = size_bytes, huge
         self.left_bytes = 0
         self._used_bytes = 0
+        self._is_written = self._left_is_written = False
         self._map = reserve(size_bytes, huge=huge)
         self.words: Array = np.frombuffer(self._map, np.uint32, size_bytes // 4)
 
     def use(self, end: int) -> None:
         """Its first bytes, up to `end`, are written from now on."""
+        self._used_bytes, self._is_written = max(self._used_bytes, end), True
+
+    def make_pages(self, end: int) -> None:
+        """Has the system make the pages up to `end`, for the next user. Nobody else uses the region; holds no GIL."""
+        self.words[self._used_bytes // 4 : end // 4 : PAGE_BYTES // 4] = 0
         self._used_bytes = max(self._used_bytes, end)
 
     def pass_on(self) -> None:
         """Another user has it from now on."""
-        self.left_bytes = self._used_bytes
+        self.left_bytes, self._left_is_written = self._used_bytes, self._is_written
 
     def clear(self, start: int, size: int) -> None:
         """Makes zero what was left there."""
+        if not self._left_is_written:
+            return
         self.words[start // 4 : min(start + size, self.left_bytes) // 4] = 0
 
     def drop(self, start: int, size: int) -> None:
@@ -97,15 +109,32 @@ class Region:
         self.left_bytes, self._used_bytes = 0, needed_bytes
 
 
+class RegionSize(msgspec.Struct, frozen=True, array_like=True):
+    """A region as `reserve` makes it, and how many of its first bytes are used."""
+
+    size_bytes: int
+    huge: bool
+    used_bytes: int
+
+
 class UsedRegions:
     """Regions of users that may be gone by now, for new users: a page that is there costs a fraction of a new one.
 
     Args:
         users: each with its regions; as long as one of them is alive, nobody else gets its regions.
+        unused: regions of no user, whose pages were made for the next one.
     """
 
-    def __init__(self, users: Iterable[tuple[object, Sequence[Region]]] = ()) -> None:
-        self._regions = [(weakref.ref(user), region) for user, regions in users for region in regions]
+    def __init__(self, users: Iterable[tuple[object, Sequence[Region]]] = (), unused: Iterable[Region] = ()) -> None:
+        self._regions: list[tuple[Callable[[], object], Region]] = [
+            (weakref.ref(user), region) for user, regions in users for region in regions
+        ]
+        self._regions += [(lambda: None, region) for region in unused]
+
+    def add(self, other: UsedRegions) -> None:
+        """Takes the regions of another one over, behind its own."""
+        self._regions += other._regions
+        other.clear()
 
     def take(self, size_bytes: int, *, huge: bool) -> Region:
         """A region of this size whose user is gone, else a new one."""

@@ -16,6 +16,7 @@ from elastrec.trainers.parameter_server.storage.memory import (
     IndexMemory,
     PoolMemory,
     Region,
+    RegionSize,
     UsedRegions,
 )
 
@@ -64,6 +65,13 @@ class ShelfMemory:
     def regions(self) -> list[Region]:
         """That another shelf may use after this one."""
         return [self.rows.region, self.index.region]
+
+    @property
+    def region_sizes(self) -> list[RegionSize]:
+        """Of `regions`: what a shelf that holds as much as this one takes of them."""
+        return [
+            RegionSize(memory.region.size_bytes, memory.region.huge, memory.bytes) for memory in (self.rows, self.index)
+        ]
 
     def trim(self) -> None:
         """Returns what the user of its regions before has left and nobody has taken."""

@@ -34,6 +34,7 @@ from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
     PoolMemory,
     Region,
+    RegionSize,
     ServerMemoryError,
     UsedRegions,
     physical_memory_bytes,
@@ -302,6 +303,11 @@ class RowStore:
     def regions(self) -> list[Region]:
         """That another store may use once this one is gone."""
         return self.rows_memory.regions + self.waiting_memory.regions
+
+    @property
+    def region_sizes(self) -> list[RegionSize]:
+        """Of `regions`: what a store that holds as much as this one takes of them."""
+        return self.rows_memory.region_sizes + self.waiting_memory.region_sizes
 
     def trim(self) -> None:
         """Returns what stores before have left in `used` memory and this one has not taken yet."""

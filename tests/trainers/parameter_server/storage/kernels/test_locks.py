@@ -14,8 +14,10 @@ import pytest
 from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.plan import make_plan
+from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
 from elastrec.trainers.parameter_server.storage.copying import copy_many
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_before
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_wanted, lock, lock_next, try_lock, unlock
 
@@ -150,18 +152,24 @@ def test_a_push_that_fails_for_want_of_memory_or_of_a_bucket_leaves_every_stripe
         store.bucket(bucket).mark()
 
 
-def test_a_copy_stops_early_when_a_request_waits_for_its_stripe() -> None:
+@pytest.mark.parametrize("is_listed", [False, True], ids=["whole", "changes"])
+def test_a_copy_stops_early_when_a_request_waits_for_its_stripe(is_listed: bool) -> None:
     store = store_of()
     push(store, np.arange(100_000))
     shelf, buckets = store.rows_memory.shelf, np.flatnonzero(store.stripe_of == 0)
     store.cuts.freeze(buckets)
     out, counts, progress = np.empty((20_000, 9), np.uint32), np.zeros(len(buckets), np.int64), np.zeros(3, np.int64)
-    everything = np.full(len(buckets), -1, np.int64), np.zeros(len(buckets) + 1, np.int64), np.empty(0, np.uint64)
+    since, places = np.full(len(buckets), -1, np.int64), np.empty(AHEAD, np.int64)
+    words = shelf.pool.buckets[buckets, COUNT] // 64 + 1 if is_listed else np.zeros(len(buckets), np.int64)
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
+    bits = np.full(int(starts[-1]), 2**64 - 1, np.uint64)
 
     def copied_cells() -> int:
-        since, starts, bits = everything
         before = int(progress[2])
-        copy_many(shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, out, counts)
+        copy_many(
+            shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, places, out,
+            counts,
+        )  # fmt: skip
         return int(progress[2]) - before
 
     assert copied_cells() >= 9_000
