@@ -34,7 +34,6 @@ MARKER = f"{HIDDEN}store"
 """Lies in the root of every store; no listing shows it."""
 _must_exist = False
 _GATHERED_BYTES = 2**20
-_WRITEBACK_BYTES = 32 * 2**20
 _SYNC_FILE_RANGE_WRITE = 2  # Linux; the os module does not name it
 
 
@@ -122,10 +121,11 @@ class _LocalWriter(StoreWriter):
     def write(self, data: Buffer) -> None:
         with _explained("could not write", self._path):
             self._written += self._file.write(data)
-            # What is gathered, at most a mebibyte, is not in the file yet and waits for the end.
-            if self._written - self._started >= _WRITEBACK_BYTES:
-                _start_writeback(self._file.fileno(), self._started, self._written - self._started)
-                self._started = self._written
+
+    def begin_writeback(self) -> None:
+        # What is gathered, at most a mebibyte, is not in the file yet and waits for the end.
+        _start_writeback(self._file.fileno(), self._started, self._written - self._started)
+        self._started = self._written
 
     def synchronise(self) -> Path:
         """Makes the temporary file durable and returns its path; the caller moves it into place."""

@@ -41,6 +41,12 @@ class StoreWriter(abc.ABC):
     def write(self, data: Buffer) -> None:
         """Appends bytes. The buffer may be reused when this returns."""
 
+    def begin_writeback(self) -> None:  # noqa: B027  # most stores send what they get at once
+        """Has the disk begin with what was written so far, for `close` to wait less. An advice.
+
+        The system's own processes work for it, beside requests: not for writers that requests wait for.
+        """
+
     @abc.abstractmethod
     def close(self) -> None:
         """Makes the object durable and visible.

@@ -129,13 +129,16 @@ def test_the_disk_begins_with_a_file_before_its_last_byte_is_written(
     tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[tuple[int, int]] = []
-    monkeypatch.setattr(local_store, "_WRITEBACK_BYTES", 1000)
     monkeypatch.setattr(local_store, "_start_writeback", lambda descriptor, *run: begun.append(run))
     with open_store(tmp_path).open_write("part") as writer:
-        for _ in range(5):
-            writer.write(bytes(600))
-        assert begun == [(0, 1200), (1200, 1200)] and not effects.done
-    assert (tmp_path / "part").stat().st_size == 3000
+        writer.write(bytes(600))
+        writer.write(bytes(600))
+        assert not begun
+        writer.begin_writeback()
+        writer.write(bytes(600))
+        writer.begin_writeback()
+        assert begun == [(0, 1200), (1200, 600)] and not effects.done
+    assert (tmp_path / "part").stat().st_size == 1800
     effects.check_created("part")
 
 
