@@ -167,3 +167,11 @@ def linear_kernels() -> ModuleType:
     from elastrec.platform.scaling.model import linear_kernels
 
     return linear_kernels
+
+
+@cache
+def equation_kernels() -> ModuleType:
+    """Likewise."""
+    from elastrec.platform.scaling.model import equation_kernels
+
+    return equation_kernels

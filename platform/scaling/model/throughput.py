@@ -17,22 +17,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from elastrec.platform.scaling.model.columns import (
-    FIELDS,
-    TERMS,
     Columns,
     Floats,
     constants_of,
-    features,
+    equation_kernels,
     kernels,
     linear_kernels,
 )
 from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
 from elastrec.platform.scaling.model.profile import Profile, require_rows, summarise
 from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
-from elastrec.platform.scaling.model.step_form import COLUMNS, Form, vector
+from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form, vector
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation, Prior
 from elastrec.platform.specs.errors import ScalingError
 
@@ -141,64 +138,21 @@ class ThroughputModel:
         return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
 
 
-_AROUND = np.ones((9, len(FIELDS)))
-"""Factors of each field: what was measured, then a quarter and four times the pods and cores, one after the other."""
-for _row, _field in enumerate(("workers", "parameter_servers", "worker_cores", "parameter_server_cores")):
-    _AROUND[1 + 2 * _row : 3 + 2 * _row, FIELDS.index(_field)] = (0.25, 4.0)
-
-
-def _around(columns: Columns) -> Columns:
-    """Allocations in which each count and size is, by itself, a quarter and four times what was measured."""
-
-    def make() -> Columns:
-        measured_FC = columns.table_FN
-        return Columns((_AROUND.T[:, :, None] * measured_FC[:, None, :]).reshape(len(FIELDS), -1))
-
-    return columns.once("around", make)
-
-
-def _assumed(shape: ModelShape, profile: Profile) -> Coefficients:
-    """Documented shares of the first configuration's step."""
-    row_K, seconds = features(shape, profile.columns)[0], float(profile.iteration_seconds[0])
-    shares = [share if feature else 0.0 for share, feature in zip(_ASSUMED_SHARES, row_K, strict=True)]
-    values = {
-        term: share * seconds / feature if feature else 0.0
-        for term, share, feature in zip(TERMS, shares, row_K, strict=True)
-    }
-    return Coefficients(**values, fixed=seconds * (1.0 - sum(shares)))
-
-
-def _rows(form: Form, shape: ModelShape, columns: Columns, compute_C: npt.NDArray[np.bool_], around: bool) -> Floats:
-    """All rows of a fit, shape (R, K): one per configuration, of the measured compute parts, of what lies around.
-
-    With compute parts β is in two columns. A job's configurations stay while its times move: rows are made once.
-    """
-
-    def make() -> Floats:
-        blocks = [form.rows(shape, columns)]
-        others = [form.rows(shape, _around(columns))] if around else []
-        if compute_C.any():
-            in_compute_K = np.isin(COLUMNS, ("gradient", "fixed"))
-            blocks, others = (
-                [np.column_stack([each, np.ones(len(each))]) for each in many] for many in (blocks, others)
-            )
-            part_CK = form.rows(shape, columns)[compute_C] * in_compute_K
-            blocks.append(np.column_stack([part_CK, np.zeros(len(part_CK))]))
-        return np.concatenate(blocks + others)
-
-    return columns.once(("rows", shape, form.by_request, compute_C.tobytes(), around), make)
-
-
-def _pseudo_seconds(shape: ModelShape, profile: Profile, prior: Prior) -> Floats:
-    """What the prior says about allocations around the measured ones, brought to the level of what was measured.
-
-    A similar job's times share their shape; their level differs with the nodes, so one factor is measured. The prior
-    speaks in its own form.
-    """
-    theirs, theta_K = Form.of(prior.coefficients), vector(prior.coefficients)
-    known = theirs.seconds(theirs.rows(shape, profile.columns), theta_K)
-    level = float(np.exp(np.mean(np.log(profile.iteration_seconds / known))))
-    return level * theirs.seconds(theirs.rows(shape, _around(profile.columns)), theta_K)
+def _prior_terms(
+    prior: Prior | None, shape: ModelShape, profile: Profile
+) -> tuple[tuple[float, ...], tuple[float, ...]]:  # fmt: skip
+    """`kernels.Constants` and `kernels.Fitted` of what is believed; without a prior documented shares of the first
+    configuration's step."""
+    if prior is None:
+        constants = constants_of(shape, by_request=False)
+        first = float(profile.iteration_seconds[0])
+        assumed: tuple[float, ...] = equation_kernels().assumed(
+            profile.columns.table_FN, constants, first, _ASSUMED_SHARES
+        )  # fmt: skip
+        return constants, assumed
+    form = Form.of(prior.coefficients)
+    theirs = kernels().Fitted(*vector(prior.coefficients).tolist(), form.overlap)
+    return constants_of(shape, by_request=form.by_request), theirs
 
 
 def fit(
@@ -223,8 +177,7 @@ def fit(
     """
     profile = summarise(observations)
     require_rows(profile, job_id)
-    compute_C = np.isfinite(profile.compute_seconds)
-    split, summed_CK = bool(compute_C.any()), Form().rows(shape, profile.columns)
+    summed_CK = Form().rows(shape, profile.columns)
     rank, columns, condition = kernels().rank_and_condition(summed_CK, profile.iteration_seconds)
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
@@ -235,7 +188,7 @@ def fit(
             else "the sizes measured are too much alike to distinguish the parts of a step"
         )
 
-    believed, weight = prior, 0.0
+    weight = 0.0
     if prior is not None:
         if not (known := vector(prior.coefficients)).any() or not np.isfinite(known).all() or (known < 0).any():
             raise ScalingError(
@@ -246,21 +199,21 @@ def fit(
         if weight > 0:
             notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
     elif not identified:
-        believed, weight = Prior(coefficients=_assumed(shape, profile), source="assumed shares"), _TIE_BREAK
+        weight = _TIE_BREAK
         notes.append("no similar job: shares of the step are assumed where nothing was measured")
 
     mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
-
-    seconds = [profile.iteration_seconds, profile.compute_seconds[compute_C]]
+    believed = _prior_terms(prior, shape, profile)
     # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
-    weights = [np.ones(len(profile)), np.full(len(seconds[1]), _TIE_BREAK if mature else COMPUTE_WEIGHT)]
-    if believed is not None and weight > 0:
-        seconds.append(_pseudo_seconds(shape, profile, believed))
-        weights.append(np.full(len(seconds[2]), weight / len(seconds[2])))
-    seconds_R, weights_R = np.concatenate(seconds), np.concatenate(weights)
+    of_compute = _TIE_BREAK if mature else COMPUTE_WEIGHT
 
     def equations_of(form: Form) -> Equations:
-        return Equations(_rows(form, shape, profile.columns, compute_C, len(seconds) > 2), seconds_R, weights_R)
+        return Equations(
+            *equation_kernels().equations(
+                profile.columns.table_FN, constants_of(shape, by_request=form.by_request), profile.iteration_seconds,
+                profile.compute_seconds, of_compute, *believed, weight,
+            )
+        )  # fmt: skip
 
     if mature:
         fitted = choose(equations_of, len(profile), LEAST_ERROR)
@@ -269,7 +222,7 @@ def fit(
         fitted = solve(form, equations_of(form))
     if fitted.form.refinements:
         notes.append(_described(fitted.form))
-    return _model(shape, profile, fitted, summed_CK, split, (rank, columns, condition), tuple(notes))
+    return _model(shape, profile, fitted, summed_CK, (rank, columns, condition), tuple(notes))
 
 
 def _described(form: Form) -> str:
@@ -279,20 +232,21 @@ def _described(form: Form) -> str:
 
 
 def _model(
-    shape: ModelShape, profile: Profile, fitted: Fitted, summed_CK: Floats, split: bool,
-    known: tuple[int, int, float], notes: tuple[str, ...],
+    shape: ModelShape, profile: Profile, fitted: Fitted, summed_CK: Floats, known: tuple[int, int, float],
+    notes: tuple[str, ...],
 ) -> ThroughputModel:  # fmt: skip
     """What is known of a fit; `summed_CK`: the measured rows of the plain sum; `known`: rank, columns, condition."""
     count, (rank, columns, condition) = len(COLUMNS), known
     form, equations = fitted.form, fitted.equations
-    theta_K = np.array([*fitted.theta_K[: count - 1], fitted.theta_K[count - 1 :].sum()])
     # A split β is in the last two columns; of a total both are 1.
-    rows_RK, seconds_R = equations.rows_RK[:, :count], equations.seconds_R
-    steps = slice(len(profile))
-    doubted = slice(len(profile) + int(split) * int(np.isfinite(profile.compute_seconds).sum()), None)
-    errors_C = np.log(np.maximum(form.seconds(rows_RK[steps], theta_K), 1e-300) / seconds_R[steps])
-    error = float(np.sqrt(np.mean(errors_C**2)))
-    seen = form.slopes(rows_RK[steps], theta_K)
+    split = len(fitted.theta_K) > count
+    theta_K = np.array([*fitted.theta_K[: count - 1].tolist(), fitted.theta_K[count - 1 :].sum()])
+    steps = len(profile)
+    parts = int(np.isfinite(profile.compute_seconds).sum())
+    error, information_KK = equation_kernels().knowledge(
+        equations.rows_RK, equations.seconds_R, theta_K, steps, steps + parts, SERVERS.start, SERVERS.stop,
+        form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
+    )  # fmt: skip
     return ThroughputModel(
         shape=shape,
         coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
@@ -304,31 +258,9 @@ def _model(
         identified=rank == columns and condition <= CONDITION_LIMIT,
         notes=notes,
         form=form,
-        information_KK=_information(
-            seen, error, columns + form.refinements, (seconds_R[doubted], form.slopes(rows_RK[doubted], theta_K)[1])
-        ),
-        measured=(summed_CK, seconds_R[steps]),
+        information_KK=information_KK,
+        measured=(summed_CK, profile.iteration_seconds),
     )
-
-
-def _information(
-    seen: tuple[Floats, Floats], error: float, unknowns: int, doubted: tuple[Floats, Floats]
-) -> Floats:  # fmt: skip
-    """Precision of the coefficients: what was measured, and, as one configuration of PRIOR_ERROR, what is assumed.
-
-    Args:
-        seen, doubted: seconds and their derivatives of the measured steps, and of what is assumed.
-    """
-    seconds_C, slopes_CK = seen
-    free = max(1, len(seconds_C) - unknowns)
-    sigma = max(LEAST_ERROR, error * np.sqrt(len(seconds_C) / free))
-    relative_CK = slopes_CK / seconds_C[:, None]
-    information_KK = relative_CK.T @ relative_CK / sigma**2
-    assumed_R, assumed_RK = doubted
-    if len(assumed_R):
-        doubted_RK = assumed_RK / assumed_R[:, None]
-        information_KK += doubted_RK.T @ doubted_RK / len(doubted_RK) / PRIOR_ERROR**2
-    return np.asarray(information_KK)
 
 
 def fit_job(job: JobProfile) -> ThroughputModel:

@@ -1,0 +1,128 @@
+"""The compiled loops around a fit: what it is fitted to, and what is known of its coefficients afterwards.
+
+A fit has some dozens of rows. In numpy each operation on them costs more than all of their numbers.
+
+Shape legend: C configurations, R rows (equations), K coefficients (`step_form.COLUMNS`), F fields (`columns.FIELDS`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastrec.platform.scaling.model import kernels as model_kernels
+from elastrec.platform.scaling.model import linear_kernels
+from elastrec.platform.scaling.model.kernels import Fitted, rows, step_and_slopes, step_seconds
+from elastrec.platform.specs.numba_cache import kernels_of
+
+_kernel = kernels_of(__file__, model_kernels.__file__, linear_kernels.__file__)(error_model="numpy")
+_LEAST_SECONDS = 1e-300
+
+
+@_kernel
+def around(table_FC):  # type: ignore[no-untyped-def]
+    """The measured allocations, then those in which each count and size, by itself, is a quarter and four times as
+    much: [F, 9C], the measured ones first."""
+    fields, count = table_FC.shape
+    found = np.empty((fields, 9 * count))
+    for block in range(9):
+        for f in range(fields):
+            factor = 1.0
+            if block and f == (block - 1) // 2:
+                factor = 4.0 if block % 2 == 0 else 0.25
+            for c in range(count):
+                found[f, block * count + c] = factor * table_FC[f, c]
+    return found
+
+
+@_kernel
+def assumed(table_FC, constants, seconds, shares):  # type: ignore[no-untyped-def]
+    """The sum whose parts have these shares of the first configuration's step; what is left of it is fixed.
+
+    Args:
+        shares: of gradient, update, synchronise and embedding; a part that does not depend on anything has none.
+    """
+    row = rows(table_FC[:, :1], constants)[0]
+    left = 1.0
+    found = np.zeros(4)
+    for k in range(4):
+        if row[k] > 0:
+            found[k] = shares[k] * seconds / row[k]
+            left -= shares[k]
+    return Fitted(found[0], found[1], found[2], found[3], 0.0, 0.0, seconds * left, 1.0)
+
+
+@_kernel
+def equations(  # type: ignore[no-untyped-def]
+    table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, prior_weight
+):  # fmt: skip
+    """Rows [R, K], seconds [R] and weights [R] of a fit: one per configuration, of the measured compute parts, and,
+    where a prior has weight, of what lies around.
+
+    With compute parts β is in two columns. A prior speaks in its own form about its shape alone: a similar job's level
+    differs with the nodes, so that one factor is taken from what was measured.
+
+    Args:
+        compute_C: NaN where no part was measured.
+        prior_weight: of all rows of the prior together.
+    """
+    count = len(seconds_C)
+    parts = 0
+    for c in range(count):
+        parts += np.isfinite(compute_C[c])
+    columns, others = 8 if parts else 7, 9 * count if prior_weight > 0 else 0
+    total = count + parts + others
+    rows_RK, seconds_R, weights_R = np.ones((total, columns)), np.empty(total), np.ones(total)
+    measured_CK, place = rows(table_FC, constants), count
+    for c in range(count):
+        seconds_R[c] = seconds_C[c]
+        for k in range(7):
+            rows_RK[c, k] = measured_CK[c, k]
+        if np.isfinite(compute_C[c]):
+            seconds_R[place], weights_R[place] = compute_C[c], compute_weight
+            for k in range(8):
+                rows_RK[place, k] = measured_CK[c, k] if k == 0 or k == 6 else 0.0
+            place += 1
+    if others:
+        table_FN = around(table_FC)
+        around_NK, level = rows(table_FN, constants), 0.0
+        for c in range(count):
+            level += np.log(seconds_C[c] / step_seconds(table_FC, c, prior_constants, prior))
+        level = np.exp(level / count)
+        for n in range(others):
+            seconds_R[place + n] = level * step_seconds(table_FN, n, prior_constants, prior)
+            weights_R[place + n] = prior_weight / others
+            for k in range(7):
+                rows_RK[place + n, k] = around_NK[n, k]
+    return rows_RK, seconds_R, weights_R
+
+
+@_kernel
+def knowledge(  # type: ignore[no-untyped-def]
+    rows_RK, seconds_R, theta_K, steps, doubted, servers_from, servers_to, overlap, unknowns, least_error, prior_error
+):  # fmt: skip
+    """The root mean squared log error of the measured steps, and the precision of the coefficients, [K, K]: Σ x·xᵀ/σ²
+    over relative rows of what was measured and, as one configuration of `prior_error`, of what is assumed.
+
+    Args:
+        steps: so many first rows were measured; rows from `doubted` on are assumed.
+        unknowns: of the fit.
+    """
+    own_RK = rows_RK[:, : len(theta_K)]
+    slopes_RK = np.empty(own_RK.shape)
+    found_R = step_and_slopes(own_RK, theta_K, servers_from, servers_to, overlap, slopes_RK)
+    squares = 0.0
+    for r in range(steps):
+        error = np.log(max(found_R[r], _LEAST_SECONDS) / seconds_R[r])
+        squares += error * error
+    error = np.sqrt(squares / steps)
+    sigma = max(least_error, error * np.sqrt(steps / max(1, steps - unknowns)))
+    information_KK, assumptions = np.zeros((len(theta_K), len(theta_K))), len(seconds_R) - doubted
+    for r in range(len(seconds_R)):
+        if steps <= r < doubted:
+            continue
+        seconds = found_R[r] if r < steps else seconds_R[r]
+        weight = 1.0 / sigma**2 if r < steps else 1.0 / (assumptions * prior_error**2)
+        for i in range(len(theta_K)):
+            for j in range(len(theta_K)):
+                information_KK[i, j] += weight * (slopes_RK[r, i] / seconds) * (slopes_RK[r, j] / seconds)
+    return error, information_KK

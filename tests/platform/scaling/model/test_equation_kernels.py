@@ -1,0 +1,112 @@
+"""What a fit is fitted to, and what is known afterwards, against the same in plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastrec.platform.scaling.model import equation_kernels as compiled
+from elastrec.platform.scaling.model.columns import FIELDS, TERMS, Columns, Floats, constants_of, features, kernels
+from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form
+from elastrec.platform.scaling.types import ModelShape
+
+SHAPE = ModelShape(batch_size=512, dense_bytes=10_000_000, embedding_dimension=16)
+COUNTED = ("workers", "parameter_servers", "worker_cores", "parameter_server_cores")
+
+
+def columns(count: int, seed: int) -> Columns:
+    random = np.random.default_rng(seed)
+    table_FC = random.integers(1, 9, (len(FIELDS), count)).astype(np.float64)
+    return Columns(table_FC)
+
+
+def varied(measured: Columns) -> Columns:
+    """The measured allocations, and those with a quarter and four times one of the four amounts."""
+    tables = [measured.table_FN]
+    for field in COUNTED:
+        for factor in (0.25, 4.0):
+            table = measured.table_FN.copy()
+            table[FIELDS.index(field)] *= factor
+            tables.append(table)
+    return Columns(np.concatenate(tables, axis=1))
+
+
+def plain_equations(
+    form: Form, measured: Columns, seconds_C: Floats, compute_C: Floats, prior: tuple[Form, Floats], weight: float
+) -> tuple[Floats, Floats, Floats]:
+    has_part_C = np.isfinite(compute_C)
+    rows, others = form.rows(SHAPE, measured), form.rows(SHAPE, varied(measured))
+    blocks = [rows, rows[has_part_C] * np.isin(COLUMNS, ("gradient", "fixed")), others]
+    if has_part_C.any():
+        blocks = [np.column_stack([each, np.full(len(each), last)])
+                  for each, last in zip(blocks, (1.0, 0.0, 1.0), strict=True)]  # fmt: skip
+    theirs, theta_K = prior
+    known = theirs.seconds(theirs.rows(SHAPE, measured), theta_K)
+    level = np.exp(np.mean(np.log(seconds_C / known)))
+    seconds = [seconds_C, compute_C[has_part_C], level * theirs.seconds(theirs.rows(SHAPE, varied(measured)), theta_K)]
+    weights = [np.ones(len(seconds_C)), np.full(has_part_C.sum(), 0.03), np.full(len(others), weight / len(others))]
+    kept = slice(3 if weight > 0 else 2)
+    return np.concatenate(blocks[kept]), np.concatenate(seconds[kept]), np.concatenate(weights[kept])
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 12), st.integers(0, 1000), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 0.001, 1.5]),
+    st.booleans(), st.booleans(), st.sampled_from([1.0, 2.0]),
+)  # fmt: skip
+def test_rows_seconds_and_weights_are_those_of_the_plain_ones(
+    count: int, seed: int, measured_parts: float, weight: float, by_request: bool, theirs: bool, overlap: float
+) -> None:
+    random = np.random.default_rng(seed)
+    measured, seconds_C = columns(count, seed), random.uniform(0.01, 1.0, count)
+    compute_C = np.where(random.uniform(size=count) < measured_parts, 0.5 * seconds_C, np.nan)
+    prior_form, theta_K = Form(overlap, theirs), random.uniform(1e-6, 1.0, len(COLUMNS))
+    found = compiled.equations(
+        measured.table_FN, constants_of(SHAPE, by_request=by_request), seconds_C, compute_C, 0.03,
+        constants_of(SHAPE, by_request=theirs), kernels().Fitted(*theta_K.tolist(), overlap), weight,
+    )  # fmt: skip
+    expected = plain_equations(
+        Form(1.0, by_request), measured, seconds_C, compute_C, (prior_form, theta_K), weight
+    )  # fmt: skip
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.shape == plain.shape
+        assert ours == pytest.approx(plain, rel=1e-9, abs=1e-300)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(0, 12), st.integers(0, 9), st.integers(0, 1000), st.sampled_from([1.0, 2.0]))
+def test_the_error_and_the_information_are_those_of_the_plain_ones(
+    steps: int, parts: int, assumed: int, seed: int, overlap: float
+) -> None:
+    random = np.random.default_rng(seed)
+    form, theta_K = Form(overlap), random.uniform(0.1, 1.0, len(COLUMNS))
+    rows_RK = random.uniform(0.1, 1.0, (steps + parts + assumed, len(COLUMNS)))
+    seconds_R = form.seconds(rows_RK, theta_K) * np.exp(0.1 * random.standard_normal(len(rows_RK)))
+    error, information_KK = compiled.knowledge(
+        rows_RK, seconds_R, theta_K, steps, steps + parts, SERVERS.start, SERVERS.stop, overlap, 5, 0.03, 0.3
+    )  # fmt: skip
+    predicted_R, slopes_RK = form.slopes(rows_RK, theta_K)
+    expected = np.sqrt(np.mean(np.log(predicted_R[:steps] / seconds_R[:steps]) ** 2))
+    assert error == pytest.approx(expected, rel=1e-9)
+    sigma = max(0.03, expected * np.sqrt(steps / max(1, steps - 5)))
+    relative_CK = slopes_RK[:steps] / predicted_R[:steps, None] / sigma
+    plain_KK = relative_CK.T @ relative_CK
+    if assumed:
+        doubted_RK = slopes_RK[steps + parts :] / seconds_R[steps + parts :, None]
+        plain_KK += doubted_RK.T @ doubted_RK / assumed / 0.3**2
+    assert information_KK == pytest.approx(plain_KK, rel=1e-9)
+
+
+@pytest.mark.parametrize("dense_bytes", [0, 10_000_000])
+def test_assumed_shares_make_up_the_first_configurations_step(dense_bytes: int) -> None:
+    shape = ModelShape(batch_size=512, dense_bytes=dense_bytes, embedding_dimension=16)
+    measured, shares = columns(3, 1), (0.6, 0.1, 0.1, 0.1)
+    found = compiled.assumed(measured.table_FN, constants_of(shape, by_request=False), 0.2, shares)
+    row_K = features(shape, measured)[0]
+    for term, share, feature in zip(TERMS, shares, row_K, strict=True):
+        assert getattr(found, term) * feature == pytest.approx(share * 0.2 if feature else 0.0)
+    total = sum(getattr(found, term) * feature for term, feature in zip(TERMS, row_K, strict=True))
+    assert total + found.fixed == pytest.approx(0.2)
+    assert (found.fan_in, found.fan_out, found.overlap) == (0.0, 0.0, 1.0)
