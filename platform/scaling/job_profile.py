@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 
 from elastrec.platform.scaling.across_jobs.quota import Holder
@@ -105,8 +103,9 @@ def _outlook(known: JobFacts) -> MemoryOutlook | None:
     if seen.servers is not None and known.movable & {Change.SERVERS, Change.SERVER_SIZE}:
         # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
         most = max(known.limits.parameter_server_memory_bytes[1], known.allocation.parameter_server_memory_bytes)
-        servers = dataclasses.replace(seen.servers, largest_bytes=min(seen.servers.largest_bytes, most))
-        seen = msgspec.structs.replace(seen, servers=servers)
+        if most < seen.servers.largest_bytes:
+            servers = msgspec.structs.replace(seen.servers, largest_bytes=most)
+            seen = msgspec.structs.replace(seen, servers=servers)
     return look_ahead(seen, known.allocation)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
@@ -53,8 +52,7 @@ class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
     cap: float | None = None
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """φ = k·n^b of one table: log φ = log_k + b·log n.
 
     Attributes:
@@ -187,8 +185,7 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
         require(self.deviations >= 0, "memory.deviations", self.deviations, "0 or more", "2 is usual")
 
 
-@dataclass(frozen=True)
-class Servers:
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
     """The servers of a job as they are.
 
     Attributes:
@@ -240,15 +237,17 @@ def forecast(
     share, last_fresh = servers.imbalance / servers.count, trained_samples + fresh_samples
 
     def rows_bytes(samples: float, deviations: float) -> float:
-        fresh = min(samples, last_fresh)
-        return sum(growth.bytes_per_row * growth.at(fresh, deviations) for growth in growths)
+        fresh, total = min(samples, last_fresh), 0.0
+        for growth in growths:
+            total += growth.bytes_per_row * growth.at(fresh, deviations)
+        return total
 
     base = max(0.0, servers.used_bytes - share * rows_bytes(trained_samples, 0.0))
     safe = servers.limit_bytes * (1.0 - rules.margin)
+    end = trained_samples + remaining_samples
     most, likely, least = (
-        rows_bytes(trained_samples + remaining_samples, deviations)
-        for deviations in (rules.deviations, 0.0, -rules.deviations)
-    )
+        rows_bytes(end, rules.deviations), rows_bytes(end, 0.0), rows_bytes(end, -rules.deviations)
+    )  # fmt: skip
     high, middle, low = base + share * most, base + share * likely, base + share * least
     needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
 
@@ -271,8 +270,8 @@ def forecast(
     if high <= safe:
         reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
         return answer(Action.NONE, reason, needed, servers.count)
-    total = _rows_bytes(growths, last_fresh, rules)
-    samples = _samples_to(lambda samples: base + share * total(samples), safe, trained_samples)
+    of_band = _rows_bytes(growths, last_fresh, rules)
+    samples = _samples_to(lambda samples: base + share * of_band(samples), safe, trained_samples)
     if samples_per_second is None:
         seconds = None
         when = f"in {samples[0]:,.0f} samples at the earliest, {remaining_samples:,.0f} are left to train"

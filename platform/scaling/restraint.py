@@ -32,8 +32,11 @@ _WORDS = {
 
 def moves_of(before: Allocation, after: Allocation) -> dict[str, tuple[float, float]]:
     """What differs, under the names that people read."""
-    pairs = {words: (getattr(before, name), getattr(after, name)) for name, words in _WORDS.items()}
-    return {words: (float(one), float(other)) for words, (one, other) in pairs.items() if one != other}
+    return {
+        words: (float(one), float(other))
+        for name, words in _WORDS.items()
+        if (one := getattr(before, name)) != (other := getattr(after, name))
+    }
 
 
 def past_of(job: JobProfile) -> tuple[Done, ...]:

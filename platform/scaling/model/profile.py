@@ -62,24 +62,44 @@ def _configuration(of: Allocation) -> tuple[int, int, float, float]:
     return of.workers, of.parameter_servers, of.worker_cores, of.parameter_server_cores
 
 
-def _one_each(observations: Sequence[Observation]) -> Profile | None:
-    """The profile of usable observations that all have configurations of their own, as the means that masters keep:
-    each is its own median. None of others."""
-    seconds, parts, configurations = list[float](), list[float](), set[tuple[int, int, float, float]]()
-    for each in observations:
-        step, part = each.iteration_seconds, math.nan if each.compute_seconds is None else each.compute_seconds
-        if not 0 < step < math.inf or (each.compute_seconds is not None and not 0 < part <= step * (1 + 1e-9)):
+_FEW = 100
+"""Observations up to so many are summarised one by one: numpy takes longer over each operation on them."""
+
+
+def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
+    """The profile of few observations, all of them usable; None of others, and where a configuration contradicts
+    itself. Most are the means that masters keep, one for each configuration: it is its own median."""
+    groups: dict[tuple[int, int, float, float], list[Observation]] = {}
+    for each in observations[: _FEW + 1]:
+        step, part = each.iteration_seconds, each.compute_seconds
+        if not 0 < step < math.inf or (part is not None and not 0 < part <= step * (1 + 1e-9)):
             return None
-        seconds.append(step)
-        parts.append(part)
-        configurations.add(_configuration(each.allocation))
-    if len(configurations) < max(len(seconds), 1):
+        groups.setdefault(_configuration(each.allocation), []).append(each)
+    if not 0 < len(observations) <= _FEW:
         return None
-    allocations, ones_C = tuple(each.allocation for each in observations), np.ones(len(seconds))
+    seconds, parts, spreads = list[float](), list[float](), list[float]()
+    for group in groups.values():
+        steps = [each.iteration_seconds for each in group]
+        middle = _median(steps)
+        seconds.append(middle)
+        parts.append(_median([each.compute_seconds for each in group if each.compute_seconds is not None]))
+        spreads.append(_median([max(step / middle, middle / step) for step in steps]))
+    if max(spreads) >= CONTRADICTION:
+        return None
+    allocations = tuple(group[0].allocation for group in groups.values())
     return Profile(
         allocations=allocations, columns=Columns.of(allocations), iteration_seconds=np.array(seconds),
-        compute_seconds=np.array(parts), spread=ones_C, observations=ones_C, notes=(),
+        compute_seconds=np.array(parts), spread=np.array(spreads),
+        observations=np.array([float(len(group)) for group in groups.values()]), notes=(),
     )  # fmt: skip
+
+
+def _median(values: Sequence[float]) -> float:
+    """Of their logarithms, back as a value; NaN of none."""
+    if len(values) < 2:
+        return values[0] if values else math.nan
+    ordered = sorted(values)
+    return math.sqrt(ordered[(len(ordered) - 1) // 2]) * math.sqrt(ordered[len(ordered) // 2])
 
 
 def summarise(observations: Sequence[Observation]) -> Profile:
@@ -88,8 +108,8 @@ def summarise(observations: Sequence[Observation]) -> Profile:
     A time that is no number, zero or negative is refused and counted in the notes; a compute time that is so, or is
     above its step, is left out alone. Medians, not means: one pause of a node must not move a row.
     """
-    if (sole := _one_each(observations)) is not None:
-        return sole
+    if (few := _summarise_few(observations)) is not None:
+        return few
     step_N = np.array([each.iteration_seconds for each in observations], dtype=np.float64)
     part_N = np.array(
         [np.nan if each.compute_seconds is None else each.compute_seconds for each in observations], dtype=np.float64

@@ -48,7 +48,7 @@ def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: O
     Args:
         looked_at: outcomes of points all over the space.
     """
-    steps, rules, model = space.single_steps(), situation.rules, situation.model
+    steps, rules, model = space.single_steps, situation.rules, situation.model
     outcomes = situation.outcomes(steps.columns, payback_seconds=0.0)
     fastest = max(situation.reference, _fastest_measured(situation.job))
     # Growth of the log determinant of the model's information, in nats: 0 where the model is sure already.

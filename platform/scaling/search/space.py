@@ -84,18 +84,25 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return np.arange(self.size)
 
     def grid(self, most: int) -> Indexes:
-        """Numbers of `spread`, of what is `around` the point that the job has, and of `lines`; rising."""
-        start_5 = np.array(self.start, dtype=np.int64)
-        found: Indexes = _points().grid(*self._rungs(most), start_5, self.lengths)
-        return found
+        """Numbers of `spread`, of what is `around` the point that the job has, and of `lines`; rising. Made once: not
+        to be written to."""
+        if most not in self._grids:
+            start_5 = np.array(self.start, dtype=np.int64)
+            self._grids[most] = _points().grid(*self._rungs(most), start_5, self.lengths)
+        return self._grids[most]
+
+    @cached_property
+    def _grids(self) -> dict[int, Indexes]:
+        return {}
 
     def around(self, points_N5: Indexes) -> Indexes:
         """Numbers of points and of those one step away in one or in two decisions; rising."""
         found: Indexes = np.sort(_points().around(points_N5, self.lengths))
         return found
 
+    @cached_property
     def single_steps(self) -> Points:
-        """One or two steps up or down in one decision from what the job has; memory stays."""
+        """One or two steps up or down in one decision from what the job has; memory stays. Not to be written to."""
         return self.points(_points().single_steps(np.array(self.start, dtype=np.int64), self.lengths))
 
     def lines(self) -> Indexes:
@@ -148,7 +155,7 @@ def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
 
 def forget() -> None:
     """Drops all that is kept between rounds: decisions are the same without it, only later."""
-    for kept in (_array, _rungs, _rung_counts, _counts, _sizes):
+    for kept in (_space, _array, _rungs, _rung_counts, _counts, _sizes):
         kept.cache_clear()
     forget_columns()
 
@@ -207,7 +214,13 @@ def space_of(job: JobProfile, capacity: Capacity) -> Space:
     if Change.SERVER_SIZE in job.movable:
         memory = _memory(low, int(min(high, pod_bytes)), now.parameter_server_memory_bytes, job, servers)
     ladders = (workers, servers, worker_cores, server_cores, memory)
-    return Space(ladders, _start(ladders, now), _worker_memory(job))
+    return _space(ladders, _start(ladders, now), _worker_memory(job))
+
+
+@lru_cache(maxsize=512)
+def _space(ladders: tuple[tuple[float, ...], ...], start: tuple[int, ...], worker_memory_bytes: int) -> Space:
+    """The same one for the same ladders: with it stays what was listed of its points."""
+    return Space(ladders, start, worker_memory_bytes)
 
 
 def _rounded_up(room: float) -> float:

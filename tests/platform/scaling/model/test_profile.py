@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastrec.platform.scaling.model import profile as profile_module
 from elastrec.platform.scaling.model.profile import summarise
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import Observation
@@ -90,3 +91,18 @@ def test_medians_agree_with_numpy() -> None:
     for row, each in enumerate(profile.allocations):
         logs = [math.log(o.iteration_seconds) for o in observations if o.allocation == each]
         assert profile.iteration_seconds[row] == pytest.approx(math.exp(np.median(logs)))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.floats(0.05, 0.15), st.sampled_from([None, 0.1, 0.5])), min_size=1))
+def test_few_observations_are_summarised_as_many(rows: list[tuple[int, float, float | None]]) -> None:
+    observations = [
+        seen(seconds, None if share is None else share * seconds, workers) for workers, seconds, share in rows
+    ]
+    few = summarise(observations)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile_module, "_FEW", 0)
+        many = summarise(observations)
+    for name in ("iteration_seconds", "compute_seconds", "spread", "observations"):
+        assert getattr(few, name) == pytest.approx(getattr(many, name), rel=1e-12, nan_ok=True), name
+    assert few.allocations == many.allocations and few.notes == many.notes

@@ -173,7 +173,7 @@ def test_points_are_looked_at_once_and_in_the_order_of_their_indexes(data: st.Da
         for step in (-2, -1, 1, 2)
         if 0 <= space.start[k] + step < len(space.ladders[k])
     ]
-    assert [tuple(each) for each in space.single_steps().indexes_N5.tolist()] == steps
+    assert [tuple(each) for each in space.single_steps.indexes_N5.tolist()] == steps
 
 
 @settings(max_examples=30, deadline=None)
