@@ -126,8 +126,8 @@ class Decisions(Connection):
     ) -> None:
         """Draws the fit, the front and whether the last plans brought what was predicted.
 
-        A picture is drawn only if it can inform: any model fits a single measured configuration, and a front needs an
-        alternative to the present allocation.
+        A picture is drawn only if it can inform: any model meets as many measured configurations as it can tell parts
+        of a step apart by, and a front needs an alternative to the present allocation.
         """
         batch = model.shape.batch_size if model else 0
         kept = scaling_figures.kept_promises(decisions, observations, batch) if model else []
@@ -140,7 +140,7 @@ class Decisions(Connection):
             run_id,
             {
                 "figures/scaling_fit.png": scaling_figures.fit_against_measured(model, observations)
-                if model and model.configurations > 1
+                if model and model.configurations > model.rank
                 else None,
                 "figures/scaling_candidates.png": scaling_figures.pareto(considered) if len(considered) > 1 else None,
                 "figures/scaling_gains.png": scaling_figures.promises(kept),

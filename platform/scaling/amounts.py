@@ -16,6 +16,9 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import Shape
 
 GIBIBYTE = 2**30
+MEMORY_STEP = 256 * 2**20
+"""Memory is planned in whole steps. Chosen: a server's process takes about as much before its first row, so that less
+is no difference for the cluster; every step is a change that a job has to go through."""
 
 
 def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> None:

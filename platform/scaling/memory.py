@@ -18,14 +18,13 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling import growth_law
-from elastrec.platform.scaling.amounts import require
+from elastrec.platform.scaling.amounts import MEMORY_STEP, require
 from elastrec.platform.scaling.growth_law import heaps_law
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.numba_cache import kernels_of
 
-_MEMORY_STEP = 256 * 2**20
 _CURVE_POINTS = 33
 _NEVER = (math.inf, math.inf, math.inf)
 
@@ -173,7 +172,8 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
     """How careful a forecast is.
 
     Attributes:
-        margin: share of the limit that must stay free.
+        margin: share of the limit that must stay free. Chosen: what servers hold besides rows is taken to stay, and
+            rises while they save or hand rows over.
         deviations: standard deviations of the band on either side; 2 is about 95 %.
     """
 
@@ -249,7 +249,7 @@ def forecast(
         rows_bytes(end, rules.deviations), rows_bytes(end, 0.0), rows_bytes(end, -rules.deviations)
     )  # fmt: skip
     high, middle, low = base + share * most, base + share * likely, base + share * least
-    needed = math.ceil(high / (1.0 - rules.margin) / _MEMORY_STEP) * _MEMORY_STEP
+    needed = math.ceil(high / (1.0 - rules.margin) / MEMORY_STEP) * MEMORY_STEP
 
     def answer(
         action: Action, reason: str, needed_bytes: int, needed_servers: int,
@@ -297,7 +297,7 @@ def forecast(
             "that a server holds besides rows; give it larger nodes"
         )
     count = math.ceil(servers.imbalance * most / room)
-    per_server = math.ceil(servers.largest_bytes / _MEMORY_STEP) * _MEMORY_STEP
+    per_server = math.ceil(servers.largest_bytes / MEMORY_STEP) * MEMORY_STEP
     reason = f"the limit is reached {when}; {_gib(needed)} per server is more than a pod can have, {count} servers hold"
     needed = min(per_server, int(servers.largest_bytes))
     return answer(Action.MORE_SERVERS, reason, needed, count, samples, seconds)

@@ -17,6 +17,7 @@ from elastrec.platform.scaling.types import Coefficients, Prior
 
 _CORES_STEP = 0.25
 _MEMORY_STEP = 128 * 2**20
+"""Half a step of plans (`amounts.MEMORY_STEP`): a start is free of what a change costs, so that it may be closer."""
 _STAYS_FREE = 0.2
 """Of a server's memory. Twice the margin of a forecast: the next job's ids are others, and it may not be able to get
 more while it runs."""

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, require
+from elastrec.platform.scaling.amounts import GIBIBYTE, MEMORY_STEP, Allocation, Change, require
 from elastrec.platform.scaling.model.columns import TERMS, Columns, features
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
 from elastrec.platform.scaling.warm_start import Features
 from elastrec.platform.simulator.memory import MemoryTruth
 from elastrec.platform.simulator.speed import service_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
-
-_MEMORY_STEP = 256 * 2**20
 
 
 def coefficients_of(
@@ -270,7 +268,7 @@ def _job(
             worker_cores=worker_cores,
             parameter_server_cores=server_cores,
             worker_memory_bytes=math.ceil(2 * GIBIBYTE * oversize),
-            parameter_server_memory_bytes=max(1, math.ceil(given / _MEMORY_STEP)) * _MEMORY_STEP,
+            parameter_server_memory_bytes=max(1, math.ceil(given / MEMORY_STEP)) * MEMORY_STEP,
         ),
         limits=Limits(workers=(1, max(most[0], workers)), parameter_servers=(1, most[1])),
         team=model.team,

@@ -192,8 +192,16 @@ def test_a_window_of_a_trace_is_drawn_by_the_seed() -> None:
 def test_a_trace_of_arrivals_yields_every_figure(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("job_id,submit_time\n" + "".join(f"{n},{2 * n}\n" for n in range(12)))
-    figures = arrival_traces.measure(small(jobs=3, trace=str(trace), time_unit=60.0, speed=3))
+    figures = arrival_traces.measure(small(jobs=3, trace=str(trace), time_unit=60.0, speed=3, only=None))
     check(figures, "arrival_traces")
     assert {"speed.every_round", "speed.patient"} <= {
         figure.figure.removeprefix("arrival_traces.") for figure in figures
     }
+
+
+def test_the_speed_is_that_of_a_whole_simulation_however_long_its_arrivals_take() -> None:
+    days = 50 * 86_400.0
+    figures = arrival_traces.measure(small(speed=3, every=days, only=["speed"]))
+    assert {figure.figure for figure in figures} == {"arrival_traces.speed.every_round", "arrival_traces.speed.patient"}
+    with pytest.raises(RuntimeError, match=r"of 20 jobs did not end on 1 nodes: .*more --nodes"):
+        arrival_traces.measure(small(speed=20, nodes=1, only=["speed"]))

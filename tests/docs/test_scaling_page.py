@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
+from elastrec.platform.scaling.policy import ScalingPolicy, View, decide, policy_names
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from tests.platform.scaling.jobs import PLENTY, PRICES, profile
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
 
 
 def block(language: str, containing: str) -> str:
@@ -32,3 +33,22 @@ def test_the_policy_on_the_page_decides() -> None:
     found = decide(policy, [profile()], View(PLENTY, PRICES))
     (plan,) = found.plans
     assert not found.problems and plan.allocation.workers == profile().allocation.workers + 1
+
+
+def test_every_policy_that_is_shipped_stands_beside_the_setting() -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("policy: three-stage ")]
+    assert {each for each in policy_names() if each not in line} == set()
+
+
+def test_messages_that_the_page_explains_are_those_of_the_program() -> None:
+    table = PAGE.partition("| what you see | why |")[2].partition("\n\n")[0]
+    shown = re.findall(r"^\| `(.*?)`", table, re.MULTILINE)
+    sources = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "platform").rglob("*.py"))
+    # Numbers and names are filled in.
+    unknown = {
+        message: part
+        for message in shown
+        for part in re.split(r"\d+|[:;] ?|two|one|the cluster|server size|size|cores|Evaluating", message)
+        if part.strip() not in sources
+    }
+    assert len(shown) >= 10 and unknown == {}

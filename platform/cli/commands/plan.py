@@ -49,7 +49,7 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
         pods_of(platform, name)
     decided, left_alone = scaling.plan(platform, settings, list(job) or None)
     applied = [scaling.apply(platform, each) for each in decided.plans] if applies else []
-    for each, done in zip(decided.plans, applied, strict=False):
+    for each, done in zip(decided.plans if applies else (), applied, strict=True):
         scaling_story.log_decision(platform, each, is_changed=done.changed, reason=done.reason)
     if output == "json":
         echo_json(_plain(decided, left_alone, applied, explain=explain))

@@ -16,15 +16,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from elastrec.platform.scaling.amounts import Allocation, Capacity, Change
+from elastrec.platform.scaling.amounts import MEMORY_STEP, Allocation, Capacity, Change
 from elastrec.platform.scaling.model.columns import Columns, forget_columns
 from elastrec.platform.scaling.types import JobProfile
 
 Indexes = npt.NDArray[np.int64]
 _LONGEST_LADDER = 128
-_MEMORY_STEP = 256 * 2**20
+"""Values of one decision. Chosen: up to so many workers each number is looked at, above it steps of a few per cent."""
 _FAR_TOO_MUCH = 0.75
-"""A worker's memory is only taken back where so large a share of it would do: every worker starts anew for it."""
+"""A worker's memory is only taken back where no larger share of it would do. Chosen: a quarter of its price is worth
+that every worker starts anew where its node has no room to resize it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +184,7 @@ def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float
     if job.memory is None:
         return (float(now),)
     needed = {job.memory.server_bytes(int(count)) for count in servers}
-    steps = {min(max(math.ceil(each / _MEMORY_STEP) * _MEMORY_STEP, low), high) for each in needed}
+    steps = {min(max(math.ceil(each / MEMORY_STEP) * MEMORY_STEP, low), high) for each in needed}
     return tuple(sorted({float(each) for each in steps} | {float(now)}))
 
 
@@ -245,7 +246,7 @@ def _worker_memory(job: JobProfile) -> int:
     now, (low, high) = job.allocation.worker_memory_bytes, job.limits.worker_memory_bytes
     if job.memory is None or Change.WORKER_SIZE not in job.movable:
         return now
-    needed = max(math.ceil(job.memory.worker_bytes / _MEMORY_STEP) * _MEMORY_STEP, low)
+    needed = max(math.ceil(job.memory.worker_bytes / MEMORY_STEP) * MEMORY_STEP, low)
     if needed > high:
         # What is allowed would not do. A plan that left it so would be refused, and with it all others of the job.
         return now

@@ -17,6 +17,7 @@ from elastrec.platform.history import decisions as kept
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import DECISIONS_FILE, EXPLAIN_FILE, Decisions
 from elastrec.platform.jobs.types import Allocation, Prepared
+from elastrec.platform.scaling.amounts import Allocation as Amounts
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
@@ -46,7 +47,7 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     rounds = history.log_decision(run_id, grew, [{"why": "c"}], {names.SCALING_WORKERS: 3.0})
     assert rounds == [grew, grew] == history.decisions(run_id)
     history.log_throughput(run_id, rounds)
-    observations = measure(coefficients(), [ONE, THREE])
+    observations = measure(coefficients(), [ONE, msgspec.structs.replace(ONE, workers=2), THREE])
     (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
     history.log_model(run_id, rounds, plan.considered, fit(SHAPE, observations), observations)
     lines = table(client, run_id)
@@ -65,8 +66,9 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     assert history.page(run_id).startswith(tracking_server.uri) and run_id in history.page(run_id)
 
 
-def test_a_picture_is_drawn_when_it_means_something(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
-    history, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
+@pytest.mark.parametrize("sizes", [[ONE], [ONE, THREE]])
+def test_a_picture_is_drawn_when_it_means_something(tracking_server, run_id: str, sizes: list[Amounts]) -> None:  # type: ignore[no-untyped-def]
+    history, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), sizes)
     stays = decide(Static(), [profile()], View(PLENTY, PRICES)).plans[0].considered
     history.log_model(run_id, [], stays, fit(SHAPE, seen), seen)
     assert list(MlflowClient(tracking_server.uri).list_artifacts(run_id, "figures")) == []
