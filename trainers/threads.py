@@ -9,8 +9,12 @@ import math
 import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING
 
 from elastrec.platform.specs import environment
+
+if TYPE_CHECKING:
+    from elastrec.platform.transport.messages.job import PodOrders
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
@@ -19,6 +23,11 @@ def granted_threads(variables: Mapping[str, str]) -> int:
     """Threads for the pod's granted cores, rounded up, at least 1; this machine's cores when nothing was granted."""
     granted = variables.get(environment.CORES)
     return threads_for(float(granted)) if granted else os.cpu_count() or 1
+
+
+def threads_of(orders: PodOrders | None, variables: Mapping[str, str]) -> int:
+    """Threads for the cores that a pod has now: those of its orders once it was resized in place, else as granted."""
+    return threads_for(orders.cores) if orders and orders.cores else granted_threads(variables)
 
 
 def threads_for(cores: float) -> int:

@@ -7,6 +7,7 @@ false) finds the server's state intact: it learns which order was restored, and 
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 import time
@@ -31,6 +32,7 @@ from elastrec.platform.transport.messages.job import (
     Heartbeat,
     Message,
     Mode,
+    PodOrders,
     Register,
     Registered,
     RestoreOrder,
@@ -54,6 +56,7 @@ from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.load import LoadMeter
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from elastrec.trainers.threads import threads_of
 
 log = structlog.get_logger(__name__)
 
@@ -124,6 +127,7 @@ class ServerPod:
         self.incarnation = uuid.uuid4().hex
         self._changed = threading.Condition()
         self._directive: Directive | None = None
+        self._orders: PodOrders | None = None
         self._reached_version = 0
         self._restored_order_id = ""
         self._restore_problem: RestoreProblem | None = None
@@ -300,6 +304,7 @@ class ServerPod:
                     order.uri,
                     directive.routing,
                     directive.generation,
+                    threads=threads_of(self._orders, os.environ),
                     with_marks=order.with_marks,
                     memory=self._memory.opened(),
                     pages=self._pages.take(),
@@ -386,6 +391,7 @@ class ServerPod:
                 continue
             if registered.wall_seconds is not None:
                 self._clock.follow(registered.wall_seconds)
+            self._orders = registered.orders
             self._take(registered.directive)
             log.info("registered", rank=registered.rank, address=self._address, restored=self._restored_order_id)
             return registered
@@ -416,6 +422,7 @@ class ServerPod:
                     if not answer.known:
                         self._register()
                     elif answer.directive is not None:
+                        self._orders = answer.orders
                         self._take(answer.directive)
                 if stopping:
                     return
@@ -446,6 +453,7 @@ class ServerPod:
                 taken_order_id=self._mover.taken if self._mover else "",
                 copying=self._mover.progress() if self._mover else None,
                 ends_in_seconds=self._notice.left_seconds,
+                orders_version=self._orders.version if self._orders else 0,
                 load=self._load.measure(self._server.stores, self._owned(), self._server.served, time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,

@@ -1,4 +1,4 @@
-"""What a worker may be ordered to do otherwise than the others, and what follows from its obeying. Pure."""
+"""What a pod may be ordered to do otherwise than the others, and what follows from its obeying. Pure."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
 
 
 def use_cores(state: JobState, member: Member, effects: list[Effect]) -> None:
-    """A worker that was resized in place computes with as many threads as it has cores now."""
-    if member.role is Role.WORKER:
-        given = msgspec.structs.replace(member.orders or PodOrders(version=0), cores=member.cores)
-        _order(state, member, given, "resized in place", effects)
+    """A pod that was resized in place computes, or restores, with as many threads as it has cores now."""
+    given = msgspec.structs.replace(member.orders or PodOrders(version=0), cores=member.cores)
+    _order(state, member, given, "resized in place", effects)
 
 
 def keep_one_at_work(state: JobState, effects: list[Effect]) -> None:

@@ -147,7 +147,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one worker's pod should do otherwise than the others; beside the directive, which is the same for all.
+    """What one pod should do otherwise than the others; beside the directive. Of a server, `cores` alone.
 
     Attributes:
         version: of the orders of this pod, whatever they say; rises with every change.

@@ -16,6 +16,7 @@ from elastrec.platform.transport.messages.job import (
     Failed,
     Heartbeat,
     Mode,
+    PodOrders,
     Register,
     Registered,
     RestoreOrder,
@@ -98,6 +99,7 @@ class ScriptedMaster:
         self.known = True
         self.heartbeat_seconds = 0.0
         self.wall_seconds: float | None = None
+        self.orders: PodOrders | None = None
         self.directive = Directive(
             version=1,
             mode=Mode.IDLE,
@@ -123,6 +125,7 @@ class ScriptedMaster:
                 streams={},
                 directive=self.directive,
                 wall_seconds=self.wall_seconds,
+                orders=self.orders,
             )
 
     def _heartbeat(self, message: Heartbeat) -> Answer:
@@ -132,7 +135,7 @@ class ScriptedMaster:
                 return Answer(directive=None, known=False)
             self.heartbeats[message.pod] = message
             self.changed.notify_all()
-            return Answer(directive=self.directive, heartbeat_seconds=self.heartbeat_seconds)
+            return Answer(directive=self.directive, heartbeat_seconds=self.heartbeat_seconds, orders=self.orders)
 
     def _failed(self, message: Failed) -> Done:
         with self.changed:

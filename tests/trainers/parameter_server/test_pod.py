@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.platform.specs import environment
@@ -19,6 +21,7 @@ from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.job import (
     Directive,
     Mode,
+    PodOrders,
     RestoreOrder,
     RestoreProblem,
     SaveOrder,
@@ -26,6 +29,7 @@ from elastrec.platform.transport.messages.job import (
     TakeOrder,
 )
 from elastrec.trainers.embedding.client import ParameterClient
+from elastrec.trainers.parameter_server import pod as server_pod
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
@@ -260,6 +264,35 @@ def test_a_directive_that_an_answer_brings_late_does_not_replace_a_newer_one() -
     newest = Directive(version=6, mode=Mode.PAUSE, generation=5, routing=routing)
     pod._take(newest)
     assert pod._directive == newest
+
+
+def test_a_server_restores_with_threads_for_the_cores_that_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(environment.CORES, "1")
+    threads: list[int] = []
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    monkeypatch.setattr(server_pod, "restore", lambda *_, **options: threads.append(options["threads"]))
+    master = ScriptedMaster(training_job(), servers=1)
+    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
+    running = threading.Thread(target=pod.run, daemon=True)
+    running.start()
+    try:
+        addresses = master.wait_for_registrations(1)
+        master.wait_until_reached(master.direct(addresses=addresses, restore=RestoreOrder("r1", "")), ["ps-0"])
+        master.orders = PodOrders(version=3, cores=2.5)
+        master.wait(lambda: master.heartbeats["ps-0"].orders_version == 3, "the server says that it has its orders")
+        master.wait_until_reached(master.direct(restore=RestoreOrder("r2", "")), ["ps-0"])
+        assert threads == [1, 3]
+        master.known = False
+        master.registered.clear()
+        master.orders = PodOrders(version=4, cores=4.0)
+        master.wait(lambda: master.registered, "the server registers again")
+        master.wait_until_reached(master.direct(restore=RestoreOrder("r3", "")), ["ps-0"])
+        assert threads == [1, 3, 4]
+        master.direct(mode=Mode.EXIT)
+        running.join(15)
+    finally:
+        pod.stop()
+        master.close()
 
 
 def test_a_server_without_its_environment_says_what_is_missing() -> None:

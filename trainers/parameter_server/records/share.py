@@ -49,12 +49,11 @@ from elastrec.trainers.parameter_server.storage.columns import (
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
 from elastrec.trainers.parameter_server.storage.memory import UsedRegions
-from elastrec.trainers.threads import granted_threads
 
 Array = np.ndarray[Any, Any]
 
 _MOST_READERS = 8
-"""Threads of a restore, if the server has so many cores: each holds READ_AHEAD_BYTES of a record."""
+"""Threads of a restore at most: each holds READ_AHEAD_BYTES of a record."""
 
 log = structlog.get_logger(__name__)
 
@@ -171,6 +170,7 @@ def restore(
     routing: RoutingTable,
     generation: int,
     *,
+    threads: int | None = None,
     with_marks: bool = False,
     memory: PartMemory | None = None,
     pages: UsedRegions | None = None,
@@ -183,6 +183,7 @@ def restore(
     exceeds that of the larger one.
 
     Args:
+        threads: that read, but for `_MOST_READERS` at most; None: as many as this machine has cores.
         with_marks: see RestoreOrder.
         memory: of the server's node: parts that it holds are read from it, all others from the store.
         pages: that were made for the rows; what they do not need goes back to the system.
@@ -204,7 +205,7 @@ def restore(
     before_bytes = memory.read_bytes if memory is not None else 0
     record = open_record(uri) if memory is None else open_record(uri, lambda store: MemoryStore(store, memory))
     stores = server.empty_stores(place, used)
-    loader = _load(server, record, stores, np.flatnonzero(place.owned))
+    loader = _load(server, record, stores, np.flatnonzero(place.owned), threads)
     for store in stores:
         store.trim()
     source = _DenseOfRecord(server, record)
@@ -228,6 +229,7 @@ def restore_buckets(
     generation: int,
     *,
     dense_buckets: Sequence[int] | Array = (),
+    threads: int | None = None,
     with_marks: bool,
 ) -> None:
     """Takes some virtual and dense buckets from a record, while the server keeps all others.
@@ -238,6 +240,7 @@ def restore_buckets(
     Args:
         buckets: [b], those held or new ones; with those kept they are all that the routing gives the server.
         dense_buckets: [d], likewise.
+        threads: see `restore`.
         with_marks: splits begin at the record's positions: what was pushed since counts for these buckets, and for kept
             ones not again. False: what was pushed since is lost for these buckets; they count as kept ones do.
 
@@ -255,7 +258,7 @@ def restore_buckets(
             f"{server.plan.virtual_buckets}: some of its buckets are not some of the job's; restore all of them"
         )
     with server.restoring(place, buckets, dense_buckets) as stores:
-        _load(server, record, stores, buckets)
+        _load(server, record, stores, buckets, threads)
         source = _DenseOfRecord(server, record)
         dense = source.some(place, dense_buckets, server.dense) if len(dense_buckets) else None
         marks = marks_of(record, buckets, dense_buckets, has_same_buckets=True) if with_marks else None
@@ -267,10 +270,12 @@ def restore_buckets(
     )  # fmt: skip
 
 
-def _load(server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array) -> Loader:
+def _load(
+    server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array, threads: int | None
+) -> Loader:
     """Enters what a record and those that it builds on hold of buckets [b], of which the stores hold nothing."""
-    threads = min(_MOST_READERS, granted_threads(os.environ))
-    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds(), threads)
+    readers = min(_MOST_READERS, threads or os.cpu_count() or 1)
+    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds(), readers)
     for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
         for _ in loader.take(share):
             server.transfers += 1

@@ -65,7 +65,7 @@ def resize(world: World, pod: str, cores: float) -> PodOrders | None:
     return world.state.orders_of(pod, world.up[pod]["incarnation"])
 
 
-def test_a_worker_resized_in_place_is_always_ordered_to_use_its_cores():
+def test_a_pod_resized_in_place_is_always_ordered_to_use_its_cores():
     world = running()
     cores = world.state.membership.members["j-worker-0"].cores
     assert resize(world, "j-worker-0", cores) is None
@@ -76,7 +76,7 @@ def test_a_worker_resized_in_place_is_always_ordered_to_use_its_cores():
     assert world.state.membership.members["j-worker-0"].orders == PodOrders(version=4, cores=2.0)
     assert world.state.orders_of("j-worker-1", world.up["j-worker-1"]["incarnation"]) is None
     server = next(iter(world.state.membership.servers())).name
-    assert resize(world, server, 3.0) is None
+    assert resize(world, server, 3.0) == PodOrders(version=1, cores=3.0)
 
 
 def test_speed_is_not_measured_before_a_worker_has_its_orders():
@@ -89,7 +89,7 @@ def test_speed_is_not_measured_before_a_worker_has_its_orders():
     assert is_settled(world.state)
 
 
-def test_only_workers_have_orders_of_their_own():
+def test_only_workers_are_ordered_by_observers():
     world = running()
     assert order(world, pod="j-ps-0", batch_size=1) is None
     world.handle(events.PodOrdered(time=world.time, pod="nobody", batch_size=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 
 from elastrec.checkpoints import BucketRows, DamagedRecordError, SectionKind, open_record
 from elastrec.checkpoints.record import Share
-from elastrec.platform.specs.environment import CORES
 from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.loader import _side_by_side
 from elastrec.trainers.parameter_server.records.share import restore
@@ -71,8 +71,7 @@ def test_every_bucket_holds_what_was_saved_however_many_threads_restore_it(
         (restored,) = servers_of(job, 1)
         counts = []
         for cores in (threads, 1, threads):
-            patched.setenv(CORES, str(cores))
-            restore(restored, uri, routing_of(["nowhere"], buckets=BUCKETS), 1)
+            restore(restored, uri, routing_of(["nowhere"], buckets=BUCKETS), 1, threads=cores)
             assert contents([restored]) == contents(servers)
             counts.append(counts_of(restored))
             push([restored], range(5000, 5300), 1.0)
@@ -96,9 +95,9 @@ def test_readers_share_the_chunks_of_a_part(tmp_path: Path, monkeypatch: pytest.
     assert share.readers(SectionKind.CANDIDATES, 3) == []
 
 
-@pytest.mark.parametrize(("cores", "threads"), [("0.5", 1), ("3", 3), ("64", 8)])
-def test_a_restore_has_a_thread_for_each_granted_core_up_to_a_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: str, threads: int
+@pytest.mark.parametrize(("threads", "readers_wanted"), [(1, 1), (3, 3), (64, 8), (None, min(8, os.cpu_count() or 1))])
+def test_a_restore_has_as_many_readers_as_threads_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None, readers_wanted: int
 ) -> None:
     job, counts = job_with(BUCKETS), []
     (server,) = servers_of(job, 1)
@@ -111,9 +110,8 @@ def test_a_restore_has_a_thread_for_each_granted_core_up_to_a_limit(
         return readers(share, kind, count)
 
     monkeypatch.setattr(Share, "readers", counted)
-    monkeypatch.setenv(CORES, cores)
-    restore(server, uri, routing_of(["nowhere"], buckets=BUCKETS), 1)
-    assert counts == [threads]
+    restore(server, uri, routing_of(["nowhere"], buckets=BUCKETS), 1, threads=threads)
+    assert counts == [readers_wanted]
 
 
 def test_readers_run_side_by_side() -> None:
