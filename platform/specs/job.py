@@ -301,8 +301,9 @@ class FaultTolerance(Spec):
     killed from outside by SIGKILL or SIGTERM) did not fail; such losses in a row may be five times as many."""
     slow_pod_moves: Annotated[int, Field(ge=0, le=10_000)] = 2
     """How many slow workers and parameter servers, together, the job moves to other nodes, each once its successor has
-    started there; 0: none. Slow is one that for a minute has taken at least twice as long for a row as the others of
-    its role: a worker to compute, a server to read and change it. A server that is alone is never slow."""
+    started there; 0: none. Slow is one that takes at least twice as long for a row as the others of its role (a
+    worker to compute, a server to read and change it) until that has cost as much as a move does. A server that is
+    alone is never slow."""
 
 
 class Gate(Spec):

@@ -1,7 +1,7 @@
 """Which server is hot, and which of its buckets others should have: a move of buckets, before a pod more is asked for.
 
 Requests of a step go to all servers and the step waits for the slowest, so a server with twice the rows of the others
-holds all workers up. Pure but for what `HotServers` remembers: since when a server is hot, and when one was relieved.
+holds all workers up. Pure but for what `HotServers` remembers: what a hot server has cost, and when one was relieved.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ differ by some per cent; 1.4 is far from that, and from what a relief leaves (`R
 """
 RELIEVED_RATIO = 1.15
 """Buckets move until the server has no more than this."""
-HOT_SECONDS = 30.0
-"""For so long it has to be hot: two averaging times of `LoadMeter`."""
+RELIEF_PRICE_SECONDS = 5.0
+"""Of the job's time, what a relief costs. Chosen: copying takes a tenth of some seconds and the hand-over about one
+(`python -m benchmarks migration`), and a needless relief keeps the next one waiting. With it a server at `HOT_RATIO`,
+one of three in a job that does nothing but wait for them, is relieved after half a minute.
+"""
+LEAST_HOT_SECONDS = 10.0
+"""For so long it has to be hot, however much that costs. Chosen: two windows, and most of a mean of `LoadMeter`."""
 COOL_DOWN_SECONDS = 120.0
 """Between two reliefs: what the last one changed has to show first."""
 LEAST_ROWS_PER_SECOND = 1000.0
@@ -105,16 +110,33 @@ def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
     return Relief(server, before, ratio(), moves) if moves else None
 
 
+def loss_of(loads: Mapping[str, Load], server: str, waiting_share: float) -> float:
+    """Share of a job's time, 0 to 1, that a hot server costs: with the same load per core all would be done sooner.
+
+    Args:
+        waiting_share: of their steps, that workers wait for servers.
+    """
+    even = sum(load.rows_per_second for load in loads.values()) / sum(load.cores for load in loads.values())
+    return waiting_share * (1 - even / loads[server].rows_per_core_second)
+
+
 class HotServers:
     """What was seen until now; asked once per window."""
 
     def __init__(self) -> None:
-        self._lasting = Lasting(HOT_SECONDS, COOL_DOWN_SECONDS)
+        self._lasting = Lasting(LEAST_HOT_SECONDS, COOL_DOWN_SECONDS)
 
-    def look(self, loads: Mapping[str, Load], now: float) -> Relief | None:
-        """A relief that is due; `now` is on the job's clock."""
+    def look(self, loads: Mapping[str, Load], waiting_share: float, now: float) -> Relief | None:
+        """A relief that is due.
+
+        Args:
+            loads: of all servers since the last call; empty: not known.
+            waiting_share: see `loss_of`.
+            now: on the job's clock.
+        """
         server = hot_server(loads)
-        if not self._lasting.is_due(server, now):
+        losses = {server: loss_of(loads, server, waiting_share)} if server else {}
+        if server not in self._lasting.look(losses if loads else None, RELIEF_PRICE_SECONDS, now):
             return None
         relief = relief_of(loads, server)
         if relief is not None:

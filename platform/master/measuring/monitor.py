@@ -46,6 +46,11 @@ class PodSample(msgspec.Struct):
     problem: str = ""
     copying: CopyProgress | None = None
 
+    def share_of(self, *phases: str) -> float:
+        """Share of a worker's steps that some of their phases took; 0: it has made none."""
+        total = sum(self.phase_seconds.values())
+        return sum(self.phase_seconds[phase] for phase in phases) / total if total else 0.0
+
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained.

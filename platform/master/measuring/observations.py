@@ -9,6 +9,7 @@ is not in the processor's caches when a single one arrives, and loading it takes
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -21,8 +22,8 @@ from elastrec.platform.master.measuring.growth_profile import GrowthPoint, Growt
 from elastrec.platform.master.measuring.hot_servers import HotServers, Load, Relief
 from elastrec.platform.master.measuring.migration_profile import MigrationProfile
 from elastrec.platform.master.measuring.momentary_speed import MomentarySpeed
-from elastrec.platform.master.measuring.monitor import Monitor, Window
-from elastrec.platform.master.measuring.slow_pods import SlowPod, SlowPods, comparable
+from elastrec.platform.master.measuring.monitor import Monitor, PodSample, Window
+from elastrec.platform.master.measuring.slow_pods import SlowPod, SlowPods, comparable, price_seconds
 from elastrec.platform.master.measuring.speed_profile import SpeedProfile, are_servers_settled
 from elastrec.platform.master.measuring.start_profile import Start, StartProfile
 from elastrec.platform.master.pods import succession
@@ -69,6 +70,7 @@ class Observations:
         self.speed = MomentarySpeed()
         self.migrations = MigrationProfile()
         self.window: Window | None = None
+        self._is_trained = False
         self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
 
     @property
@@ -151,11 +153,11 @@ class Observations:
 
     def relief(self, state: JobState, now: float) -> Relief | None:
         """Buckets that should leave a hot server, if it was one for long enough and nothing else changes."""
-        if not migration.may_relieve(state):
+        if not (migration.may_relieve(state) and are_servers_settled(state)):
             self._hot_servers.forget()
             return None
-        loads = self._loads(state)
-        return self._hot_servers.look(loads, now) if loads else None
+        loads = self._loads(state) if self._is_trained else {}
+        return self._hot_servers.look(loads, self._waiting_share(state), now)
 
     def _loads(self, state: JobState) -> dict[str, Load]:
         """Of all servers that own buckets; none unless each has said it."""
@@ -174,24 +176,46 @@ class Observations:
             for seen in self._slow_pods.values():
                 seen.forget()
             return []
-        known = self._monitor.pods
-        workers = {
-            worker.name: known[worker.name].compute_seconds_per_row
-            for worker in state.membership.workers()
-            if worker.stays and worker.name in known and known[worker.name].compute_seconds_per_row > 0
+        workers, servers = {}, {}
+        if self._is_trained:
+            workers = {name: sample.compute_seconds_per_row for name, sample in self._training(state).items()}
+            servers = comparable(self._loads(state))
+        # Without `bsp` and `ssp` a worker holds up nobody but itself.
+        held_up = 1.0 if state.plan.is_synchronous else 1.0 / max(1, len(workers))
+        shares = {
+            Role.WORKER: {name: held_up * self._monitor.pods[name].share_of("compute") for name in workers},
+            Role.PARAMETER_SERVER: dict.fromkeys(servers, self._waiting_share(state)),
         }
+        starts, pods = self._starts.seconds(), len(state.membership.members)
         found = (
-            self._slow_pods[Role.WORKER].look(workers, now),
-            self._slow_pods[Role.PARAMETER_SERVER].look(comparable(self._loads(state)), now),
+            self._slow_pods[role].look(times, shares[role], price_seconds(starts.get(role, 0.0), pods), now)
+            for role, times in ((Role.WORKER, workers), (Role.PARAMETER_SERVER, servers))
         )
         return [slow for slow in found if slow is not None]
+
+    def _training(self, state: JobState) -> dict[str, PodSample]:
+        """Workers that stay and have trained something."""
+        known = self._monitor.pods
+        workers = {worker.name: known[worker.name] for worker in state.membership.workers()
+                   if worker.stays and worker.name in known}  # fmt: skip
+        return {name: sample for name, sample in workers.items() if sample.compute_seconds_per_row > 0}
+
+    def _waiting_share(self, state: JobState) -> float:
+        """Of their steps, that workers wait for servers; 0: not known."""
+        shares = [sample.share_of("pull", "push") for sample in self._training(state).values()]
+        if not shares:
+            return 0.0
+        # In `bsp` and `ssp` all but the slowest worker also wait for that one.
+        return min(shares) if state.plan.is_synchronous else statistics.fmean(shares)
 
     def close_window(self, state: JobState, now: float) -> bool:
         """Whether a window of the job's figures ended."""
         if not self._monitor.is_window_over(now):
             return False
         window = self.monitor.close_window(now)
-        if window.samples:
+        # A job that pauses for a save, or goes back to one, has no times of rows in this window.
+        self._is_trained = window.samples > 0
+        if self._is_trained:
             self.window = window
         if state.phase is Phase.TRAINING:
             self.speed.add(window.samples, window.seconds)

@@ -2,7 +2,7 @@
 
 A worker is compared with the others of its job by what it computes alone: waiting for rows is the servers' doing, in
 bsp the others'. A server is compared by what it takes to read and change rows, without what it waits for. One that is
-alone cannot be compared, and is never found slow. Pure but for what `SlowPods` remembers: since when a pod is slow, and
+alone cannot be compared, and is never found slow. Pure but for what `SlowPods` remembers: what slow pods have cost, and
 when one was moved.
 """
 
@@ -22,8 +22,13 @@ SLOW_RATIO = 2.0
 """Time per row of a slow pod ÷ the median of the others'. Minibatches and lists of rows differ in length by some ten
 per cent; a node that others use as well, or whose processor is throttled, takes twice the time and more.
 """
-SLOW_SECONDS = 60.0
-"""For so long, without a break, it has to be slow: neighbours of a few seconds pass by themselves."""
+MOVE_PRICE_POD_SECONDS = 45.0
+"""What a move costs at least: seconds in which one pod could have worked. Chosen: a successor starts in ten to fifteen
+seconds, and a needless move also uses one of `faults.slow_pod_moves` up. With it one of two workers at `SLOW_RATIO`,
+which in `async` costs the job a quarter of its time, is moved after a minute.
+"""
+LEAST_SLOW_SECONDS = 20.0
+"""For so long it has to be slow, however much that costs. Chosen: a pod that starts beside it takes less."""
 COOL_DOWN_SECONDS = 300.0
 """Between two pods of a role that are moved: what the first move changed has to show before."""
 
@@ -43,15 +48,25 @@ class SlowPod(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-def slowest(seconds_per_row: Mapping[str, float]) -> SlowPod | None:
-    """The pod that takes longest for a row if that makes it slow."""
-    if len(seconds_per_row) < 2:
-        return None
-    pod = max(sorted(seconds_per_row), key=lambda name: seconds_per_row[name])
-    others = statistics.median(seconds for name, seconds in seconds_per_row.items() if name != pod)
-    if others <= 0 or seconds_per_row[pod] < SLOW_RATIO * others:
-        return None
-    return SlowPod(pod, seconds_per_row[pod] / others, seconds_per_row[pod], others)
+def slow_ones(seconds_per_row: Mapping[str, float]) -> list[SlowPod]:
+    """The pods that take so long for a row that they are slow, the slowest first."""
+    found = []
+    for pod, seconds in sorted(seconds_per_row.items(), key=lambda each: (-each[1], each[0])):
+        others = statistics.median([each for name, each in seconds_per_row.items() if name != pod] or [0.0])
+        if not 0 < SLOW_RATIO * others <= seconds:
+            break  # nor are those that take less time
+        found.append(SlowPod(pod, seconds / others, seconds, others))
+    return found
+
+
+def price_seconds(start_seconds: float, pods: int) -> float:
+    """What a move costs in seconds of the job's time.
+
+    Args:
+        start_seconds: of a pod of the role in this job; 0: not measured.
+        pods: of the job, which all work meanwhile.
+    """
+    return max(MOVE_PRICE_POD_SECONDS, start_seconds) / pods
 
 
 def comparable(loads: Mapping[str, Load]) -> dict[str, float]:
@@ -82,15 +97,24 @@ class SlowPods:
     """What was seen until now of the pods of one role; asked once per window."""
 
     def __init__(self) -> None:
-        self._lasting = Lasting(SLOW_SECONDS, COOL_DOWN_SECONDS)
+        self._lasting = Lasting(LEAST_SLOW_SECONDS, COOL_DOWN_SECONDS)
 
-    def look(self, seconds_per_row: Mapping[str, float], now: float) -> SlowPod | None:
-        """A pod that was slow for long enough, until it is moved; `now` is on the job's clock."""
-        slow = slowest(seconds_per_row)
-        is_due = self._lasting.is_due("" if slow is None else slow.pod, now)
-        if slow is None or not is_due:
-            return None
-        return msgspec.structs.replace(slow, since=self._lasting.since)
+    def look(
+        self, seconds_per_row: Mapping[str, float], shares: Mapping[str, float], price_seconds: float, now: float
+    ) -> SlowPod | None:
+        """The slowest pod that was slow for long enough, until it is moved.
+
+        Args:
+            seconds_per_row: since the last call; fewer than two: not known.
+            shares: of the job's time, 0 to 1, that passes while each of them does what was timed.
+            price_seconds: of a move, in seconds of the job's time.
+            now: on the job's clock.
+        """
+        slow = {each.pod: each for each in slow_ones(seconds_per_row)}
+        losses = {pod: shares[pod] * (1 - 1 / each.ratio) for pod, each in slow.items()}
+        since = self._lasting.look(losses if len(seconds_per_row) > 1 else None, price_seconds, now)
+        worst = next((each for pod, each in slow.items() if pod in since), None)
+        return None if worst is None else msgspec.structs.replace(worst, since=since[worst.pod])
 
     def moved(self, now: float) -> None:
         """One of them is moved."""

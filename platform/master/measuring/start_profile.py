@@ -77,7 +77,11 @@ class StartProfile:
         for start in starts:
             (self._added if start.added else self._first).setdefault(start.role, []).append(start.seconds)
 
+    def seconds(self) -> dict[Role, float]:
+        """Medians; a role of which no pod came up yet is absent."""
+        starts = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
+        return {role: statistics.median(seconds) for role, seconds in starts.items() if seconds}
+
     def medians(self) -> dict[str, float]:
-        """Median seconds by metric name; a role of which no pod came up yet is absent."""
-        seconds = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
-        return {_NAMES[role]: statistics.median(starts) for role, starts in seconds.items() if starts}
+        """The same by metric name."""
+        return {_NAMES[role]: seconds for role, seconds in self.seconds().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,14 +11,17 @@ import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.transport.messages.job import CopyProgress, RoutingTable, TakeOrder
-from elastrec.trainers.parameter_server.migration.taking import Requests, Taker
+from elastrec.trainers.parameter_server.migration.taking import COPY_SHARE, Requests, Taker
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
 _SMALL_BYTES = 2**22
 """What is left to copy is small: handing it over takes some milliseconds."""
 _SHRINKS = 0.7
 """A round that brings more than this share of the one before it: rows change as fast as they are copied."""
-_ROUND_SECONDS = 0.2
+_ROUND_SECONDS, _LONGEST_ROUND_SECONDS = 0.2, 5.0
+"""Between two rounds. The longer one once the order is copied, where rounds take long: each copies what has changed
+since the last one, which is all of the rows where they are hot, and takes that time from requests until the hand-over.
+"""
 _RETRY_SECONDS = 0.5
 _PERMANENT = (IncompatibleError, AuthenticationError)
 """Errors of two processes that will never understand each other. Others pass by themselves or with another order: a
@@ -141,6 +145,7 @@ class Mover:
             with self._working:
                 if not self._is_in_force(order) or self.taken == order.order_id:
                     return
+                began = time.monotonic()
                 try:
                     taker = self._taker_of(order, generation)
                     copied_bytes = taker.copy_round()
@@ -159,14 +164,20 @@ class Mover:
                         before = None
                 else:
                     shrinks = before is None or copied_bytes < _SHRINKS * before
-                    # Rows that change faster than they are copied are copied faster before the rest counts as small:
-                    # a hand-over of half of the table would be a pause of seconds.
-                    is_small = before is not None and (copied_bytes <= _SMALL_BYTES or not (shrinks or taker.hasten()))
+                    # No more can have changed than there is. Rows that change faster than they are copied are copied
+                    # faster before the rest counts as small: a hand-over of half of the table would be a pause of
+                    # seconds.
+                    is_small = taker.copied_bytes <= _SMALL_BYTES or (
+                        before is not None and (copied_bytes <= _SMALL_BYTES or not (shrinks or taker.hasten()))
+                    )
                     before, pause = copied_bytes, _ROUND_SECONDS
                     if is_small and self.copied != order.order_id:
                         self.copied = order.order_id
                         log.info("buckets_copied", order=order.order_id, rest_bytes=copied_bytes)
                         self._report()
+                    if self.copied == order.order_id:
+                        rest = (time.monotonic() - began) * (1 / COPY_SHARE - 1)
+                        pause = min(max(pause, rest), _LONGEST_ROUND_SECONDS)
             self._wait(order, pause)
 
     def _note_problem(self, error: Exception, *, is_permanent: bool = False) -> None:

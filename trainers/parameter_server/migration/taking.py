@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,13 @@ Answer = TypeVar("Answer", Copied, HandedOver)
 
 _MOST_BUCKETS = 256
 """Asked for at once; the answer may hold fewer."""
-_COPY_SHARE = 0.1
+COPY_SHARE = 0.1
 """Of the time, copying takes so much at first while the buckets are trained; requests of workers have the rest.
 
 On two cores that a worker and three servers share, a quarter of the time costs a third of the throughput.
 """
 _LONGEST_PAUSE_SECONDS = 1.0
-"""After one answer, however long it took: a pause is not interrupted when the buckets are due."""
+"""Before the next request, however long the last answer took."""
 _SHORT_ROUND_BYTES = 2**25
 """After a round of so few the next ones do not pause: what changes meanwhile is what the hand-over has to fetch."""
 _PAUSE_SECONDS = 0.05
@@ -100,8 +101,8 @@ class Taker:
     ) -> None:
         self._server, self._generation, self._connect, self._is_wanted = server, generation, connect, is_wanted
         self._order_id = order.order_id
-        self._is_due = self._is_short = False
-        self._copy_share = _COPY_SHARE
+        self._due, self._is_short = threading.Event(), False
+        self._copy_share, self._pause_seconds = COPY_SHARE, 0.0
         self.advance = self.copied_bytes = 0
         # Whole buckets that this try of the round, and the best try of it, have passed.
         self._passed = self._most_passed = 0
@@ -118,7 +119,7 @@ class Taker:
 
     def hurry(self) -> None:
         """The buckets are to be taken over: what is under way pauses no more. For any thread."""
-        self._is_due = True
+        self._due.set()
 
     def hasten(self) -> bool:
         """The next rounds take twice as much of the time for copying; false: they have all of it already."""
@@ -159,6 +160,9 @@ class Taker:
         store, versions, parts_left, copied_bytes = self._stores[group], source.versions[group], source.left[group], 0
         wanted = list(source.place.buckets)
         while wanted:
+            if not self._is_short:
+                # Not after the answer: the last one of a round is followed by what the round was for.
+                self._due.wait(min(self._pause_seconds, _LONGEST_PAUSE_SECONDS))
             began, asked = time.monotonic(), wanted[:_MOST_BUCKETS]
             request = CopyBuckets(
                 generation=self._generation,
@@ -189,8 +193,7 @@ class Taker:
             wanted = wanted[whole:]
             if not answer.parts:
                 time.sleep(_PAUSE_SECONDS)
-            elif not (self._is_due or self._is_short):
-                time.sleep(min((time.monotonic() - began) * (1 / self._copy_share - 1), _LONGEST_PAUSE_SECONDS))
+            self._pause_seconds = (time.monotonic() - began) * (1 / self._copy_share - 1) if answer.parts else 0.0
         return copied_bytes
 
     def _count(self, whole: int, *, has_part: bool) -> None:

@@ -43,6 +43,7 @@ class LoadMeter:
         self._rates: Array = np.zeros(0)
         self._served = Served()
         self._served_rates: Array = np.zeros(2)  # rows, and seconds, per second
+        self._known = 0.0  # of the mean's weights, those of times that were measured
 
     def measure(
         self, stores: Sequence[RowStore], owned: Array | None, served: Served, now_seconds: float
@@ -62,15 +63,17 @@ class LoadMeter:
             # Another model: its counters began at zero.
             self._stores, self._before, self._rates = list(stores), counted, np.zeros(len(counted))
             self._served, self._served_rates = served, np.zeros(2)
-            self._seconds = now_seconds
+            self._seconds, self._known = now_seconds, 0.0
             return ServerLoad()
         seconds = now_seconds - self._seconds
         if seconds > 0:
             weight = 1 - math.exp(-seconds / _MEAN_SECONDS)
             self._rates += weight * ((counted - self._before) / seconds - self._rates)
             self._served_rates += weight * (np.subtract(served, self._served) / seconds - self._served_rates)
+            self._known += weight * (1 - self._known)
             self._before, self._served, self._seconds = counted, served, now_seconds
-        rates = np.where(owned, self._rates, 0.0)
+        # A server that has served for some seconds is compared with older ones.
+        rates = np.where(owned, self._rates, 0.0) / (self._known or 1.0)
         served_rows, busy = self._served_rates.tolist()
         hottest = np.argsort(-rates, kind="stable")[:_MOST_NAMED]
         return ServerLoad(

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.platform.master.measuring.hot_servers import (
     COOL_DOWN_SECONDS,
     HOT_RATIO,
-    HOT_SECONDS,
+    LEAST_HOT_SECONDS,
     MOST_MOVES,
+    RELIEF_PRICE_SECONDS,
     RELIEVED_RATIO,
     HotServers,
     Load,
     hot_server,
+    loss_of,
     ratio_of,
     relief_of,
 )
@@ -87,20 +93,51 @@ def test_a_relief_makes_the_worst_server_less_and_no_other_as_bad(rates: list[fl
     assert relief.ratio_after <= relief.ratio == ratio_of(before, server)
 
 
-def test_a_server_is_relieved_once_it_was_hot_for_long_enough_and_not_again_before_that_shows():
-    seen, hot = HotServers(), loads(6000.0, 2000.0)
-    assert seen.look(hot, 10.0) is None
-    assert seen.look(hot, 10.0 + HOT_SECONDS - 1) is None
-    assert seen.look(hot, 10.0 + HOT_SECONDS) is not None
-    relieved = 10.0 + HOT_SECONDS
-    assert seen.look(hot, relieved + COOL_DOWN_SECONDS - 1) is None
-    assert seen.look(hot, relieved + COOL_DOWN_SECONDS) is not None
+def seconds_until_relief(before: dict[str, Load], waiting_share: float = 1.0) -> float:
+    seen = HotServers()
+    for second in range(1000):
+        if seen.look(before, waiting_share, 7.0 + second):
+            return float(second)
+    return math.inf
+
+
+def test_a_hot_server_costs_what_workers_wait_more_than_with_even_load():
+    assert loss_of(loads(4000.0, 1000.0, 1000.0), "ps-0", 1.0) == pytest.approx(0.5)
+    assert loss_of(loads(4000.0, 1000.0, 1000.0), "ps-0", 0.2) == pytest.approx(0.1)
+    other_cores = {**loads(4000.0, 1000.0), "ps-1": Load(1000.0, 4.0, [])}
+    assert loss_of(other_cores, "ps-0", 1.0) == pytest.approx(1 - 1000.0 / 4000.0)
+
+
+def test_a_server_that_costs_more_is_relieved_sooner():
+    hot, warm = loads(4000.0, 1000.0, 1000.0), loads(1000.0 * HOT_RATIO, 1000.0, 1000.0, hottest=100.0)
+    assert seconds_until_relief(loads(90_000.0, 1000.0, 1000.0, hottest=9000.0)) == LEAST_HOT_SECONDS
+    assert seconds_until_relief(hot) == LEAST_HOT_SECONDS == RELIEF_PRICE_SECONDS / 0.5
+    assert 25.0 < seconds_until_relief(warm) < 30.0
+    assert seconds_until_relief(hot, 0.25) == RELIEF_PRICE_SECONDS / 0.125
+    assert seconds_until_relief(hot, 0.0) == math.inf
+
+
+def test_a_server_is_not_relieved_again_before_the_last_relief_shows():
+    seen, hot = HotServers(), loads(4000.0, 1000.0, 1000.0)
+    times = [second for second in range(400) if seen.look(hot, 1.0, 10.0 + second)]
+    assert len(times) > 2
+    assert {after - before for before, after in pairwise(times)} == {COOL_DOWN_SECONDS}
 
 
 def test_a_server_that_was_hot_for_a_moment_or_before_the_servers_changed_is_not_relieved():
-    seen, hot, even = HotServers(), loads(6000.0, 2000.0), loads(3000.0, 3000.0)
-    seen.look(hot, 0.0)
-    seen.look(even, HOT_SECONDS / 2)
-    assert seen.look(hot, HOT_SECONDS) is None
+    seen, hot, even = HotServers(), loads(4000.0, 1000.0, 1000.0), loads(2000.0, 2000.0, 2000.0)
+    for burst in range(20):
+        begun = 20.0 * burst
+        assert not any(seen.look(hot, 1.0, begun + second) for second in range(9))
+        assert not any(seen.look(even, 1.0, begun + second) for second in range(9, 20))
+    assert not any(seen.look(hot, 1.0, 400.0 + second) for second in range(9))
     seen.forget()
-    assert seen.look(hot, 2 * HOT_SECONDS - 1) is None
+    assert not any(seen.look(hot, 1.0, 410.0 + second) for second in range(10))
+    assert seen.look(hot, 1.0, 420.0)
+
+
+def test_loads_that_are_not_known_for_a_window_are_no_sign_that_a_server_is_not_hot():
+    seen, hot = HotServers(), loads(4000.0, 1000.0, 1000.0)
+    assert not any(seen.look(hot, 1.0, float(second)) for second in range(10))
+    assert not seen.look({}, 1.0, 30.0)
+    assert seen.look(hot, 1.0, 31.0)

@@ -8,7 +8,8 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.messages.job import Heartbeat, TableUsage, WindowMetrics
+from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, TableUsage, WindowMetrics
+from tests.platform.master.machine.test_migration import long_job
 from tests.platform.master.world import World, running
 
 
@@ -83,3 +84,24 @@ def test_a_job_that_is_never_left_alone_for_two_seconds_has_rows_against_samples
     assert len(user.samples) >= 3 and user.rows[-1] == 400
     assert seen.speed.samples_per_second == pytest.approx(128.0)
     assert seen.profile.measured() == []
+
+
+@pytest.mark.parametrize("trouble", ["", "a server is resized", "nothing is trained"])
+def test_a_hot_server_is_found_while_the_job_trains_and_its_servers_are_settled(trouble: str):
+    world = long_job()
+    seen, found = Observations(world.time), list[str]()
+    world.state.membership.members["j-ps-1"].awaits_size = trouble == "a server is resized"
+    for number in range(1, 10):
+        if trouble != "nothing is trained" or number == 1:
+            metrics = WindowMetrics(number=number, samples=64, steps=2, compute_seconds=0.1, pull_seconds=0.9)
+            beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
+            seen.heartbeat(beat, world.state, world.time)
+        for server, rows in (("j-ps-0", 9000.0), ("j-ps-1", 3000.0)):
+            load = ServerLoad(rows_per_second=rows, hottest=[(bucket, 500.0) for bucket in range(8)])
+            beat = Heartbeat(pod=server, incarnation="i", generation=0, reached_version=1, load=load)
+            seen.heartbeat(beat, world.state, world.time)
+        world.time += 5.0
+        assert seen.close_window(world.state, world.time)
+        relief = seen.relief(world.state, world.time)
+        found += [relief.server] if relief is not None else []
+    assert found == ([] if trouble else ["j-ps-0"])

@@ -1,6 +1,9 @@
-"""A pod that has taken far longer for a row than the others of its role for a minute is slow, until it is moved."""
+"""A pod that takes far longer for a row than the others of its role is moved once that has cost what a move costs."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import pytest
 
@@ -10,12 +13,14 @@ from elastrec.platform.master.measuring.hot_servers import HOT_RATIO, LEAST_ROWS
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.slow_pods import (
     COOL_DOWN_SECONDS,
+    LEAST_SLOW_SECONDS,
+    MOVE_PRICE_POD_SECONDS,
     SLOW_RATIO,
-    SLOW_SECONDS,
     SlowPods,
     comparable,
     has_room_elsewhere,
-    slowest,
+    price_seconds,
+    slow_ones,
 )
 from elastrec.platform.master.pods.requests import open_requests
 from elastrec.platform.specs.shape import PodSize
@@ -32,29 +37,66 @@ def speeds(*seconds_per_row: float) -> dict[str, float]:
 
 
 def test_a_worker_is_compared_with_the_median_of_the_others():
-    slow = slowest(speeds(1.0, 4.0, 2.0, 1.5))
-    assert slow is not None and (slow.pod, slow.ratio, slow.others_seconds_per_row) == ("worker-1", 4.0 / 1.5, 1.5)
-    assert slowest(speeds(1.0, 0.999 * SLOW_RATIO)) is None
-    assert slowest(speeds(9.0)) is None and slowest({}) is None and slowest(speeds(0.0, 0.0)) is None
+    (slow,) = slow_ones(speeds(1.0, 4.0, 2.0, 1.5))
+    assert (slow.pod, slow.ratio, slow.others_seconds_per_row) == ("worker-1", 4.0 / 1.5, 1.5)
+    assert [each.pod for each in slow_ones(speeds(1.0, 4.0, 9.0, 1.0, 1.0))] == ["worker-2", "worker-1"]
+    assert not slow_ones(speeds(1.0, 0.999 * SLOW_RATIO))
+    assert not slow_ones(speeds(9.0)) and not slow_ones({}) and not slow_ones(speeds(0.0, 0.0))
 
 
-def test_a_pod_is_slow_after_a_whole_minute_and_the_next_one_is_moved_much_later():
-    seen, slow, even = SlowPods(), speeds(1.0, 3.0), speeds(1.0, 1.0)
-    assert seen.look(slow, 0.0) is None
-    assert seen.look(slow, SLOW_SECONDS - 1) is None
-    assert seen.look(even, SLOW_SECONDS) is None, "a break"
-    begun = SLOW_SECONDS + 1
-    assert seen.look(slow, begun) is None
-    assert seen.look(slow, begun + SLOW_SECONDS - 1) is None
-    for seconds in (0.0, 5.0, 70.0):
-        found = seen.look(slow, begun + SLOW_SECONDS + seconds)
-        assert found is not None and (found.pod, found.since) == ("worker-1", begun), "nothing was done about it"
-    moved = begun + SLOW_SECONDS + 70.0
-    seen.moved(moved)
-    assert seen.look(slow, moved + COOL_DOWN_SECONDS - 1) is None
-    assert seen.look(slow, moved + COOL_DOWN_SECONDS) is not None
+ALL = dict.fromkeys([f"worker-{number}" for number in range(4)], 1.0)
+
+
+def seconds_until_found(ratio: float, share: float, price: float) -> float:
+    seen, times = SlowPods(), speeds(1.0, ratio)
+    return next(
+        (float(second) for second in range(1000) if seen.look(times, dict.fromkeys(times, share), price, 7.0 + second)),
+        math.inf,
+    )
+
+
+def test_a_pod_that_costs_more_is_moved_sooner():
+    assert seconds_until_found(5.0, 1.0, 10.0) == LEAST_SLOW_SECONDS
+    assert seconds_until_found(SLOW_RATIO, 0.5, 15.0) == 60.0, "one of two workers that wait for nobody, and a server"
+    assert seconds_until_found(5.0, 0.5, 15.0) == 38.0
+    assert seconds_until_found(5.0, 0.01, 15.0) == math.inf
+    assert seconds_until_found(0.99 * SLOW_RATIO, 1.0, 0.0) == math.inf
+
+
+def test_a_move_costs_a_start_that_one_of_many_pods_waits_for():
+    assert price_seconds(5.0, 3) == MOVE_PRICE_POD_SECONDS / 3
+    assert price_seconds(120.0, 3) == 40.0 and price_seconds(120.0, 60) == 2.0
+
+
+def test_a_slow_pod_is_named_until_it_is_moved_and_the_next_one_much_later():
+    seen, slow = SlowPods(), speeds(1.0, 3.0)
+    assert not any(seen.look(slow, ALL, 10.0, 100.0 + second) for second in range(20))
+    for seconds in (20.0, 25.0, 90.0):
+        found = seen.look(slow, ALL, 10.0, 100.0 + seconds)
+        assert found is not None and (found.pod, found.since) == ("worker-1", 100.0), "nothing was done about it"
+    seen.moved(190.0)
+    assert seen.look(slow, ALL, 10.0, 190.0 + COOL_DOWN_SECONDS - 1) is None
+    assert seen.look(slow, ALL, 10.0, 190.0 + COOL_DOWN_SECONDS) is not None
     seen.forget()
-    assert seen.look(slow, moved + 3 * COOL_DOWN_SECONDS) is None
+    assert seen.look(slow, ALL, 10.0, 191.0 + COOL_DOWN_SECONDS) is None
+
+
+def test_a_single_quiet_window_delays_a_move_by_no_more_than_it_lasts():
+    seen, slow = SlowPods(), speeds(1.0, 3.0, 1.0, 1.0)
+    assert not any(seen.look(slow, ALL, 10.0, float(second)) for second in range(18))
+    assert seen.look(speeds(1.0, 1.0, 1.0, 1.0), ALL, 10.0, 18.0) is None
+    assert seen.look(speeds(1.0, 3.0, 1.0, 9.0), ALL, 10.0, 19.0) is None
+    assert not any(seen.look(slow, ALL, 10.0, float(second)) for second in (20, 21))
+    found = seen.look(slow, ALL, 10.0, 22.0)
+    assert found is not None and found.pod == "worker-1"
+
+
+def test_a_pod_that_is_slow_for_a_moment_again_and_again_stays():
+    seen, slow, even = SlowPods(), speeds(1.0, 9.0), speeds(1.0, 1.0)
+    for burst in range(20):
+        begun = 60.0 * burst
+        assert not any(seen.look(slow, ALL, 0.0, begun + second) for second in range(19))
+        assert not any(seen.look(even, ALL, 0.0, begun + second) for second in range(19, 60))
 
 
 def servers(*seconds_per_row: float, rows: float = 10_000.0, cores: float = 2.0) -> dict[str, Load]:
@@ -62,10 +104,10 @@ def servers(*seconds_per_row: float, rows: float = 10_000.0, cores: float = 2.0)
 
 
 def test_servers_of_the_same_cores_and_about_the_same_load_are_compared():
-    slow = slowest(comparable(servers(1e-6, 5e-6, 1e-6)))
-    assert slow is not None and (slow.pod, slow.ratio) == ("ps-1", pytest.approx(5.0))
+    (slow,) = slow_ones(comparable(servers(1e-6, 5e-6, 1e-6)))
+    assert (slow.pod, slow.ratio) == ("ps-1", pytest.approx(5.0))
     warm = {**servers(1e-6, 5e-6), "ps-1": Load(0.99 * HOT_RATIO * 10_000.0, 2.0, [], 5e-6)}
-    assert slowest(comparable(warm)) is not None
+    assert slow_ones(comparable(warm))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +123,7 @@ def test_servers_of_the_same_cores_and_about_the_same_load_are_compared():
     ],
 )
 def test_a_server_is_not_found_slow_where_others_say_nothing_of_its_node(loads: dict[str, Load], reason: str):
-    assert slowest(comparable(loads)) is None, reason
+    assert not slow_ones(comparable(loads)), reason
 
 
 @pytest.mark.parametrize(
@@ -98,8 +140,12 @@ def test_a_pod_stays_where_no_other_node_has_the_room(node: Node, has_room: bool
     assert not has_room_elsewhere([], "here", SMALL)
 
 
-def report(world: World, seen: Observations, worker: str, compute_seconds: float, number: int) -> None:
-    metrics = WindowMetrics(number=number, samples=64, steps=2, compute_seconds=compute_seconds, pull_seconds=9.0)
+def report(
+    world: World, seen: Observations, worker: str, compute_seconds: float, number: int, pull_seconds: float = 0.1
+) -> None:
+    metrics = WindowMetrics(
+        number=number, samples=64, steps=2, compute_seconds=compute_seconds, pull_seconds=pull_seconds
+    )
     beat = Heartbeat(pod=worker, incarnation="i", generation=0, reached_version=1, metrics=metrics)
     seen.heartbeat(beat, world.state, world.time)
 
@@ -131,7 +177,8 @@ def test_figures_of_heartbeats_find_a_slow_worker_where_the_job_file_lets_it_mov
 def test_figures_of_heartbeats_find_a_slow_server_where_the_job_file_lets_it_move(allowed: int):
     world = long_job(slow_pod_moves=allowed)
     seen, found = Observations(world.time), {}
-    for _ in range(20):
+    for number in range(1, 20):
+        report(world, seen, "j-worker-0", 0.1, number, pull_seconds=0.9)
         report_load(world, seen, "j-ps-0", 8e-6)
         report_load(world, seen, "j-ps-1", 2e-6)
         pass_window(world, seen)
@@ -139,21 +186,53 @@ def test_figures_of_heartbeats_find_a_slow_server_where_the_job_file_lets_it_mov
     assert found == ({"j-ps-0": pytest.approx(4.0)} if allowed else {})
 
 
+def windows_until_found(report_window: Callable[[World, Observations, int], None], world: World | None = None) -> float:
+    """Of five seconds each, in which that is reported."""
+    world = long_job(slow_pod_moves=1) if world is None else world
+    seen = Observations(world.time)
+    for number in range(1, 60):
+        report_window(world, seen, number)
+        pass_window(world, seen)
+        if seen.slow_pods(world.state, world.time):
+            return number
+    return math.inf
+
+
+@pytest.mark.parametrize(("pull_seconds", "windows"), [(0.0, 7), (0.5, 13), (9.5, 60)])
+def test_a_worker_that_waits_for_others_most_of_the_time_is_moved_later(pull_seconds: float, windows: int):
+    def both(world: World, seen: Observations, number: int) -> None:
+        report(world, seen, "j-worker-0", 0.1, number, pull_seconds)
+        report(world, seen, "j-worker-1", 0.5, number, pull_seconds)
+
+    assert windows_until_found(both) == (math.inf if windows == 60 else windows)
+
+
+@pytest.mark.parametrize(("pull_seconds", "windows"), [(9.9, 5), (0.1, 7), (0.0, 60)])
+def test_a_server_for_which_workers_hardly_wait_is_moved_later(pull_seconds: float, windows: int):
+    def both(world: World, seen: Observations, number: int) -> None:
+        report(world, seen, "j-worker-0", 0.1, number, pull_seconds)
+        report_load(world, seen, "j-ps-0", 8e-6)
+        report_load(world, seen, "j-ps-1", 2e-6)
+
+    assert windows_until_found(both) == (math.inf if windows == 60 else windows)
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_a_server_is_not_found_slow_while_servers_change_and_the_minute_begins_anew_afterwards(is_asked: bool):
+def test_a_server_is_not_found_slow_while_servers_change_and_is_looked_at_anew_afterwards(is_asked: bool):
     world = long_job(slow_pod_moves=1)
     seen = Observations(world.time)
 
     def slow_windows(count: int) -> list[str]:
         found: list[str] = []
         for _ in range(count):
+            report(world, seen, "j-worker-0", 0.01, round(world.time), pull_seconds=1.0)
             report_load(world, seen, "j-ps-0", 8e-6)
             report_load(world, seen, "j-ps-1", 2e-6)
             pass_window(world, seen)
             found += [slow.pod for slow in seen.slow_pods(world.state, world.time)]
         return found
 
-    lasting = int(SLOW_SECONDS / 5.0)
+    lasting = int(LEAST_SLOW_SECONDS / 5.0)
     assert not slow_windows(lasting)
     if is_asked:
         world.handle(ShapeAsked(time=world.time, change=change(workers=3)))

@@ -107,7 +107,7 @@ def test_after_a_move_the_next_one_of_its_role_waits_until_that_shows():
     timed.free = FREE
     timed.windows(14, "j-ps-0")
     assert len(timed.submitted) == 1
-    moved = timed.world.time
+    moved = timed.submitted[0].time
     timed.world.live_on(20)
     assert "j-ps-0" not in timed.state.membership.members
     while timed.world.time < moved + COOL_DOWN_SECONDS - 10.0:

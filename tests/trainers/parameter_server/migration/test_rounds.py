@@ -27,11 +27,13 @@ class Rounds:
     """A taker whose rounds bring so many bytes, and which can take more of the time so often."""
 
     def __init__(self, copied_bytes: Sequence[int], hastens: int) -> None:
-        self.copied_bytes, self.hastens, self.rounds, self.advance = copied_bytes, hastens, 0, 0
+        self.of_round, self.hastens, self.rounds, self.advance, self.copied_bytes = copied_bytes, hastens, 0, 0, 0
 
     def copy_round(self) -> int:
         self.rounds += 1
-        return self.copied_bytes[min(self.rounds, len(self.copied_bytes)) - 1]
+        found = self.of_round[min(self.rounds, len(self.of_round)) - 1]
+        self.copied_bytes += found
+        return found
 
     def hasten(self) -> bool:
         self.hastens -= 1
@@ -67,9 +69,10 @@ def rounds_until_small(monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[i
         ([900 * _MIB, 400 * _MIB, 100 * _MIB, 3 * _MIB], 0, 4),
         ([900 * _MIB, 890 * _MIB, 880 * _MIB, 300 * _MIB, 2 * _MIB], 2, 5),
         ([900 * _MIB, 890 * _MIB, 880 * _MIB, 870 * _MIB], 1, 3),
-        ([_MIB, _MIB], 5, 2),
+        ([5 * _MIB, _MIB], 5, 2),
+        ([4 * _MIB], 5, 1),
     ],
-    ids=["shrinks", "shrinks when hastened", "cannot shrink", "small from the beginning"],
+    ids=["shrinks", "shrinks when hastened", "cannot shrink", "small at once", "all is small"],
 )
 def test_a_rest_is_small_or_copied_with_all_of_the_time_before_it_is_due(
     monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[int], hastens: int, rounds: int
@@ -82,22 +85,70 @@ def test_a_taker_pauses_less_each_time_that_it_is_hastened_and_at_last_not_at_al
 ) -> None:
     pauses: list[float] = []
     clock = iter(np.arange(0, 1e4, 0.01).tolist())  # every answer takes a hundredth of a second
-    monkeypatch.setattr(taking, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: next(clock)))
+    monkeypatch.setattr(taking, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with cluster(2, 1) as moved:
         after: RoutingTable = moved.table(2, moved.routing.owners)
         order = moved.orders(after)["ps-1"]
         taker = Taker(ParameterServer("ps-1", JOB.spec, cores=1), order, 1, moved.connect)
         monkeypatch.setattr(taker, "_ask", lambda source, request, answer: (answered(request.buckets), nothing()))
+        taker._due = SimpleNamespace(wait=pauses.append)  # type: ignore[assignment]
         taken = []
         while True:
-            pauses.clear()
-            taker.copy_round()
-            taker._is_short = False  # as if the round had brought much
-            taken.append(sum(pauses) / len(taker._stores))
+            for _ in range(2):
+                taker.copy_round()
+                taker._is_short = False  # as if the round had brought much
+            taken.append(pauses[-1])
             if not taker.hasten():
                 break
         taker.give_up()
+    assert pauses[0] == 0.0, "nothing was copied before"
     assert taken == pytest.approx([0.09, 0.04, 0.015, 0.0025, 0.0])
+
+
+def test_no_pause_follows_a_round_or_delays_what_is_due() -> None:
+    steps: list[str] = []
+    with cluster(2, 1) as moved:
+        order = moved.orders(moved.table(2, moved.routing.owners))["ps-1"]
+        taker = Taker(ParameterServer("ps-1", JOB.spec, cores=1), order, 1, moved.connect)
+
+        def ask(source: Any, request: CopyBuckets, answer: Any) -> Any:
+            steps.append("ask")
+            return answered(request.buckets), nothing()
+
+        taker._ask = ask  # type: ignore[method-assign, assignment]
+        due, taker._due = taker._due, SimpleNamespace(wait=lambda _: steps.append("pause"))  # type: ignore[assignment]
+        taker.copy_round()
+        assert steps == ["pause", "ask"] * (len(taker._stores) * len(order.sources))
+        taker._due = due
+        taker.hurry()
+        assert taker._due.wait(60.0)
+        taker.give_up()
+
+
+def test_long_rounds_do_not_follow_each_other_before_the_hand_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, waits = [0.0], list[float]()
+    rounds = Rounds([4 * _MIB], 0)
+    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    copier = Mover(server, lambda address: pytest.fail("nobody is asked"), lambda: None)
+
+    def take_time() -> int:
+        clock[0] += (0.01, 0.4, 60.0)[len(waits)]
+        return Rounds.copy_round(rounds)
+
+    def wait(order: TakeOrder, seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            copier._order = None
+
+    monkeypatch.setattr(mover, "Taker", lambda *_: rounds)
+    monkeypatch.setattr(mover, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(rounds, "copy_round", take_time)
+    monkeypatch.setattr(copier, "_wait", wait)
+    copier._order = ORDER
+    copier._run(ORDER, 1)
+    assert waits == pytest.approx([0.2, 3.6, 5.0])
 
 
 def test_rows_that_change_in_every_round_are_listed_however_many_rounds_there_are() -> None:
