@@ -29,7 +29,6 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     shape: ModelShape
     allocation: Allocation
-    started_with: Allocation
     remaining_samples: float
     observations: tuple[Observation, ...]
     prior: Prior | None
@@ -122,7 +121,6 @@ def _profile(known: JobFacts, outlook: MemoryOutlook | None) -> JobProfile:
         limits=known.limits,
         movable=known.movable,
         until_next_change_seconds=known.until_next_change_seconds,
-        started_with=known.started_with,
         team=known.team,
         priority=known.priority,
         changes=known.changes,

@@ -172,13 +172,13 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         allocation: what it has now.
         remaining_samples: Φ of eq. 14.
-        observations: of this job; any order, any number, not yet cleaned.
+        observations: of this job; any order, any number, not yet cleaned. Plans that save may not fall far below the
+            fastest of their allocations, however many there are.
         prior: what is known before the first measurement, the most similar finished job's coefficients.
         memory: None when memory is not forecast: plans then keep the memory per pod.
         memory_wish: a change that a forecast asks for; None while memory lasts.
         movable: what can be changed while it runs; plans change nothing else.
         until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
-        started_with: what plans that save may not fall far below, however many there are; None: what it has now.
         priority: multiplies its weight; 1 is normal.
         changes: what was changed lately, in any order: a job rests after a change, and does not go back and forth.
         shape_version: of the shape that the job is to have; who carries a plan out refuses one for another version.
@@ -195,7 +195,6 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     movable: frozenset[Change] = frozenset(Change)
     until_next_change_seconds: float = 180.0
-    started_with: Allocation | None = None
     team: str = "default"
     priority: float = 1.0
     changes: tuple[PastChange, ...] = ()

@@ -239,7 +239,7 @@ class Running:
             for at, before, after, asked_by in self._changes
         )
         return JobFacts(
-            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held, started_with=self.started_with,
+            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held,
             remaining_samples=self.remaining, observations=seen, prior=self._prior,
             memory=None if largest_bytes is None else self._memory_seen(largest_bytes),
             changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,

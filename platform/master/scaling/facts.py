@@ -45,7 +45,6 @@ def facts_of(
         job_id=job_id,
         shape=shape_of(job, profile),
         allocation=allocation,
-        started_with=Allocation.of(profile.measured[0].configuration) if profile.measured else allocation,
         remaining_samples=float(profile.remaining_samples),
         observations=observations_of(profile),
         prior=prior,

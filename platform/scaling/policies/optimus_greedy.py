@@ -2,7 +2,9 @@
 
 The paper's allocation starts all jobs at one worker and one server in every round and adds one pod at a time to the job
 with the largest marginal gain until nothing is left or nothing gains. Here jobs train already: a round starts from what
-each job has, and is otherwise the same. `optimus` is the variant that DLRover-RM §6 compares with, one pod per round.
+each job has, and is otherwise the same. Marginal gains are those of the speed alone, as in the paper: the pause of a
+change is the same for one server and for eight, so that it is set against all that a job is given, and not against its
+first pod. `optimus` is the variant that DLRover-RM §6 compares with, one pod per round.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 MOST_STEPS = 64
 """Pods that one job may gain in a round (chosen: more than any job of the benchmarks can have)."""
 LEAST_RISE = 1e-3
-"""Of the speed, by which a step must raise the gain to be worth a pod (chosen: far below what noise hides)."""
+"""Of the speed, by which a step must raise it to be worth a pod (chosen: far below what noise hides)."""
 
 
 class GreedyOptimus:
@@ -48,7 +50,7 @@ class GreedyOptimus:
 
     def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
         """One step at a time for the job whose step saves the most time per core; a step that does not fit ends its
-        job's growth for this round."""
+        job's growth for this round. Then a job whose growth does not pay for its pause stays as it is."""
         chosen, free, value = [STAY] * len(proposals), view.capacity.free, 0.0
         steps = [_next_step(j, proposal, STAY) for j, proposal in enumerate(proposals) if len(proposal.candidates) > 1]
         heapq.heapify(steps)
@@ -62,6 +64,9 @@ class GreedyOptimus:
             chosen[j] += 1
             if chosen[j] + 1 < len(path):
                 heapq.heappush(steps, _next_step(j, proposals[j], chosen[j]))
+        for j, c in enumerate(chosen):
+            if proposals[j].candidates[c].gain <= 0:
+                free, chosen[j] = free + proposals[j].candidates[c].needs, STAY
         choice = Choice(tuple(chosen), value, free)
         return plans_of(self.name, proposals, choice, view.capacity.free, view.weights)
 
@@ -78,7 +83,7 @@ def _best_step(situation: Situation, view: View, at: Candidate) -> Candidate | N
     if not near:
         return None
     outcomes = situation.outcomes(Columns.of(near))
-    more_N = outcomes.gain - at.gain
+    more_N = outcomes.samples_per_second - at.samples_per_second
     per_core_N = more_N / (outcomes.more_cores - at.needs.cores)
     best = int(np.argmax(per_core_N))
     if more_N[best] <= LEAST_RISE * situation.samples_per_second:
@@ -93,6 +98,6 @@ def _count(allocation: Allocation, change: Change) -> int:
 def _next_step(j: int, proposal: Proposal, at: int) -> tuple[float, int]:
     """(− seconds saved per core by the step after point `at`, j): the heap's least is the best (Optimus, eq. 9)."""
     now, then = proposal.candidates[at], proposal.candidates[at + 1]
-    before, after = (proposal.samples_per_second + each.gain for each in (now, then))
+    before, after = now.samples_per_second, then.samples_per_second
     saved = proposal.remaining_samples * (1.0 / before - 1.0 / after) * proposal.priority
     return -saved / (then.needs.cores - now.needs.cores), j

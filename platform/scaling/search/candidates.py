@@ -40,8 +40,8 @@ def stay(situation: Situation) -> Candidate:
 def propose(situation: Situation, capacity: Capacity, settings: SearchSettings | None = None) -> Proposal:
     """What one job could do, `stay` first; pure and seeded, so that one mapped task per job may compute it.
 
-    Plans whose prediction is not to be trusted (`Rules.trusted_error`) are not proposed for their gain; what would
-    make them trustworthy is (`explore`). The notes say in plain words how far predictions go, and what is missing.
+    Plans whose prediction is not to be trusted (`objectives`) are not proposed for their gain; what would make them
+    trustworthy is (`explore`). The notes say in plain words how far predictions go, and what is missing.
     """
     job, model, settings = situation.job, situation.model, settings or _DEFAULTS
     space = space_of(job, capacity)
@@ -80,7 +80,8 @@ def _trust(situation: Situation, space: Space) -> str:
     sizes = f"{_number(count)} size{'' if count == 1 else 's'} measured"
     if count < needed:
         return (
-            f"{sizes}, {_number(needed)} are needed to predict what others would do: until then small steps are tried"
+            f"{sizes}, {_number(needed)} are needed to predict what others would do: until then workers are added, "
+            "which cannot slow the job, and small steps of everything else are tried"
         )
     if not model.identified:
         return f"{sizes}; sizes far from these are not trusted yet"

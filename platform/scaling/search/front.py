@@ -13,7 +13,6 @@ import msgspec
 
 from elastrec.platform.scaling.amounts import Capacity, Change, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
-from elastrec.platform.scaling.model.throughput import LEAST_ERROR
 from elastrec.platform.scaling.search.objectives import Outcomes, Situation, kernels
 from elastrec.platform.scaling.search.pareto import Rows
 from elastrec.platform.scaling.search.space import Indexes, Space
@@ -108,7 +107,7 @@ def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes, *
     model = situation.model
     found: Rows = kernels().permitted(
         outcomes.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity), *model.terms,
-        model.covariance_KK, LEAST_ERROR, float(situation.rules.trusted_error), doubted,
+        model.covariance_KK, outcomes.present, doubted,
     )  # fmt: skip
     return found
 
@@ -119,13 +118,13 @@ def front_of(situation: Situation, capacity: Capacity, space: Space, numbers: In
     Args:
         numbers: of points, rising (`Space`).
     """
-    job, model, rules = situation.job, situation.model, situation.rules
+    job, model, present = situation.job, situation.model, situation.present(situation.rules.payback_seconds)
     looked_FN, looked_7N, points_N5, table_FN, found_7N = kernels().front_of(
         numbers, space.values, space.lengths, float(space.worker_memory_bytes), room_of(job, capacity), *model.terms,
-        model.covariance_KK, LEAST_ERROR, float(rules.trusted_error), situation.present(rules.payback_seconds), rounds,
+        model.covariance_KK, present, rounds,
     )  # fmt: skip
-    looked_at = Outcomes(Columns(looked_FN), model, looked_7N, rules.trusted_error)
-    return Front(points_N5, Outcomes(Columns(table_FN), model, found_7N, rules.trusted_error), looked_at)
+    looked_at = Outcomes(Columns(looked_FN), model, looked_7N, present)
+    return Front(points_N5, Outcomes(Columns(table_FN), model, found_7N, present), looked_at)
 
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:

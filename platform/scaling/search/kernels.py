@@ -33,7 +33,8 @@ class Present(NamedTuple):
         payback: seconds in which a change has to pay for itself, or what is left of the job.
         pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train.
         least_change: as a logarithm; `grow_efficiency`, `save_efficiency`: of `Rules`.
-        least_kept: the share by which Ψ may change at most for the worse; negative.
+        least_kept: the share by which Ψ may change at most for the worse; at most 0.
+        least_error, trusted_error: of a prediction: no smaller one is believed, with a larger one it is doubted.
     """
 
     workers: float
@@ -54,6 +55,8 @@ class Present(NamedTuple):
     grow_efficiency: float
     save_efficiency: float
     least_kept: float
+    least_error: float
+    trusted_error: float
 
 
 class Room(NamedTuple):
@@ -172,7 +175,32 @@ def excess(table_FN, found_7N, room):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, doubted):  # type: ignore[no-untyped-def]
+def _doubt(table_FN, n, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
+    """By how much a plan's prediction is too uncertain to be acted on; ≤ 0 where it is to be trusted (`objectives`)."""
+    now = present
+    only_workers_are_added = (
+        table_FN[0, n] > now.workers
+        and table_FN[1, n] == now.parameter_servers
+        and table_FN[2, n] == now.worker_cores
+        and table_FN[3, n] == now.parameter_server_cores
+    )
+    if only_workers_are_added:
+        return -np.inf
+    error = variance(table_FN, n, constants, fitted, covariance_KK) + now.least_error * now.least_error
+    return np.sqrt(error) - now.trusted_error
+
+
+@_kernel
+def doubts(table_FN, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
+    """`_doubt` of N plans, [N]."""
+    found_N = np.empty(table_FN.shape[1])
+    for n in range(len(found_N)):
+        found_N[n] = _doubt(table_FN, n, constants, fitted, covariance_KK, present)
+    return found_N
+
+
+@_kernel
+def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, present, doubted):  # type: ignore[no-untyped-def]
     """Numbers of the plans that fit and obey the rules, rising: those to be trusted, or the `doubted` others.
 
     Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
@@ -184,8 +212,7 @@ def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, least_
         over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
         if over_cores > 0 or over_bytes > 0 or short > 0 or too_large > 0:
             continue
-        error = np.sqrt(variance(table_FN, n, constants, fitted, covariance_KK) + least_error * least_error)
-        if (error > trusted_error) == doubted:
+        if (_doubt(table_FN, n, constants, fitted, covariance_KK, present) > 0) == doubted:
             found[count] = n
             count += 1
     return found[:count]
@@ -264,8 +291,7 @@ def _are_equal(one_N5, other_N5):  # type: ignore[no-untyped-def]
 
 @_kernel
 def front_of(  # type: ignore[no-untyped-def]
-    numbers, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, least_error, trusted_error,
-    present, rounds,
+    numbers, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, present, rounds,
 ):  # fmt: skip
     """The front of these points, then of what is around it, until it stays the same; at most so many rounds.
 
@@ -274,17 +300,13 @@ def front_of(  # type: ignore[no-untyped-def]
     """
     indexes_N5, table_FN = unfold(numbers, values, length_5, worker_memory_bytes)
     found_7N = outcomes(table_FN, constants, fitted, present)
-    rows = permitted(
-        table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, False
-    )  # fmt: skip
+    rows = permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, present, False)
     chosen = _best(found_7N, rows)
     points_N5, best_FN, best_7N = _rows(indexes_N5, chosen), _taken(table_FN, chosen), _taken(found_7N, chosen)
     for _ in range(rounds if len(chosen) else 0):
         tried_N5, tried_FN = unfold(rising(around(points_N5, length_5)), values, length_5, worker_memory_bytes)
         tried_7N = outcomes(tried_FN, constants, fitted, present)
-        rows = permitted(
-            tried_FN, tried_7N, room, constants, fitted, covariance_KK, least_error, trusted_error, False
-        )  # fmt: skip
+        rows = permitted(tried_FN, tried_7N, room, constants, fitted, covariance_KK, present, False)
         chosen = _best(tried_7N, rows)
         better_N5 = _rows(tried_N5, chosen)
         if _are_equal(better_N5, points_N5):

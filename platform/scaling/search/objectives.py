@@ -11,6 +11,11 @@ adds resources; here plans that save are allowed too. A plan that adds cost must
 `grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with save < grow,
 every allowed plan raises log Ψ − c·log price for a c between them, so plans can never go in a circle.
 
+A prediction is acted on where its error is at most `trusted_error`. A plan that only adds workers needs no trust: with
+α, β ≥ 0 a step of k times the workers takes at most k times as long (eq. 1–5, and the refined forms), so it cannot slow
+the job, and the workers leave again without a pause. Exploring first would cost a job that starts small a round for
+each step.
+
 Shape legend: N allocations.
 """
 
@@ -29,7 +34,7 @@ import numpy.typing as npt
 
 from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
-from elastrec.platform.scaling.model.throughput import Prediction, ThroughputModel
+from elastrec.platform.scaling.model.throughput import LEAST_ERROR, Prediction, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
 
 
@@ -37,12 +42,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """When a change is worth making.
 
     Attributes:
-        max_slowdown: share of Ψ that a plan that saves may lose, against what the job started with or has now.
+        max_slowdown: share of Ψ that a plan that saves may lose, against the fastest allocation that it has had.
         grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
         save_efficiency: most loss of log Ψ per loss of log price.
         least_change: share by which Ψ must grow, or the price fall; smaller changes are within the model's error.
         payback_seconds: a change has so much time to pay for its pause and its start, or what is left of the job.
-        trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain.
+        trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain,
+            unless it only adds workers.
     """
 
     max_slowdown: float = 0.05
@@ -75,12 +81,13 @@ class Outcomes:
 
     Attributes:
         found_7N: the arrays below, one after the other (`kernels.outcomes`).
+        present: the job that they are plans of (`kernels.Present`).
     """
 
     columns: Columns
     model: ThroughputModel
     found_7N: Floats
-    trusted_error: float
+    present: tuple[float, ...]
 
     @property
     def samples_per_second(self) -> Floats:
@@ -126,12 +133,15 @@ class Outcomes:
     @cached_property
     def violation(self) -> Floats:
         """≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`)."""
-        return np.maximum(self.against_rules, self.relative_error - self.trusted_error)
+        doubts_N: Floats = kernels().doubts(
+            self.columns.table_FN, *self.model.terms, self.model.covariance_KK, self.present
+        )
+        return np.maximum(self.against_rules, doubts_N)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Outcomes:
         """Some rows of them."""
         return Outcomes(
-            self.columns.take(rows), self.model, np.take(self.found_7N, rows, axis=1), self.trusted_error
+            self.columns.take(rows), self.model, np.take(self.found_7N, rows, axis=1), self.present
         )  # fmt: skip
 
     def candidate(self, row: int, kind: CandidateKind) -> Candidate:
@@ -188,9 +198,9 @@ class Situation:
             payback_seconds: in place of that of the rules.
         """
         payback = self.rules.payback_seconds if payback_seconds is None else payback_seconds
-        found_7N = kernels().outcomes(columns.table_FN, *self.model.terms, self.present(payback))
+        present = self.present(payback)
         # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
-        return Outcomes(columns, self.model, found_7N, self.rules.trusted_error)
+        return Outcomes(columns, self.model, kernels().outcomes(columns.table_FN, *self.model.terms, present), present)
 
     def present(self, payback_seconds: float) -> tuple[float, ...]:
         """`kernels.Present`."""
@@ -213,20 +223,24 @@ class Situation:
             least_change=math.log1p(rules.least_change),
             grow_efficiency=float(rules.grow_efficiency),
             save_efficiency=float(rules.save_efficiency),
-            least_kept=(1.0 - rules.max_slowdown) * self.reference / speed - 1.0,
+            # A plan that loses nothing saves whatever the job was once given.
+            least_kept=min((1.0 - rules.max_slowdown) * self.reference / speed - 1.0, 0.0),
+            least_error=LEAST_ERROR,
+            trusted_error=float(rules.trusted_error),
         )
         return found
 
     @cached_property
     def reference(self) -> float:
-        """Ψ against which a slowdown is measured, so that many small savings do not add up to a large one.
+        """Ψ against which a slowdown is measured: the highest of what the job has trained with, so that many small
+        savings do not add up to a large one.
 
-        By the model, as `samples_per_second`: what was measured at the job's start would be compared with a prediction.
+        By the model, as `samples_per_second`: what was measured then would be compared with a prediction.
         """
-        begun = self.job.started_with
-        if begun is None or begun == self.job.allocation:
+        trained_with = Columns.of([each.allocation for each in self.job.observations])
+        if not len(trained_with):
             return self.samples_per_second
-        return max(float(self.model.predict(Columns.of([begun])).samples_per_second[0]), self.samples_per_second)
+        return max(float(self.model.predict(trained_with).samples_per_second.max()), self.samples_per_second)
 
 
 @cache

@@ -93,4 +93,5 @@ def profile(**changes: Any) -> JobProfile:
 
 
 def situation(true: Coefficients | None = None, **changes: Any) -> Situation:
-    return Situation(profile(**changes), known_model(true), PRICES)
+    """Of a job that has trained with nothing but what it has, and whose model is known all the same."""
+    return Situation(profile(**({"observations": ()} | changes)), known_model(true), PRICES)

@@ -36,7 +36,7 @@ def seen(servers: Servers | None = None, **changes: Any) -> MemorySeen:
 
 def facts(**changes: Any) -> JobFacts:
     known = JobFacts(
-        job_id="job", shape=SHAPE, allocation=HERE, started_with=HERE, remaining_samples=1e10, observations=(),
+        job_id="job", shape=SHAPE, allocation=HERE, remaining_samples=1e10, observations=(),
         prior=None, memory=seen(), changes=(), shape_version=3, limits=Limits(), movable=frozenset(Change),
         until_next_change_seconds=180.0, team="ads", priority=2.0, is_settled=True, are_servers_settled=True, steps=50,
         least_steps=50,

@@ -65,7 +65,6 @@ def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> No
     (observation,) = profile.observations
     assert observation.allocation == profile.allocation and profile.allocation.workers == 1
     assert (observation.iteration_seconds, observation.compute_seconds) == (0.2, pytest.approx(0.17))
-    assert profile.started_with is not None and profile.started_with.workers == 2
     assert profile.limits.workers == (1, 6)
     assert (profile.priority, profile.remaining_samples, profile.shape.dense_bytes) == (3.0, 1e6, 4096)
 

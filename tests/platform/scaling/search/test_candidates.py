@@ -14,14 +14,13 @@ from tests.platform.scaling.jobs import (
     PRICES,
     allocation,
     coefficients,
-    known_model,
     measure,
     profile,
     situation,
 )
 
 TRUE = coefficients()
-WORKERS = frozenset({Change.WORKERS})
+WORKERS, WORKER_SIZE = frozenset({Change.WORKERS}), frozenset({Change.WORKER_SIZE})
 
 
 def young(*allocations: object, **changes: object) -> Situation:
@@ -46,24 +45,30 @@ def test_the_candidates_are_a_front_and_few() -> None:
 
 def test_a_job_with_too_many_workers_is_offered_a_saving() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
-    asked = Situation(profile(allocation=allocation(40, 1), movable=WORKERS), known_model(bound), PRICES)
+    asked = situation(bound, allocation=allocation(40, 1), movable=WORKERS)
     saving = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.SAVE]
     assert saving
     assert all(each.cost_per_hour < 0 and each.allocation.workers < 40 for each in saving)
 
 
 def test_a_job_that_has_seen_one_configuration_explores_cheaply() -> None:
-    asked = young(allocation(1, 1), movable=WORKERS)
+    asked = young(allocation(1, 1), movable=WORKER_SIZE)
     exploring = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.EXPLORE]
     assert exploring
-    assert all(1 <= each.allocation.workers <= 3 for each in exploring)
+    assert all(0.5 <= each.allocation.worker_cores <= 2 for each in exploring)
 
 
-def test_uncertain_predictions_are_not_chosen_for_their_gain() -> None:
-    asked = young(allocation(1, 1))
-    for each in propose(asked, PLENTY).candidates:
-        if each.kind is CandidateKind.GROW:
-            assert each.relative_error <= asked.rules.trusted_error
+def test_uncertain_predictions_are_not_chosen_for_their_gain_unless_only_workers_are_added() -> None:
+    asked = young(allocation(1, 4))
+    growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
+    doubted = [each.allocation for each in growing if each.relative_error > asked.rules.trusted_error]
+    assert doubted
+    assert all(each == allocation(each.workers, 4) for each in doubted)
+
+
+def test_a_job_that_has_seen_one_configuration_grows_by_workers_alone_without_exploring_first() -> None:
+    kinds = {each.kind for each in propose(young(allocation(1, 4), movable=WORKERS), PLENTY).candidates}
+    assert CandidateKind.GROW in kinds
 
 
 def test_a_job_whose_model_is_known_does_not_explore() -> None:
@@ -84,8 +89,7 @@ def test_a_proposal_survives_json_and_is_the_same_when_made_again() -> None:
 def test_bold_plans_that_nobody_trusts_do_not_hide_those_that_can_be_trusted() -> None:
     asked = young(allocation(1, 4), allocation(2, 4), allocation(2, 6))
     growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
-    assert growing
-    assert all(each.relative_error <= asked.rules.trusted_error for each in growing)
+    assert any(each.relative_error <= asked.rules.trusted_error for each in growing)
 
 
 def test_nothing_is_explored_that_no_plan_could_use() -> None:
@@ -106,9 +110,9 @@ def test_nothing_is_explored_that_no_plan_could_use() -> None:
 @pytest.mark.parametrize(("seconds", "is_tried"), [(7200.0, True), (800.0, True), (650.0, False)])
 def test_nothing_is_explored_that_the_next_round_has_no_time_to_use(seconds: float, is_tried: bool) -> None:
     """A round takes ten minutes here: of eleven nothing is left in which what was learnt could be used."""
-    young_job = young(allocation(1, 1), movable=WORKERS)
+    young_job = young(allocation(1, 1), movable=WORKER_SIZE)
     left = seconds * young_job.samples_per_second
-    asked = young(allocation(1, 1), movable=WORKERS, remaining_samples=left)
+    asked = young(allocation(1, 1), movable=WORKER_SIZE, remaining_samples=left)
     assert asked.horizon_seconds > asked.job.until_next_change_seconds
     kinds = {each.kind for each in propose(asked, PLENTY).candidates}
     assert (CandidateKind.EXPLORE in kinds) is is_tried

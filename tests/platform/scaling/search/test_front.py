@@ -9,12 +9,11 @@ import pytest
 from elastrec.platform.scaling.amounts import Capacity, Change, Resources
 from elastrec.platform.scaling.search.front import SearchSettings, exhaustive_front, pareto_front
 from elastrec.platform.scaling.search.genetic import genetic_front
-from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.pareto import hypervolume
 from elastrec.platform.scaling.search.space import space_of
 from elastrec.platform.scaling.types import Limits, MemoryNeed
 from elastrec.platform.specs.errors import ScalingError
-from tests.platform.scaling.jobs import GIB, PLENTY, PRICES, allocation, coefficients, known_model, profile, situation
+from tests.platform.scaling.jobs import GIB, PLENTY, allocation, coefficients, profile, situation
 
 SMALL = Limits(workers=(1, 12), parameter_servers=(1, 4), worker_cores=(0.5, 4), parameter_server_cores=(0.5, 4))
 
@@ -61,9 +60,7 @@ def test_no_plan_needs_more_than_is_free() -> None:
 
 def test_where_capacity_is_below_what_runs_only_savings_are_left() -> None:
     overdrawn = Capacity(free=Resources(-10.0, -20.0 * GIB))
-    asked = Situation(
-        profile(allocation=allocation(12, 1), limits=SMALL), known_model(coefficients((0.1, 0.8, 0, 0, 0.1))), PRICES
-    )  # fmt: skip
+    asked = situation(coefficients((0.1, 0.8, 0, 0, 0.1)), allocation=allocation(12, 1), limits=SMALL)
     found = pareto_front(asked, overdrawn, space_of(asked.job, overdrawn), SearchSettings())
     assert len(found.points)
     assert (found.outcomes.more_cores <= 0.001).all()

@@ -19,9 +19,11 @@ from elastrec.platform.scaling.search.objectives import Rules, Situation
 from elastrec.platform.scaling.search.pareto import front
 from elastrec.platform.scaling.search.space import Space, space_of
 from elastrec.platform.scaling.types import Limits, MemoryNeed, Overheads
-from tests.platform.scaling.jobs import GIB, PRICES, allocation, coefficients, known_model, profile, spread
+from tests.platform.scaling.jobs import GIB, PRICES, allocation, coefficients, known_model, measure, profile, spread
 
-MODEL = known_model(coefficients((0.5, 0.15, 0.05, 0.2, 0.1)))
+TRUE = coefficients((0.5, 0.15, 0.05, 0.2, 0.1))
+MODEL = known_model(TRUE)
+TRAINED_WITH = ([allocation(12, 2), allocation(1, 1)], [allocation(1, 1)])
 LIMITS = Limits(workers=(1, 20), parameter_servers=(1, 6), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))
 OVERHEADS = Overheads(
     worker_start_seconds=40.0, server_start_seconds=70.0, migration_pause_seconds=20.0, migration_copy_seconds=15.0
@@ -29,15 +31,15 @@ OVERHEADS = Overheads(
 NEED = MemoryNeed(worker_bytes=int(1.5 * GIB), server_base_bytes=GIB, embedding_bytes=9 * GIB, imbalance=1.2)
 
 SITUATIONS = st.builds(
-    lambda workers, servers, cores, remaining, started, payback, need, movable: Situation(
+    lambda workers, servers, cores, remaining, trained_with, payback, need, movable: Situation(
         profile(
             allocation=allocation(workers, servers, cores, 2.0), remaining_samples=remaining, limits=LIMITS,
-            started_with=started, memory=need, movable=movable,
+            observations=trained_with, memory=need, movable=movable,
         ),
         MODEL, PRICES, OVERHEADS, Rules(payback_seconds=payback),
     ),
     st.integers(1, 20), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]), st.floats(0.0, 1e10),
-    st.sampled_from([None, allocation(12, 2), allocation(1, 1)]), st.sampled_from([0.0, 600.0, 3600.0]),
+    st.sampled_from([(), *(measure(TRUE, each) for each in TRAINED_WITH)]), st.sampled_from([0.0, 600.0, 3600.0]),
     st.sampled_from([None, NEED]), st.sampled_from([frozenset(Change), frozenset({Change.WORKERS})]),
 )  # fmt: skip
 CAPACITIES = st.builds(
@@ -49,6 +51,14 @@ CAPACITIES = st.builds(
 def price(of: Allocation) -> float:
     amount = of.resources
     return PRICES.core_hour * amount.cores + PRICES.gibibyte_hour * amount.memory_bytes / GIBIBYTE
+
+
+def is_trusted(asked: Situation, plan: Allocation) -> bool:
+    """Whether a prediction is to be acted on, by the rule of `objectives`."""
+    fields = ("parameter_servers", "worker_cores", "parameter_server_cores")
+    is_alike = all(getattr(plan, field) == getattr(asked.job.allocation, field) for field in fields)
+    error = float(MODEL.relative_error(Columns.of([plan]))[0])
+    return (is_alike and plan.workers > asked.job.allocation.workers) or error <= asked.rules.trusted_error
 
 
 def expected(asked: Situation, plan: Allocation) -> dict[str, float]:
@@ -74,10 +84,9 @@ def expected(asked: Situation, plan: Allocation) -> dict[str, float]:
     overhead = speed * share(pause) + max(then - speed, 0.0) * share(start)
     gain = then - speed - overhead
     saved, least = dearer * (1.0 - share(start)), math.log1p(rules.least_change)
-    begun = job.started_with or now
-    reference = max(float(MODEL.predict(Columns.of([begun])).samples_per_second[0]), speed)
+    known = [float(MODEL.predict(Columns.of([each.allocation])).samples_per_second[0]) for each in job.observations]
     keeps = math.expm1(rules.save_efficiency * saved) if saved <= -least else math.inf
-    keeps = max(keeps, (1.0 - rules.max_slowdown) * reference / speed - 1.0)
+    keeps = max(keeps, min((1.0 - rules.max_slowdown) * max([speed, *known]) / speed - 1.0, 0.0))
     rises = math.expm1(max(rules.grow_efficiency * dearer, least))
     return {
         "samples_per_second": then, "gain": gain, "overhead": overhead, "cost_per_hour": cost,
@@ -125,9 +134,11 @@ def test_allowed_are_the_plans_that_fit_obey_the_rules_and_are_to_be_trusted(
     found = asked.outcomes(Columns.of(PLANS))
     fitting = [fits(asked, capacity, plan) for plan in PLANS]
     assert (excess(asked, capacity, found) <= 0).all(axis=1).tolist() == fitting
-    obeys, is_trusted = found.against_rules <= 0, found.relative_error <= asked.rules.trusted_error
+    obeys = found.against_rules <= 0
+    trusted = np.array([is_trusted(asked, plan) for plan in PLANS])
+    assert ((found.violation <= 0) == (obeys & trusted)).all()
     for doubted in (False, True):
-        rows = np.flatnonzero(np.array(fitting) & obeys & (is_trusted != doubted))
+        rows = np.flatnonzero(np.array(fitting) & obeys & (trusted != doubted))
         assert allowed_rows(asked, capacity, found, doubted=doubted).tolist() == rows.tolist()
 
 

@@ -3,15 +3,28 @@ from __future__ import annotations
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model.step_form import Form
+from elastrec.platform.scaling.model.throughput import fit_job
 from elastrec.platform.scaling.search.objectives import Rules, Situation, measured_overheads
 from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.specs.errors import ScalingError
-from tests.platform.scaling.jobs import PRICES, allocation, coefficients, known_model, profile, situation, speed
+from tests.platform.scaling.jobs import (
+    PRICES,
+    SHAPE,
+    allocation,
+    coefficients,
+    known_model,
+    measure,
+    profile,
+    situation,
+    speed,
+)
 
 TRUE = coefficients()
 
@@ -63,13 +76,13 @@ def test_staying_breaks_no_capacity_but_is_no_plan() -> None:
 
 def test_a_job_that_scales_linearly_gives_nothing_back() -> None:
     linear = coefficients((1.0, 0.0, 0.0, 0.0, 0.0))
-    asked = Situation(profile(allocation=allocation(40, 1)), known_model(linear), PRICES)
+    asked = situation(linear, allocation=allocation(40, 1))
     assert asked.outcomes(Columns.of([allocation(39, 1)])).violation[0] > 0
 
 
 def test_a_job_whose_servers_are_the_bottleneck_gives_workers_back() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
-    asked = Situation(profile(allocation=allocation(40, 1)), known_model(bound), PRICES, Overheads())
+    asked = situation(bound, allocation=allocation(40, 1))
     outcomes = asked.outcomes(Columns.of([allocation(30, 1), allocation(2, 1)]))
     assert outcomes.violation[0] <= 0 < outcomes.violation[1]
     assert outcomes.cost_per_hour[0] < 0
@@ -78,11 +91,54 @@ def test_a_job_whose_servers_are_the_bottleneck_gives_workers_back() -> None:
 def test_small_savings_do_not_add_up_to_a_large_slowdown() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
     before = speed(bound, allocation(40, 1))
-    job = profile(allocation=allocation(20, 1), started_with=allocation(40, 1))
-    asked = Situation(job, known_model(bound), PRICES)
+    trained_with = measure(bound, [allocation(30, 1), allocation(40, 1), allocation(20, 1)])
+    asked = situation(bound, allocation=allocation(20, 1), observations=trained_with)
     outcomes = asked.outcomes(Columns.of([allocation(workers, 1) for workers in range(1, 20)]))
     kept = outcomes.samples_per_second[outcomes.violation <= 0]
     assert (kept >= 0.95 * before).all()
+
+
+def test_small_savings_do_not_add_up_although_the_fastest_allocation_was_neither_the_first_nor_the_last() -> None:
+    bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
+    fastest, here = allocation(40, 1, server_cores=2.0), allocation(40, 1)
+    trained_with = measure(bound, [allocation(1, 1), fastest, here])
+    asked = situation(bound, allocation=here, observations=trained_with)
+    assert asked.reference == pytest.approx(speed(bound, fastest), rel=0.01)
+
+
+def test_a_plan_that_loses_nothing_saves_although_the_job_was_faster_before() -> None:
+    here = allocation(2, 1)
+    asked = situation(allocation=here, observations=measure(TRUE, [allocation(16, 4), here]))
+    assert asked.reference > 2 * asked.samples_per_second
+    less = msgspec.structs.replace(here, worker_memory_bytes=here.worker_memory_bytes // 4)
+    outcomes = asked.outcomes(Columns.of([less, allocation(1, 1)]))
+    assert outcomes.violation[0] <= 0 < outcomes.violation[1]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.floats(0.0, 1.0), min_size=7, max_size=7), st.floats(1.0, 8.0), st.integers(1, 40), st.integers(1, 40),
+    st.integers(1, 8),
+)  # fmt: skip
+def test_more_workers_never_make_a_job_slower_whatever_its_coefficients_are(
+    parts: list[float], overlap: float, few: int, more: int, servers: int
+) -> None:
+    assume(sum(parts) > 0.1)
+    form = Form(overlap, by_request=True)
+    rows_NK = form.rows(SHAPE, Columns.of([allocation(few, servers), allocation(few + more, servers)]))
+    # Each part as a share of a step of the fewer workers, all of them at least 0.
+    theta_K = np.array(parts) / np.where(rows_NK[0] > 0, rows_NK[0], 1.0)
+    before, after = np.array([few, few + more]) / form.seconds(rows_NK, theta_K)
+    assert after >= before * (1.0 - 1e-9)
+
+
+def test_only_workers_are_added_on_a_prediction_that_is_not_to_be_trusted() -> None:
+    here = allocation(1, 4)
+    job = profile(allocation=here, observations=measure(TRUE, [here]))
+    bold = [allocation(12, 4), allocation(12, 6), allocation(12, 4, worker_cores=2.0), allocation(12, 4, 1.0, 2.0)]
+    outcomes = Situation(job, fit_job(job), PRICES).outcomes(Columns.of(bold))
+    assert (outcomes.relative_error > 0.25).all() and (outcomes.against_rules <= 0).all()
+    assert (outcomes.violation <= 0).tolist() == [True, False, False, False]
 
 
 shares = st.lists(st.floats(0.01, 1), min_size=5, max_size=5)
@@ -101,7 +157,7 @@ def test_no_path_of_allowed_plans_comes_back(
     allocations = [allocation(w, p, cw, cp) for w, p, cw, cp in stops]
     is_allowed = {}
     for here in allocations:
-        asked = Situation(profile(allocation=here), model, PRICES, Overheads())
+        asked = Situation(profile(allocation=here, observations=()), model, PRICES, Overheads())
         violation = asked.outcomes(Columns.of(allocations)).violation
         is_allowed[here] = [there for k, there in enumerate(allocations) if violation[k] <= 0 and there != here]
     # A graph without a cycle can be taken apart leaf by leaf.
@@ -157,8 +213,8 @@ def test_savings_count_from_when_the_new_pods_train() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
 
     def violation(seconds: float) -> float:
-        job = profile(allocation=large, remaining_samples=seconds * speed(bound, large))
-        asked = Situation(job, known_model(bound), PRICES, Overheads(worker_start_seconds=60.0))
+        left = seconds * speed(bound, large)
+        asked = situation(bound, allocation=large, remaining_samples=left)
         return float(asked.outcomes(Columns.of([small])).violation[0])
 
     assert violation(3600.0) <= 0
@@ -169,14 +225,14 @@ def test_savings_count_from_when_the_new_pods_train() -> None:
 
 def test_fewer_workers_save_until_the_end() -> None:
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
-    job = profile(allocation=allocation(40, 1), remaining_samples=55.0 * speed(bound, allocation(40, 1)))
-    asked = Situation(job, known_model(bound), PRICES, Overheads(worker_start_seconds=60.0))
+    left = 55.0 * speed(bound, allocation(40, 1))
+    asked = situation(bound, allocation=allocation(40, 1), remaining_samples=left)
     assert asked.outcomes(Columns.of([allocation(30, 1)])).violation[0] <= 0
 
 
 def test_servers_that_are_far_too_large_shrink_although_that_costs_a_pause() -> None:
     large = allocation(server_cores=16.0)
-    job = profile(allocation=large, until_next_change_seconds=180.0)
+    job = profile(allocation=large, until_next_change_seconds=180.0, observations=())
     pause = Overheads(migration_pause_seconds=30.0, server_start_seconds=60.0)
     smaller = Columns.of([msgspec.structs.replace(large, parameter_server_cores=4.0)])
 
