@@ -2,13 +2,20 @@
 
     python -m benchmarks out_of_memory [--rounds 3] [--output json]
 
-The job is that of `growing_tables`. Its time ends when all is trained and saved. By hand: a person who never looks
-away stops the job as soon as a server was killed and starts it again from its newest record, with the memory that it
-needs; only the time of the machines counts. The goals are those of DLRover-RM for a slow server (Fig. 12), which is
-where the paper has times; for memory it has only counts.
+The job is that of `growing_tables`. Its time ends when all is trained and saved. Three ways to its end:
+
+- `forecast`: servers get memory before they run out of it, the platform's way.
+- `doubled`: no forecast; the successor of a server that the kernel ended has twice the memory, the platform's last
+  resort.
+- `by_hand`: neither; a person who never looks away stops the job as soon as a server was killed and starts it again
+  from its newest record, with twice the memory. Only the time of the machines counts.
+
+A job that nobody helps has no completion time: its servers are killed again, and it fails. So nothing is compared with
+no intervention. Against `by_hand` the goal is that of DLRover-RM against stop-and-restart, which it has for a slow
+server X
 
 Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then one of the second
-kind, and the ratio is 1.
+kind, and its ratio to that is 1.
 """
 
 from __future__ import annotations
@@ -38,8 +45,10 @@ from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.watching.observation import Observation
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
-GOAL_LEFT_ALONE, GOAL_BY_HAND = 1 - 0.364, 1 - 0.276
-"""Of the completion time, DLRover-RM §6.2: against no intervention and against stop-and-restart."""
+GOAL_DOUBLED, GOAL_BY_HAND = 1.0, 1 - 0.276
+"""Of the completion time. Chosen: a forecast is worth nothing where it makes a job slower than kills do. DLRover-RM
+§6.2, against stop-and-restart.
+"""
 
 
 def restarted_by_hand(platform: jobs.Platform, log: GenerateReport) -> Run:
@@ -71,7 +80,7 @@ def figures_of(runs: dict[str, list[Run]]) -> list[Figure]:
                settings=settings
                | {"each": [round(mine / other, 3)
                            for mine, other in zip(seconds["forecast"], seconds[name], strict=True)]})
-        for name, goal in (("left_alone", GOAL_LEFT_ALONE), ("by_hand", GOAL_BY_HAND))
+        for name, goal in (("doubled", GOAL_DOUBLED), ("by_hand", GOAL_BY_HAND))
     ]  # fmt: skip
     return figures + [
         Figure(f"out_of_memory.{name}.seconds", statistics.median(each), "s from launch to the last record",
@@ -95,7 +104,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
         sides: dict[str, Callable[[], Run]] = {
             "forecast": lambda: trained(forecast=True),
-            "left_alone": lambda: trained(forecast=False),
+            "doubled": lambda: trained(forecast=False),
             "by_hand": lambda: restarted_by_hand(platform, log),
         }
 
