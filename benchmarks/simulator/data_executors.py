@@ -13,7 +13,8 @@ minute to minute (`noise`) is assumed, so there is a figure for each of four, ea
 `_SAFETIES` with which at most 1 % of the work waits; the margin is chosen on other seeds than the figure comes from.
 `default` is the product's own margin. `of_ideal` is the share of the granted cores in use over what nobody can pass: an
 executor whose distribution is known, with a constant number of cores just large enough that 1 % of its work waits. With
-noise of 0.2 that is 76 %: the paper's 80 % cannot be had there.
+noise of 0.2 that one has 6.6 cores, 76 % of them in use: nobody can have the paper's 6.5 cores and 80 %. Where the
+ideal misses the paper's goals, nine tenths of the ideal are the goals.
 
 Work comes in waves and with noise, both stated in the settings; a new executor delivers after its start.
 """
@@ -42,6 +43,9 @@ _MINUTE = 60.0
 _START_SECONDS = 120.0
 _BUFFER_SECONDS = 300.0
 """Full buffers last so long at full speed (assumed)."""
+_USED, _BEFORE = 5.0, 10.0
+"""Cores that an executor uses in the median, and that it has at first."""
+_PAPER_CORES, _PAPER_IN_USE = 6.5, 80.0
 _SAFETIES = (0.05, 0.07, 0.1, 0.2, 0.3, 0.5, 0.8)
 _MOST_WAITING = 0.01
 _OF_IDEAL = 0.9
@@ -153,13 +157,17 @@ def resize(
 def _resized(executors: int, seeds: Sequence[int], noise: float, safety: float) -> tuple[float, float, float]:
     """Means over the seeds of what `resize` gives."""
     settings = VerticalSettings(safety=safety)
-    found = [resize(executors, seed, 10.0, 5.0, noise, settings) for seed in seeds]
+    found = [resize(executors, seed, _BEFORE, _USED, noise, settings) for seed in seeds]
     cores, share, waited = (statistics.fmean(each) for each in zip(*found, strict=True))
     return cores, share, waited
 
 
-def ideal_share(noise: float) -> float:
-    """Of a constant number of cores in use, when 1 % of log-normal work with this noise waits for more."""
+def ideal(noise: float, used: float = _USED) -> tuple[float, float]:
+    """(cores, share of them in use) of a constant number of cores, when 1 % of log-normal work waits for more.
+
+    Args:
+        used: median of the work, in cores; its logarithm has the standard deviation `noise`.
+    """
     mean = math.exp(noise**2 / 2)
 
     def waits(cores: float) -> float:
@@ -168,7 +176,15 @@ def ideal_share(noise: float) -> float:
         return float(mean * stats.norm.cdf(above) - cores * stats.norm.cdf(above - noise)) / mean
 
     cores = brentq(lambda each: waits(each) - _MOST_WAITING, 0.5, 10.0)
-    return (1.0 - _MOST_WAITING) * mean / float(cores)
+    return used * float(cores), (1.0 - _MOST_WAITING) * mean / float(cores)
+
+
+def goals(noise: float) -> tuple[float, float]:
+    """(most cores, least per cent of them in use): the paper's where the ideal meets them, else from the ideal."""
+    cores, share = ideal(noise)
+    if cores <= _PAPER_CORES and 100 * share >= _PAPER_IN_USE:
+        return _PAPER_CORES, _PAPER_IN_USE
+    return cores / _OF_IDEAL, 100 * share * _OF_IDEAL
 
 
 def vertical(executors: int, seeds: int) -> list[Figure]:
@@ -177,17 +193,20 @@ def vertical(executors: int, seeds: int) -> list[Figure]:
     for noise in (0.02, 0.05, 0.1, 0.2):
         few = max(1, executors // 4)
         needed = [each for each in _SAFETIES if _resized(few, CHOSEN_ON[:1], noise, each)[2] <= _MOST_WAITING]
-        default = VerticalSettings().safety
+        default, (most_cores, least_in_use), (ideal_cores, ideal_share) = (
+            VerticalSettings().safety, goals(noise), ideal(noise)
+        )  # fmt: skip
         for name, safety in (("", needed[0] if needed else _SAFETIES[-1]), ("default.", default)):
             cores, share, waited = _resized(executors, HEADLINE_SEEDS[:seeds], noise, safety)
             prefix, goal = f"{_PREFIX}.vertical.noise_{noise:g}.{name}", not name
-            shown = {"executors": executors, "safety": safety, "used_before_%": 50, "cores_before": 10, "seeds": seeds}
+            shown = {"executors": executors, "safety": safety, "used_before_%": 50, "cores_before": _BEFORE,
+                     "seeds": seeds, "ideal": round(ideal_cores, 2)}  # fmt: skip
             found += [
-                Figure(f"{prefix}cores_per_executor", cores, "cores", at_most=6.5 if goal else None, simulated=True,
-                       settings=shown),
-                Figure(f"{prefix}cores_in_use", 100 * share, "%", at_least=80.0 if goal else None, simulated=True,
-                       settings={"ideal_%": round(100 * ideal_share(noise), 1)}),
-                Figure(f"{prefix}of_ideal", share / ideal_share(noise), "of the ideal's cores in use",
+                Figure(f"{prefix}cores_per_executor", cores, "cores", at_most=most_cores if goal else None,
+                       simulated=True, settings=shown),
+                Figure(f"{prefix}cores_in_use", 100 * share, "%", at_least=least_in_use if goal else None,
+                       simulated=True, settings={"ideal_%": round(100 * ideal_share, 1)}),
+                Figure(f"{prefix}of_ideal", share / ideal_share, "of the ideal's cores in use",
                        at_least=_OF_IDEAL if goal else None, simulated=True),
                 Figure(f"{prefix}work_that_waited", 100 * waited, "%", at_most=1.0, simulated=True),
             ]  # fmt: skip

@@ -157,8 +157,17 @@ def test_both_strategies_of_data_executors_are_measured() -> None:
 @pytest.mark.parametrize("noise", [0.05, 0.2])
 def test_the_ideal_executor_lets_one_per_cent_of_its_work_wait(noise: float) -> None:
     wanted = np.exp(noise * np.random.default_rng(0).standard_normal(400_000))
-    cores = 0.99 * wanted.mean() / data_executors.ideal_share(noise)
+    cores, share = data_executors.ideal(noise, used=1.0)
     assert np.maximum(wanted - cores, 0.0).sum() / wanted.sum() == pytest.approx(0.01, rel=0.03)
+    assert share == pytest.approx(0.99 * wanted.mean() / cores, rel=0.01)
+
+
+def test_goals_of_vertical_scaling_are_the_papers_unless_the_ideal_misses_them() -> None:
+    for noise in (0.02, 0.05, 0.1):
+        assert data_executors.goals(noise) == (6.5, 80.0)
+    cores, share = data_executors.ideal(0.2)
+    assert cores > 6.5
+    assert data_executors.goals(0.2) == pytest.approx((cores / 0.9, 90.0 * share))
 
 
 def test_jobs_whose_memory_is_short_are_forecast_too() -> None:
