@@ -30,6 +30,7 @@ _LAZY = {
     "inspect": "inspect_record",
     "plan": "plan",
     "scale": "scale",
+    "order": "order",
     "simulate": "simulate",
     "agent": "cluster",
     "schema": "job",
@@ -37,7 +38,7 @@ _LAZY = {
 }
 
 
-_PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "scale", "agent"})
+_PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "scale", "order", "agent"})
 """Commands that write nothing but the platform's own files: only their owner may read those."""
 
 

@@ -201,6 +201,7 @@ class Session:
                 quiet = True
                 time.sleep(0.1)
                 continue
+            self._take_orders(leased.orders)
             if leased.directive is not None:
                 self._take(leased.directive)
             if leased.state is LeaseState.STALE:
@@ -245,8 +246,9 @@ class Session:
             with self._changed:
                 # Another master may count its orders anew, and knows of no shard in these hands.
                 self._let_go_version = self._let_go_heard = 0
+                self._orders = None
+                self._take_orders(registered.orders)
             self._take(registered.directive)
-            self._take_orders(registered.orders)
             log.info("registered", pod=identity.pod, rank=registered.rank, generation=registered.directive.generation)
             return registered
         raise TransportError("stopped before the master answered", retryable=True)
@@ -303,20 +305,24 @@ class Session:
         with self._changed:
             self._let_go_heard = max(self._let_go_heard, let_go)
             self._changed.notify_all()
+        self._take_orders(answer.orders)
         if answer.directive is not None:
             self._take(answer.directive)
-        self._take_orders(answer.orders)
 
     def _take_orders(self, orders: PodOrders | None) -> None:
-        """Only registration and heartbeats bring them, one after the other, so the last ones are the newest."""
+        """Newer orders hold at once: before the directive or the shards that came with them.
+
+        A step that begins after the end of a pause then follows what was ordered in the pause.
+        """
         with self._changed:
-            if orders == self._orders:
+            # Answers of two threads may overtake each other.
+            if orders is None or (self._orders is not None and orders.version <= self._orders.version):
                 return
             self._orders = orders
             self._changed.notify_all()
         # The master waits to hear that they have arrived.
         self._beat_now.set()
-        log.info("orders", orders=msgspec.structs.asdict(orders) if orders is not None else {})
+        log.info("orders", orders=msgspec.structs.asdict(orders))
 
     def _delivered(self, sent: dict[tuple[int, str, int], ShardProgress]) -> None:
         with self._changed:

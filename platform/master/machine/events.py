@@ -16,7 +16,7 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize
 from elastrec.platform.transport.messages.job import CopyProgress, RestoreProblem, SavedPart, ShardProgress
 from elastrec.platform.transport.messages.ledger import OwnPlan
-from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove
+from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove, WorkerOrder
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -82,15 +82,16 @@ class PodReported(_Event, frozen=True, kw_only=True):
 
 
 class PodOrdered(_Event, frozen=True, kw_only=True):
-    """One worker shall do something otherwise than the others; what it was ordered before does not hold any more.
-
-    The fields are those of PodOrders, but for its cores, which only the cluster decides.
-    """
+    """One worker shall do something otherwise than the others, from its next minibatch on."""
 
     pod: str
-    batch_size: int | None = None
-    learning_rate_scale: float = 1.0
-    is_idle: bool = False
+    order: WorkerOrder
+
+
+class WorkersOrdered(_Event, frozen=True, kw_only=True):
+    """All workers, also those that join later, shall do something otherwise from one step on."""
+
+    order: WorkerOrder
 
 
 class ShardsAsked(_Event, frozen=True, kw_only=True):
@@ -293,6 +294,7 @@ Event = (
     | PodRegistered
     | PodReported
     | PodOrdered
+    | WorkersOrdered
     | ShardsAsked
     | PodFailed
     | PodSilent

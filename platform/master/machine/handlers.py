@@ -34,6 +34,7 @@ from elastrec.platform.master.machine.events import (
     StopAsked,
     TermBegun,
     Ticked,
+    WorkersOrdered,
 )
 from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.measuring.time_profile import WITHOUT_MASTER
@@ -139,6 +140,7 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
             )
         )
         stalls.registered(state, member)
+        orders.joined(state, member)
     is_new = member.incarnation != event.incarnation
     address = event.address if member.role is Role.PARAMETER_SERVER else ""
     state.membership.registered(member, event.incarnation, address, event.node, state.time)
@@ -214,6 +216,7 @@ HANDLERS: dict[type[Any], Callable[[JobState, Any, list[Effect]], None]] = {
     PodRegistered: _registered,
     PodReported: _reported,
     PodOrdered: orders.ordered,
+    WorkersOrdered: orders.all_ordered,
     ShardsAsked: leasing.shards_asked,
     PodFailed: losses.pod_failed,
     PodSilent: losses.pod_silent,

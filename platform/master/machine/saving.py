@@ -8,6 +8,7 @@ from elastrec.platform.master.machine import leasing, migration, notice, stages
 from elastrec.platform.master.machine.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Base, Save
+from elastrec.platform.master.pods import orders
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def step(state: JobState, time: float, effects: list[Effect]) -> bool:
         return True
     if notice.step(state, effects):
         return True
-    is_due = saves.is_asked or (saves.next_save is not None and saves.next_save <= time)
+    is_due = saves.is_asked or bool(state.due_orders) or (saves.next_save is not None and saves.next_save <= time)
     if is_due and saves.quiescing is None and phases.phase in (Phase.TRAINING, Phase.SAVING):
         return _begin_save(state, effects)
     if phases.phase is Phase.EVALUATING and state.evaluation.is_done:
@@ -61,6 +62,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
         return False
     state.reason = ""
+    orders.give_due(state, effects)
     _move(state, state.phases.resume, effects)
     state.training.rearm(time)
     state.evaluation.rearm(time)
@@ -110,6 +112,8 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
     if save.stage == PAUSING:
         if leasing.moving_workers(state):
             return False
+        # No worker is within a step, and none begins one before it has heard of the end of the pause.
+        orders.give_due(state, effects)
         save.positions, save.rows = state.positions(), state.training.covered_rows()
         save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
         save.cut_time = state.time

@@ -40,6 +40,7 @@ from elastrec.platform.transport.messages.job import (
     ShardProgress,
     WorkerProcess,
 )
+from elastrec.platform.transport.messages.observer import WorkerOrder
 
 _MODES = {Phase.TRAINING: Mode.TRAIN, Phase.SAVING: Mode.PAUSE, Phase.EVALUATING: Mode.EVALUATE}
 KEPT_PREDICTION_ROWS = 10_000
@@ -64,6 +65,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         is_resumed: it began from a record of an earlier master.
         owner: the only observer that may stop the job; empty: anybody.
         relief_after: hot servers keep their buckets until then: to move some has failed.
+        standing_orders: of every worker that joins; `due_orders`: for all workers, to be given between two steps.
         given_up: which change of pods was taken back because it got no further, and why; empty: none was, or since
             then another one was asked for, or servers have changed.
         exit_deadline: when pods that have not left by themselves are deleted.
@@ -94,6 +96,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     owner: str = ""
     migration: Migration | None = None
     relief_after: float = 0.0
+    standing_orders: PodOrders | None = None
+    due_orders: list[WorkerOrder] = []
     given_up: str = ""
     poisoned: Split | None = None
     exit_deadline: float | None = None

@@ -157,10 +157,11 @@ class PodCalls(ServicePart):
                 answer = next(effect for effect in effects if isinstance(effect, AnswerLease))
             granted = answer.state is LeaseState.GRANTED
             directive = None if granted else self.state.directive(message.pod, message.incarnation)
+            given = self.state.orders_of(message.pod, message.incarnation)
             sequence = self.journal.last
         self._finish_event(effects, sequence)
         wait = _WAIT_SECONDS if answer.state is LeaseState.WAIT else 0.0
-        return Leased(state=answer.state, shards=answer.shards, wait_seconds=wait, directive=directive)
+        return Leased(state=answer.state, shards=answer.shards, wait_seconds=wait, directive=directive, orders=given)
 
     def failed(self, message: Failed) -> Done:
         """A pod is about to exit because of an error."""

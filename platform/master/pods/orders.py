@@ -1,4 +1,4 @@
-"""What a pod may be ordered to do otherwise than the others, and what follows from its obeying. Pure."""
+"""What pods may be ordered to do otherwise than the job file says, and what follows from their obeying. Pure."""
 
 from __future__ import annotations
 
@@ -8,34 +8,69 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from elastrec.platform.master.machine.effects import Decided, Effect
-from elastrec.platform.master.machine.events import PodOrdered
+from elastrec.platform.master.machine.events import PodOrdered, WorkersOrdered
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.job import Training
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import PodOrders
-from elastrec.platform.transport.messages.observer import OrderWorker
+from elastrec.platform.transport.messages.observer import OrderedWorker, OrderWorkers, WorkerOrder
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 
-def refusal(state: JobState, training: Training, order: OrderWorker) -> str:
-    """Why a worker cannot be given an order; empty when it can."""
-    workers = [member.name for member in state.membership.workers()]
-    if order.pod not in workers:
-        return f"pod: {order.pod!r} is not allowed; allowed: {', '.join(sorted(workers)) or 'none, no worker runs'}"
+_NOT_AFTER = (Phase.SAVING, Phase.EVALUATING)
+
+
+def refusal(state: JobState, training: Training, message: OrderWorkers) -> str:
+    """Why workers cannot be given an order; empty when they can."""
+    order = message.order
+    workers = sorted(member.name for member in state.membership.workers())
+    for pod in message.pods:
+        if pod not in workers:
+            return f"pod: {pod!r} is not allowed; allowed: {', '.join(workers) or 'none, no worker runs'}"
     # A minibatch lies in one shard: more rows than that would never come together.
     most = training.batch_size * training.batches_per_shard
     if order.batch_size is not None and not 1 <= order.batch_size <= most:
         return f"batch_size: {order.batch_size} is not allowed; allowed: 1 to the rows of a shard, {most}"
-    if not (math.isfinite(order.learning_rate_scale) and order.learning_rate_scale > 0):
-        return f"learning_rate_scale: {order.learning_rate_scale} is not allowed; allowed: finite numbers above 0"
-    if order.is_idle and not any(worker.name != order.pod and not worker.is_idle for worker in _at_hand(state)):
-        return (
-            f"is_idle: True is not allowed for {order.pod}; allowed: False, as no other worker would train; "
-            "let another one train first, or ask for more workers"
-        )
+    scale = order.learning_rate_scale
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        return f"learning_rate_scale: {scale} is not allowed; allowed: finite numbers above 0"
+    if order.is_idle:
+        return _idle_refusal(state, message.pods)
+    if not message.pods and state.phase in _NOT_AFTER:
+        return f"the job is {state.phase}: no worker trains any more"
     return ""
+
+
+def _idle_refusal(state: JobState, pods: list[str]) -> str:
+    if not pods:
+        return "is_idle: True is not allowed for all workers; allowed: False; name the workers that are to be idle"
+    if any(worker.name not in pods and not worker.is_idle for worker in _at_hand(state)):
+        return ""
+    return (
+        f"is_idle: True is not allowed for {', '.join(pods)}; allowed: False, as no other worker would train; "
+        "let another one train first, or ask for more workers"
+    )
+
+
+def preview(state: JobState, message: OrderWorkers) -> list[OrderedWorker]:
+    """What the workers that a message names are ordered once they have heard of it."""
+    named = message.pods or sorted(member.name for member in state.membership.workers())
+    waiting = [] if message.pods else state.due_orders
+    seen = []
+    for pod in named:
+        given = state.membership.members[pod].orders
+        for order in (*waiting, message.order):
+            given = _merged(given, order)
+        assert given is not None
+        seen.append(
+            OrderedWorker(
+                pod=pod, batch_size=given.batch_size, learning_rate_scale=given.learning_rate_scale,
+                is_idle=given.is_idle,
+            )
+        )  # fmt: skip
+    return seen
 
 
 def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
@@ -43,15 +78,57 @@ def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
     member = state.membership.members.get(event.pod)
     if member is None or member.role is not Role.WORKER or state.phase.is_final:
         return
-    given = PodOrders(
-        version=0,
-        batch_size=event.batch_size,
-        learning_rate_scale=event.learning_rate_scale,
-        is_idle=event.is_idle,
-        cores=None if member.orders is None else member.orders.cores,
-    )
-    _order(state, member, given, "", effects)
+    _order(state, member, _merged(member.orders, event.order), "", effects)
     keep_one_at_work(state, effects)
+
+
+def all_ordered(state: JobState, event: WorkersOrdered, effects: list[Effect]) -> None:
+    """All workers shall have other orders: from the next moment on in which none is within a step (`give_due`)."""
+    if state.phase.is_final or state.phase in _NOT_AFTER:
+        return
+    state.due_orders = [*state.due_orders, event.order]
+    said = {name: value for name, value in msgspec.structs.asdict(event.order).items() if value not in (None, False)}
+    effects.append(Decided(decision="workers_ordered", inputs=said))
+
+
+def give_due(state: JobState, effects: list[Effect]) -> None:
+    """All workers are given what is due, while none of them is within a step."""
+    due, state.due_orders = state.due_orders, []
+    for order in due:
+        state.standing_orders = _merged(state.standing_orders, order)
+        for worker in state.membership.workers():
+            _order(state, worker, _merged(worker.orders, order), "for all workers", effects)
+
+
+def joined(state: JobState, member: Member) -> None:
+    """A worker that registers for the first time has the orders of all, unless it was given some of its own."""
+    own = member.orders or PodOrders(version=0)
+    if member.role is Role.WORKER and state.standing_orders is not None and own == _without_orders(own):
+        state.membership.order(member, msgspec.structs.replace(state.standing_orders, cores=own.cores))
+
+
+def in_words(given: PodOrders | None) -> str:
+    """What a worker's minibatches have otherwise than in the job file, for people; empty: nothing."""
+    if given is None:
+        return ""
+    words = [] if given.batch_size is None else [f"batch size {given.batch_size}"]
+    words += [] if given.learning_rate_scale == 1.0 else [f"learning rates × {given.learning_rate_scale:g}"]
+    return ", ".join(words)
+
+
+def _merged(before: PodOrders | None, order: WorkerOrder) -> PodOrders:
+    kept = before or PodOrders(version=0)
+    if order.resets:
+        kept = _without_orders(kept)
+    named = {
+        "batch_size": order.batch_size, "learning_rate_scale": order.learning_rate_scale, "is_idle": order.is_idle,
+    }  # fmt: skip
+    return msgspec.structs.replace(kept, **{name: value for name, value in named.items() if value is not None})
+
+
+def _without_orders(given: PodOrders) -> PodOrders:
+    """Only what the cluster decides."""
+    return PodOrders(version=given.version, cores=given.cores)
 
 
 def use_cores(state: JobState, member: Member, effects: list[Effect]) -> None:

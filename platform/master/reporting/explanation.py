@@ -135,6 +135,9 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             names = [name for name in inputs if name not in ("pod", "reason")]
             places = ", ".join(f"{name.replace('_', ' ')} {inputs[name]}" for name in names)
             return f"{inputs['pod']} has orders of its own: {places}", inputs.get("reason", "")
+        case "workers_ordered":
+            said = ", ".join(_order_words(name, value) for name, value in inputs.items())
+            return f"all workers were ordered: {said}", "between two steps"
         case "job_failed":
             return "failed", inputs["reason"]
         case "job_stopped":
@@ -142,6 +145,10 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "job_succeeded":
             return f"succeeded after {inputs['samples_trained']:,} samples", ""
     return decision.replace("_", " "), ", ".join(f"{name} {value}" for name, value in inputs.items())
+
+
+def _order_words(name: str, value: Any) -> str:
+    return "everything else as in the job file" if name == "resets" else f"{name.replace('_', ' ')} {value}"
 
 
 def _sizes(inputs: dict[str, Any], now: str, other: str) -> str:

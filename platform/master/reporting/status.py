@@ -11,6 +11,7 @@ from elastrec.platform.master.machine import migration, stages, stalls
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import PodSample, Window
 from elastrec.platform.master.measuring.sketches import head_metrics
+from elastrec.platform.master.pods import orders
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.metrics import IDLE, HeadMetrics, MigrationMetrics, Phase, PodMetrics, TrainingMetrics
 from elastrec.platform.specs.text.quantities import format_bytes
@@ -115,6 +116,8 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
         reason = "was ordered to be idle"
     elif member.outgoing and not is_gone:
         reason = f"another pod is to take its place: {member.outgoing}"
+    elif not reason and not is_gone and (words := orders.in_words(member.orders)):
+        reason = f"was ordered: {words}"
     if status and status.phase is PodPhase.PENDING:
         reason = ": ".join(part for part in (status.reason, status.message) if part)
     elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):

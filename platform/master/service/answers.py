@@ -26,12 +26,12 @@ class Unknown(msgspec.Struct, tag="Answer"):
 class Answers:
     """Encoded answers to heartbeats that carry the newest directive; not thread-safe.
 
-    One for all workers without orders of their own, and one for each other pod.
+    One for all workers of the same orders, and one for each server.
     """
 
     def __init__(self) -> None:
         self._version = -1
-        self._encoded: dict[tuple[str, float], tuple[PodOrders | None, Encoded]] = {}
+        self._encoded: dict[tuple[str, PodOrders | None, float], Encoded] = {}
 
     def of(self, pod: str, incarnation: str, state: JobState, heartbeat_seconds: float) -> Encoded:
         """What the pod's process shall do now, and how often it shall beat."""
@@ -43,14 +43,13 @@ class Answers:
         if member is not None and member.incarnation == incarnation and member.stage is not MemberStage.RETIRING:
             orders = member.orders
             # Every server is given what it has to restore, and nothing of the others.
-            kind = "worker" if member.role is Role.WORKER and orders is None else pod
-        encoded = self._encoded.get((kind, heartbeat_seconds))
-        if encoded is not None and encoded[0] == orders:
-            return encoded[1]
-        directive = state.directive(pod, incarnation)
-        answer = Encoded.of(Answer(directive=directive, heartbeat_seconds=heartbeat_seconds, orders=orders))
-        self._encoded[kind, heartbeat_seconds] = (orders, answer)
-        return answer
+            kind = "worker" if member.role is Role.WORKER else pod
+        encoded = self._encoded.get((kind, orders, heartbeat_seconds))
+        if encoded is None:
+            directive = state.directive(pod, incarnation)
+            encoded = Encoded.of(Answer(directive=directive, heartbeat_seconds=heartbeat_seconds, orders=orders))
+            self._encoded[kind, orders, heartbeat_seconds] = encoded
+        return encoded
 
 
 def check_kind(name: str, kind: str) -> None:

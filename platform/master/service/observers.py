@@ -30,7 +30,8 @@ from elastrec.platform.transport.messages.observer import (
     FinishJob,
     GetStatus,
     NameRun,
-    OrderWorker,
+    OrdersAnswer,
+    OrderWorkers,
     SaveNow,
     ShapeAnswer,
     ShapeOutcome,
@@ -190,24 +191,20 @@ class ObserverCalls(ServicePart):
         self.submit(lambda now: events.SaveAsked(time=now))
         return Done()
 
-    def order_worker(self, message: OrderWorker) -> Done:
-        """Gives one worker orders of its own."""
+    def order_workers(self, message: OrderWorkers) -> OrdersAnswer:
+        """Gives workers orders of their own."""
         if self.state.phase.is_final:
-            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+            return OrdersAnswer(reason=f"the job is {self.state.phase}")
         with self._lock:
             reason = orders.refusal(self.state, self.job.spec.training, message)
-        if reason:
-            return Done(accepted=False, reason=reason)
-        self.submit(
-            lambda now: events.PodOrdered(
-                time=now,
-                pod=message.pod,
-                batch_size=message.batch_size,
-                learning_rate_scale=message.learning_rate_scale,
-                is_idle=message.is_idle,
-            )
-        )
-        return Done()
+            workers = [] if reason else orders.preview(self.state, message)
+        if reason or message.dry_run:
+            return OrdersAnswer(reason=reason, workers=workers)
+        if not message.pods:
+            self.submit(lambda now: events.WorkersOrdered(time=now, order=message.order))
+        for pod in message.pods:
+            self.submit(lambda now, pod=pod: events.PodOrdered(time=now, pod=pod, order=message.order))  # type: ignore[misc]
+        return OrdersAnswer(workers=workers)
 
     def change_shape(self, message: ChangeShape, own_plan: OwnPlan | None = None) -> ShapeAnswer:
         """Asks for another number or size of pods of the running job.

@@ -429,11 +429,14 @@ class LeaseState(StrEnum):
     STALE = "stale"  # wrong generation or unknown pod: look at the directive
 
 
-class Leased(Message, frozen=True):
+class Leased(Message, frozen=True, omit_defaults=True):
+    """Answer to LeaseShards; `orders`: under which the shards are trained (see Answer)."""
+
     state: LeaseState
     shards: list[Shard] = []
     wait_seconds: float = 0.0
     directive: Directive | None = None
+    orders: PodOrders | None = None
 
 
 class Failed(Message, frozen=True):

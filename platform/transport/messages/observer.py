@@ -63,16 +63,57 @@ class SaveNow(Message, frozen=True):
     """Make a checkpoint record as soon as possible."""
 
 
-class OrderWorker(Message, frozen=True):
-    """What one worker should do otherwise than the others from its next minibatch on; see PodOrders.
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What workers should do otherwise than the job file says; what is None stays as it was ordered before.
 
-    Each order replaces the one before; a process that takes the worker's place has none. The answer is Done.
+    Attributes:
+        batch_size: rows per minibatch. With bsp, whose steps keep their size, the worker's share of the rows of a step
+            beside the batch sizes of the others.
+        learning_rate_scale: factor of all learning rates; 1: as the job file says.
+        is_idle: true: it takes no minibatch, and others train its shards; false: it trains.
+        resets: everything that is not named is as the job file says again.
     """
 
-    pod: str
     batch_size: int | None = None
-    learning_rate_scale: float = 1.0
-    is_idle: bool = False
+    learning_rate_scale: float | None = None
+    is_idle: bool | None = None
+    resets: bool = False
+
+
+class OrderWorkers(Message, frozen=True):
+    """Gives workers orders; see PodOrders. The answer is OrdersAnswer.
+
+    Orders of named workers hold from the next minibatch of each on. Those of all workers hold for the workers that join
+    later, too, and from one step on: workers pause for a record, and go on with the new orders.
+
+    Attributes:
+        pods: names of workers; empty: all of them.
+        dry_run: only say what each worker would be ordered.
+    """
+
+    order: WorkerOrder
+    pods: list[str] = []
+    dry_run: bool = False
+
+
+class OrderedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker is ordered; `batch_size` None: as the job file says."""
+
+    pod: str
+    batch_size: int | None
+    learning_rate_scale: float
+    is_idle: bool
+
+
+class OrdersAnswer(Message, frozen=True):
+    """Answer to OrderWorkers; refused orders have a reason, and change nothing.
+
+    Attributes:
+        workers: what those that were named are ordered then.
+    """
+
+    reason: str = ""
+    workers: list[OrderedWorker] = []
 
 
 class FinishJob(Message, frozen=True):

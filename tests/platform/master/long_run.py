@@ -43,6 +43,7 @@ from elastrec.platform.master.reporting.ledger import ledger_table, running_atte
 from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
+from elastrec.platform.transport.messages.observer import WorkerOrder
 from tests.platform.master.disturbing import disturb
 from tests.platform.master.world import World, plan
 from tests.shapes import change, shape
@@ -253,11 +254,14 @@ def torment(world: JournalledWorld, chance: random.Random) -> None:
         pod = chance.choice(sorted(world.state.membership.members) or ["nobody"])
         batch_size, scale = chance.choice([None, 1, 64]), chance.choice([0.5, 1.0])
         is_idle = chance.random() < 0.4
-        world.handle(
-            events.PodOrdered(
-                time=world.time, pod=pod, batch_size=batch_size, learning_rate_scale=scale, is_idle=is_idle
-            )
+        order = WorkerOrder(
+            batch_size=batch_size, learning_rate_scale=scale, is_idle=is_idle, resets=chance.random() < 0.5
         )
+        if chance.random() < 0.5:
+            world.handle(events.PodOrdered(time=world.time, pod=pod, order=order))
+        else:
+            order = msgspec.structs.replace(order, is_idle=None)
+            world.handle(events.WorkersOrdered(time=world.time, order=order))
     elif what < 0.965:
         world.handle(events.OwnerChanged(time=world.time, owner=chance.choice(["", "a", "b"])))
     elif what < 0.97 and world.state.ownership.servers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import AuthenticationError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
-from elastrec.platform.transport.messages.job import LeaseState, Mode, PodOrders, ShardProgress
+from elastrec.platform.transport.messages.job import Leased, LeaseState, Mode, PodOrders, ShardProgress
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window
@@ -139,6 +140,31 @@ def test_a_worker_ordered_back_stays_idle_until_its_master_knows_the_returned_sh
     assert session.is_idle
     master.restart_after_shutdown()
     master.wait_for(lambda: master.let_go == {"worker-0": 1} and not session.is_idle, 20)
+
+
+def test_a_worker_that_hears_of_the_end_of_a_pause_has_the_orders_that_were_given_in_it(pair) -> None:
+    master, session = pair
+    given = PodOrders(version=1, batch_size=7)
+    seen = []
+    take = session._take
+    session._take = lambda directive: (seen.append((directive.version, session.orders)), take(directive))
+    with master.changed:
+        master.version += 1
+        master.orders["worker-0"] = given
+        version = master.version
+    master.wait_for(lambda: session.directive.version == version, 10)
+    assert {orders for heard, orders in seen if heard == version} == {given}
+
+
+def test_shards_bring_the_orders_under_which_they_are_trained(pair) -> None:
+    master, _ = pair
+    session = Session(Identity("job", "worker-1", "", master.server.address, master.token, None))
+    given = PodOrders(version=2, learning_rate_scale=0.5)
+    answer = Leased(state=LeaseState.GRANTED, orders=given)
+    session._client = SimpleNamespace(call=lambda *of, **more: answer)
+    assert session.lease(0, "train", 1, lambda: False) == answer and session.orders == given
+    session._take_orders(PodOrders(version=1))
+    assert session.orders == given, "answers of two threads may overtake each other"
 
 
 def test_a_master_that_forgot_the_worker_gets_no_report_of_orders_that_it_did_not_give(pair) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
@@ -53,7 +54,11 @@ class Masters:
             self.asked.append((job_id, message))
             return change(message)
 
-        server = RpcServer({GetProfile: lambda _: profile, ChangeShape: changed}, token=TOKEN)
+        self.serve(job_id, {GetProfile: lambda _: profile, ChangeShape: changed})
+
+    def serve(self, job_id: str, handlers: dict[type[Any], Callable[[Any], Any]]) -> None:
+        """One that answers with these."""
+        server = RpcServer(handlers, token=TOKEN)
         server.serve_in_background()
         self._opened.callback(server.stop)
         self._addresses[job_id] = server.address

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,10 +14,12 @@ from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.master.pods.orders import refusal
 from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.master.service.answers import Answers
+from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.job import Training
-from elastrec.platform.specs.metrics import Phase, PodMetrics
-from elastrec.platform.transport.messages.job import Answer, Done, Heartbeat, LeaseState, PodOrders
-from elastrec.platform.transport.messages.observer import OrderWorker
+from elastrec.platform.specs.metrics import Phase, PodMetrics, Role
+from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.transport.messages.job import Answer, Heartbeat, LeaseShards, LeaseState, Mode, PodOrders
+from elastrec.platform.transport.messages.observer import OrderedWorker, OrdersAnswer, OrderWorkers, WorkerOrder
 from elastrec.trainers.worker.session import Session
 from tests.platform.master.service.test_service import stage  # noqa: F401
 from tests.platform.master.stage import Stage
@@ -23,9 +27,18 @@ from tests.platform.master.test_superseded import OTHER, POD, two  # noqa: F401
 from tests.platform.master.world import World, plan, running
 
 
-def order(world: World, pod: str = "j-worker-0", **wanted: object) -> PodOrders | None:
-    world.handle(events.PodOrdered(time=world.time, pod=pod, **wanted))  # type: ignore[arg-type]
+def order(world: World, pod: str = "j-worker-0", **wanted: Any) -> PodOrders | None:
+    """What is not named is as in the job file again."""
+    world.handle(events.PodOrdered(time=world.time, pod=pod, order=WorkerOrder(resets=True, **wanted)))
     return world.state.orders_of(pod, world.up[pod]["incarnation"])
+
+
+def order_all(world: World, **wanted: Any) -> None:
+    world.handle(events.WorkersOrdered(time=world.time, order=WorkerOrder(**wanted)))
+
+
+def orders_of_all(world: World) -> list[PodOrders | None]:
+    return [worker.orders for worker in world.state.membership.workers()]
 
 
 def test_the_version_of_orders_rises_with_what_they_say():
@@ -70,9 +83,9 @@ def test_a_pod_resized_in_place_is_always_ordered_to_use_its_cores():
     cores = world.state.membership.members["j-worker-0"].cores
     assert resize(world, "j-worker-0", cores) is None
     assert resize(world, "j-worker-0", 3.0) == PodOrders(version=1, cores=3.0)
-    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0", batch_size=256))
+    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0", order=WorkerOrder(batch_size=256)))
     assert resize(world, "j-worker-0", 2.0) == PodOrders(version=3, batch_size=256, cores=2.0)
-    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0"))
+    world.state.handle(events.PodOrdered(time=world.time, pod="j-worker-0", order=WorkerOrder(resets=True)))
     assert world.state.membership.members["j-worker-0"].orders == PodOrders(version=4, cores=2.0)
     assert world.state.orders_of("j-worker-1", world.up["j-worker-1"]["incarnation"]) is None
     server = next(iter(world.state.membership.servers())).name
@@ -92,7 +105,7 @@ def test_speed_is_not_measured_before_a_worker_has_its_orders():
 def test_only_workers_are_ordered_by_observers():
     world = running()
     assert order(world, pod="j-ps-0", batch_size=1) is None
-    world.handle(events.PodOrdered(time=world.time, pod="nobody", batch_size=1))
+    world.handle(events.PodOrdered(time=world.time, pod="nobody", order=WorkerOrder(batch_size=1)))
 
 
 def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
@@ -127,7 +140,8 @@ def test_a_real_session_gets_its_orders_and_the_master_hears_that_it_has_them(
     worker.register()
     s.wait_for(Phase.TRAINING)
     assert worker.orders is None
-    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, batch_size=128, learning_rate_scale=0.5))
+    wanted = WorkerOrder(batch_size=128, learning_rate_scale=0.5)
+    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, order=wanted))
     s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=128, learning_rate_scale=0.5))
     member = s.service.state.membership.members[POD]
     s.wait(lambda: member.orders_version == 1)
@@ -142,7 +156,7 @@ def test_orders_survive_a_restart_of_the_master_and_of_the_worker(
     s.wait_for(Phase.TRAINING)
     # The last one that trains is never idle.
     s.wait(lambda: all(member.is_registered for member in s.service.state.membership.workers()))
-    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, is_idle=True))
+    s.service.submit(lambda now: events.PodOrdered(time=now, pod=POD, order=WorkerOrder(is_idle=True)))
     s.wait(lambda: worker.orders is not None)
     s.stop()
     s.start()
@@ -162,8 +176,91 @@ def test_a_worker_can_be_given_orders_from_outside(
     s, worker, _ = two
     worker.register()
     s.wait_for(Phase.TRAINING)
-    assert s.call(OrderWorker(pod=POD, batch_size=16, learning_rate_scale=0.25), Done) == Done()
+    wanted = OrderWorkers(pods=[POD], order=WorkerOrder(batch_size=16, learning_rate_scale=0.25))
+    given = OrderedWorker(pod=POD, batch_size=16, learning_rate_scale=0.25, is_idle=False)
+    assert s.call(msgspec.structs.replace(wanted, dry_run=True), OrdersAnswer) == OrdersAnswer(workers=[given])
+    assert s.service.state.membership.members[POD].orders is None
+    assert s.call(wanted, OrdersAnswer) == OrdersAnswer(workers=[given])
     s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=16, learning_rate_scale=0.25))
+    leased = s.service.lease(
+        LeaseShards(
+            pod=POD, incarnation=worker.identity.incarnation, generation=0, request_id="x", count=1, kind="train"
+        )
+    )
+    assert leased.orders == worker.orders
+    refused = s.call(OrderWorkers(pods=["nobody"], order=WorkerOrder(batch_size=16)), OrdersAnswer)
+    assert refused.reason.startswith("pod: 'nobody' is not allowed") and not refused.workers
+
+
+def test_an_order_for_all_workers_reaches_them_through_the_service(
+    two: tuple[Stage, Session, Session],  # noqa: F811
+) -> None:
+    s, worker, _ = two
+    worker.register()
+    s.wait_for(Phase.TRAINING)
+    wanted = OrderWorkers(order=WorkerOrder(batch_size=16))
+    answer = s.call(wanted, OrdersAnswer)
+    assert {each.pod for each in answer.workers} == {POD, OTHER} and {each.batch_size for each in answer.workers} == {
+        16
+    }
+    s.wait(lambda: worker.orders == PodOrders(version=1, batch_size=16))
+
+
+def test_orders_that_are_not_named_stay() -> None:
+    world = running()
+    order(world, batch_size=256)
+    for wanted, given in (
+        (WorkerOrder(learning_rate_scale=0.5), PodOrders(version=2, batch_size=256, learning_rate_scale=0.5)),
+        (WorkerOrder(batch_size=64), PodOrders(version=3, batch_size=64, learning_rate_scale=0.5)),
+        (WorkerOrder(resets=True, batch_size=8), PodOrders(version=4, batch_size=8)),
+    ):
+        world.handle(events.PodOrdered(time=world.time, pod="j-worker-0", order=wanted))
+        assert world.state.membership.members["j-worker-0"].orders == given
+
+
+def test_an_order_for_all_workers_is_given_once_none_is_within_a_step() -> None:
+    """Whatever is trained before it is under the old orders, whatever follows under the new ones."""
+    world = lively()
+    order(world, pod="j-worker-1", learning_rate_scale=0.25)
+    version = world.state.phases.version
+    order_all(world, batch_size=64)
+    assert world.state.saves.is_paused and world.state.phases.version > version
+    world.act("j-worker-0")
+    assert orders_of_all(world) == [None, PodOrders(version=1, learning_rate_scale=0.25)]
+    world.act("j-worker-1")
+    given = [PodOrders(version=1, batch_size=64), PodOrders(version=2, batch_size=64, learning_rate_scale=0.25)]
+    assert orders_of_all(world) == given and world.state.saves.is_paused
+    assert world.directive("j-worker-0").mode is Mode.PAUSE
+    story = [e.inputs for e in world.effects if isinstance(e, Decided) and e.decision == "workers_ordered"]
+    assert story == [{"batch_size": 64}]
+
+
+def test_an_order_for_all_workers_outlives_a_rollback_and_the_master_and_holds_for_those_that_join() -> None:
+    world = lively()
+    order_all(world, learning_rate_scale=0.5)
+    world.kill("j-ps-0")
+    world.state = decode_state(encode_state(world.state))
+    world.live_on(5)
+    assert world.state.phase is Phase.TRAINING
+    assert [given and given.learning_rate_scale for given in orders_of_all(world)] == [0.5, 0.5]
+    world.handle(events.ShapeAsked(time=world.time, change={Role.WORKER: PlacesChange(count=3)}))
+    world.live_on(5)
+    assert [given and given.learning_rate_scale for given in orders_of_all(world)] == [0.5] * 3
+    order_all(world, resets=True)
+    world.live_on(5)
+    assert {given and given.learning_rate_scale for given in orders_of_all(world)} == {1.0}
+
+
+def test_workers_of_the_same_orders_share_one_answer() -> None:
+    world = lively()
+    order_all(world, batch_size=64)
+    for pod in ("j-worker-0", "j-worker-1"):
+        world.act(pod)
+    answers = Answers()
+    first, second = (
+        answers.of(pod, world.up[pod]["incarnation"], world.state, 2.0) for pod in ("j-worker-0", "j-worker-1")
+    )
+    assert first is second
 
 
 def lively() -> World:
@@ -239,9 +336,13 @@ def test_a_worker_that_was_ordered_back_before_it_was_heard_still_gives_its_shar
 def test_the_last_worker_that_trains_cannot_be_idle_and_idle_ones_train_once_it_is_gone():
     world = lively()
     training = Training()
-    assert not refusal(world.state, training, OrderWorker(pod="j-worker-0", is_idle=True))
+    idle = WorkerOrder(is_idle=True)
+    assert not refusal(world.state, training, OrderWorkers(pods=["j-worker-0"], order=idle))
+    both = refusal(world.state, training, OrderWorkers(pods=["j-worker-0", "j-worker-1"], order=idle))
+    assert "no other worker would train" in both
+    assert "name the workers" in refusal(world.state, training, OrderWorkers(order=idle))
     order(world, is_idle=True)
-    reason = refusal(world.state, training, OrderWorker(pod="j-worker-1", is_idle=True))
+    reason = refusal(world.state, training, OrderWorkers(pods=["j-worker-1"], order=idle))
     assert reason.startswith("is_idle: True is not allowed for j-worker-1; allowed: False") and "more workers" in reason
     world.kill("j-worker-1")
     member = world.state.membership.members["j-worker-0"]
@@ -284,6 +385,8 @@ def test_status_shows_an_idle_worker_and_the_reason():
     assert pod().state == "Idle"
     order(world)
     assert pod().state == "Running" and not pod().reason
+    order(world, batch_size=64, learning_rate_scale=0.5)
+    assert pod().reason == "was ordered: batch size 64, learning rates × 0.5"
 
 
 def test_a_job_with_an_idle_worker_teaches_the_throughput_model_nothing():
@@ -295,18 +398,26 @@ def test_a_job_with_an_idle_worker_teaches_the_throughput_model_nothing():
 
 
 @pytest.mark.parametrize(
-    ("order", "field", "allowed"),
+    ("pods", "order", "field", "allowed"),
     [
-        (OrderWorker(pod="j-ps-0"), "pod: 'j-ps-0'", "j-worker-0"),
-        (OrderWorker(pod="j-worker-0", batch_size=0), "batch_size: 0", "1 to the rows of a shard"),
-        (OrderWorker(pod="j-worker-0", batch_size=10**9), "batch_size: 1000000000", "1 to the rows of a shard"),
-        (OrderWorker(pod="j-worker-0", learning_rate_scale=0.0), "learning_rate_scale: 0.0", "above 0"),
-        (OrderWorker(pod="j-worker-0", learning_rate_scale=float("nan")), "learning_rate_scale: nan", "above 0"),
+        (["j-ps-0"], WorkerOrder(), "pod: 'j-ps-0'", "j-worker-0"),
+        ([], WorkerOrder(batch_size=0), "batch_size: 0", "1 to the rows of a shard"),
+        (["j-worker-0"], WorkerOrder(batch_size=10**9), "batch_size: 1000000000", "1 to the rows of a shard"),
+        ([], WorkerOrder(learning_rate_scale=0.0), "learning_rate_scale: 0.0", "above 0"),
+        ([], WorkerOrder(learning_rate_scale=float("nan")), "learning_rate_scale: nan", "above 0"),
     ],
 )
 def test_an_order_that_nobody_could_obey_is_refused_with_its_field(
-    order: OrderWorker, field: str, allowed: str
+    pods: list[str], order: WorkerOrder, field: str, allowed: str
 ) -> None:
-    reason = refusal(running().state, Training(), order)
+    reason = refusal(running().state, Training(), OrderWorkers(pods=pods, order=order))
     assert reason.startswith(f"{field} is not allowed; allowed: ") and allowed in reason
-    assert not refusal(running().state, Training(), OrderWorker(pod="j-worker-0", batch_size=1))
+    assert not refusal(running().state, Training(), OrderWorkers(pods=["j-worker-0"], order=WorkerOrder(batch_size=1)))
+
+
+def test_all_workers_of_a_job_that_trains_no_more_take_no_order() -> None:
+    world = running(plan(save_interval_seconds=0.0))
+    world.live_on(200)
+    world.state.phases.phase = Phase.EVALUATING
+    reason = refusal(world.state, Training(), OrderWorkers(order=WorkerOrder(batch_size=1)))
+    assert reason == "the job is Evaluating: no worker trains any more"

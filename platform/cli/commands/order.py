@@ -1,0 +1,65 @@
+"""`order`: another batch size or other learning rates of the workers of a running job, or workers that are idle."""
+
+from __future__ import annotations
+
+import click
+
+from elastrec.platform import jobs
+from elastrec.platform.cli.commands.status import pods_of
+from elastrec.platform.cli.completion import running_jobs
+from elastrec.platform.cli.options import echo_json, output_option
+
+
+@click.command()
+@click.argument("job", shell_complete=running_jobs)
+@click.option("--worker", "workers", metavar="POD", multiple=True, help="Only this worker. Repeatable. Default: all.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Rows of each of its minibatches.")
+@click.option("--learning-rate-scale", type=float, metavar="FACTOR", help="Factor of all learning rates.")
+@click.option("--idle/--active", "is_idle", default=None, help="Let other workers train its shards, or train again.")
+@click.option("--reset", is_flag=True, help="What is not named here is as in the job file again.")
+@click.option("--dry-run", is_flag=True, help="Only show what the workers would be ordered.")
+@output_option
+def order(
+    job: str,
+    workers: tuple[str, ...],
+    batch_size: int | None,
+    learning_rate_scale: float | None,
+    is_idle: bool | None,
+    reset: bool,
+    dry_run: bool,
+    output: str,
+) -> None:
+    """Order workers of the running JOB to train otherwise than its file says; without an order, show what they have.
+
+    What is not named stays as it was ordered before. An order with --worker holds from that worker's next minibatch on.
+    An order for all workers holds from one step on, and for workers that join later: all pause for a record and go on
+    with it. With bsp a step keeps its size, and batch sizes decide only how its rows are shared out.
+    """
+    from elastrec.platform.jobs.ordering import order_workers
+    from elastrec.platform.transport.messages.observer import WorkerOrder
+
+    wanted = WorkerOrder(batch_size=batch_size, learning_rate_scale=learning_rate_scale, is_idle=is_idle, resets=reset)
+    platform = jobs.Platform.from_environment(start=False)
+    pods_of(platform, job)
+    is_order = wanted != WorkerOrder()
+    answer = order_workers(platform, job, wanted, pods=workers, dry_run=dry_run or not is_order)
+    if answer.reason:
+        raise click.ClickException(f"{job}: {answer.reason}")
+    outcome = "nothing was ordered" if dry_run or not is_order else "ordered"
+    if output == "json":
+        found = [
+            {
+                "pod": each.pod,
+                "batch_size": each.batch_size,
+                "learning_rate_scale": each.learning_rate_scale,
+                "is_idle": each.is_idle,
+            }
+            for each in answer.workers
+        ]
+        echo_json({"job_id": job, "outcome": outcome, "workers": found})
+        return
+    click.echo(f"{job}: {outcome}")
+    for each in answer.workers:
+        size = "the job file's" if each.batch_size is None else each.batch_size
+        state = "idle" if each.is_idle else "active"
+        click.echo(f"  {each.pod}: {state}, batch size {size}, learning rates × {each.learning_rate_scale:g}")
