@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-UPLOAD_PART_BYTES = 16 * 2**20
-"""S3 allows 5 MiB to 5 GiB and 10,000 parts: 16 MiB lets one object have 156 GiB with one buffer in memory."""
+UPLOAD_PART_BYTES = 8 * 2**20
+"""Of the first parts of an object; S3 allows 5 MiB to 5 GiB."""
+UPLOADS_SIDE_BY_SIDE = 4
+_SENT_PER_PART = 1024
+"""A part has at least the bytes that were sent before it, divided by this. So 5 TiB, S3's largest object, are 7,700 parts
+of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small share of what is written."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _NOT_IMPLEMENTED = ("501", "NotImplemented")
@@ -54,8 +59,11 @@ class _S3Writer(StoreWriter):
     def __init__(self, client: S3Client, bucket: str, key: str) -> None:
         self._client, self._bucket, self._key = client, bucket, key
         self._buffer = bytearray()
+        self._part_bytes = UPLOAD_PART_BYTES
+        self._sent_bytes = 0
         self._upload_id: str | None = None
-        self._parts: list[dict[str, Any]] = []
+        self._parts: list[Future[dict[str, Any]]] = []
+        self._senders: ThreadPoolExecutor | None = None
         self._open = True
 
     @property
@@ -65,27 +73,39 @@ class _S3Writer(StoreWriter):
     def write(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         while view:
-            room = UPLOAD_PART_BYTES - len(self._buffer)
+            room = self._part_bytes - len(self._buffer)
             self._buffer += view[:room]
             view = view[room:]
-            if len(self._buffer) >= UPLOAD_PART_BYTES:
+            if len(self._buffer) >= self._part_bytes:
                 self._send_part()
 
     def _send_part(self) -> None:
+        """Hands the buffer to a thread; waits while as many parts as may be are under way."""
         with _explained("could not write", self._where):
-            if self._upload_id is None:
+            if self._senders is None:
                 answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=self._key)
                 self._upload_id = answer["UploadId"]
-            number = len(self._parts) + 1
-            part = self._client.upload_part(
-                Bucket=self._bucket,
-                Key=self._key,
-                UploadId=self._upload_id,
-                PartNumber=number,
-                Body=bytes(self._buffer),
-            )
-        self._parts.append({"PartNumber": number, "ETag": part["ETag"]})
-        self._buffer.clear()
+                self._senders = ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE, "s3-upload")
+            if len(self._parts) >= UPLOADS_SIDE_BY_SIDE:
+                # The first that failed ends the object: what follows it would be sent for nothing.
+                self._parts[-UPLOADS_SIDE_BY_SIDE].result()
+            self._parts.append(self._senders.submit(self._upload, len(self._parts) + 1, self._buffer))
+        self._sent_bytes += len(self._buffer)
+        self._part_bytes = max(UPLOAD_PART_BYTES, self._sent_bytes // _SENT_PER_PART)
+        self._buffer = bytearray()
+
+    def _upload(self, number: int, body: bytearray) -> dict[str, Any]:
+        assert self._upload_id is not None
+        part = self._client.upload_part(
+            Bucket=self._bucket, Key=self._key, UploadId=self._upload_id, PartNumber=number, Body=body
+        )
+        return {"PartNumber": number, "ETag": part["ETag"]}
+
+    def _end_senders(self) -> None:
+        """Parts that wait are not sent; those under way are waited for, as S3 would keep what comes after the end."""
+        if self._senders is not None:
+            self._senders.shutdown(cancel_futures=True)
+            self._senders = None
 
     def close(self) -> None:
         if not self._open:
@@ -98,12 +118,11 @@ class _S3Writer(StoreWriter):
                 if self._buffer:
                     self._send_part()
                 with _explained("could not write", self._where):
+                    parts: Any = [part.result() for part in self._parts]
                     self._client.complete_multipart_upload(
-                        Bucket=self._bucket,
-                        Key=self._key,
-                        UploadId=self._upload_id,
-                        MultipartUpload={"Parts": self._parts},  # type: ignore[typeddict-item]
+                        Bucket=self._bucket, Key=self._key, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
                     )
+                self._end_senders()
             self._open = False
         except BaseException:
             self.abort()
@@ -111,6 +130,7 @@ class _S3Writer(StoreWriter):
 
     def abort(self) -> None:
         if self._open and self._upload_id is not None:
+            self._end_senders()
             try:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key, UploadId=self._upload_id)
             except (ClientError, BotoCoreError) as error:

@@ -214,6 +214,8 @@ ALLOWED = (
     "webhdfs://user@host:port/folder"
 )
 """What names a store."""
+_WEBHDFS_PORT = 9870
+"""Of a name node, unless it is configured otherwise."""
 
 
 def checked_key(key: str) -> str:
@@ -267,4 +269,12 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
         if not parts.netloc:
             raise CheckpointError(f"store: {text!r} names no bucket, container or host; allowed: {ALLOWED}")
         return FsspecStore(text)
-    raise CheckpointError(f"store: {text!r} has the scheme {parts.scheme!r}; allowed: {ALLOWED}")
+    hint = ""
+    if parts.scheme == "hdfs":
+        # By the name node's other port, which needs neither Java nor Hadoop's native library.
+        host = f"{parts.hostname or 'HOST'}:{_WEBHDFS_PORT}"
+        user = f"{parts.username}@" if parts.username else ""
+        hint = (
+            f"; HDFS is reached by its web address: write webhdfs://{user}{host}{parts.path}, or swebhdfs:// with TLS"
+        )
+    raise CheckpointError(f"store: {text!r} has the scheme {parts.scheme!r}; allowed: {ALLOWED}{hint}")

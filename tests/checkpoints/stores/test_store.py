@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import errno
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from elastrec.checkpoints import DamagedRecordError, StoreError, expect_existing_stores, open_record
-from elastrec.checkpoints.stores import local_store
+from elastrec.checkpoints.stores import local_store, s3_store
 from elastrec.checkpoints.stores import store as store_module
-from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
+from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, UPLOADS_SIDE_BY_SIDE, S3Store
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -48,6 +51,51 @@ def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None
         for piece in pieces:
             writer.write(piece)
     assert store.get("large") == b"".join(pieces)
+
+
+def test_parts_of_an_object_travel_side_by_side_and_none_is_begun_after_one_has_failed(
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(s3_uri)
+    assert isinstance(store, S3Store)
+    upload, meeting, begun = store._client.upload_part, threading.Barrier(UPLOADS_SIDE_BY_SIDE, timeout=30.0), []
+    # They would wait for each other for ever if one was sent after the other.
+    monkeypatch.setattr(store._client, "upload_part", lambda **part: (meeting.wait(), upload(**part))[1])
+    pieces = [bytes([number]) * UPLOAD_PART_BYTES for number in range(UPLOADS_SIDE_BY_SIDE)]
+    with store.open_write("large") as writer:
+        for piece in pieces:
+            writer.write(piece)
+    assert store.get("large") == b"".join(pieces)
+
+    def refuse(**part: Any) -> None:
+        begun.append(part["PartNumber"])
+        raise ClientError({"Error": {"Code": "SlowDown"}}, "UploadPart")
+
+    monkeypatch.setattr(store._client, "upload_part", refuse)
+    with pytest.raises(StoreError, match="SlowDown"), store.open_write("torn") as writer:
+        for _ in range(10 * UPLOADS_SIDE_BY_SIDE):
+            writer.write(pieces[0])
+    assert len(begun) <= UPLOADS_SIDE_BY_SIDE and not store.exists("torn") and not store.unfinished()
+
+
+def test_the_largest_object_of_s3_has_fewer_parts_than_s3_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+    scale = 2**20  # so many times smaller, in units of 1 MiB for a byte
+    monkeypatch.setattr(s3_store, "UPLOAD_PART_BYTES", UPLOAD_PART_BYTES // scale)
+    client = SimpleNamespace(
+        create_multipart_upload=lambda **_: {"UploadId": "x"},
+        upload_part=lambda **part: (sizes.append(len(part["Body"])), {"ETag": "e"})[1],
+        complete_multipart_upload=lambda **_: None,
+    )
+    with s3_store._S3Writer(client, "bucket", "key") as writer:  # type: ignore[arg-type]
+        for _ in range(5 * 2**10):
+            writer.write(bytes(2**10))
+    assert sum(sizes) == 5 * 2**20 and len(sizes) < 10_000 and max(sizes) * scale <= 5 * 2**30 + scale
+
+
+def test_an_address_of_hdfs_is_refused_with_the_one_to_write() -> None:
+    with pytest.raises(CheckpointError, match="write webhdfs://ann@nodes:9870/records, or swebhdfs:// with TLS"):
+        open_store("hdfs://ann@nodes:8020/records")
 
 
 def test_an_object_is_invisible_until_its_stream_is_closed_and_gone_when_it_fails(store: Store) -> None:
