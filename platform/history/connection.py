@@ -19,7 +19,7 @@ from elastrec.platform.history.database import (
     make_artifacts_folder,
 )
 from elastrec.platform.history.records import TAG_JOB_ID
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.errors import CollisionError, HistoryError
 from elastrec.platform.specs.text.uris import without_credentials
 
 if TYPE_CHECKING:
@@ -115,7 +115,9 @@ class Connection:
             with explained_database_errors(self._database) if self._database else nullcontext():
                 yield
         except MlflowException as error:
-            raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}") from error
+            # The code by which MLflow reports what its database refuses; wrong values have another one.
+            kind = CollisionError if error.error_code == "BAD_REQUEST" else HistoryError
+            raise kind(f"could not {what} at {self._tracking_uri}: {error}") from error
         except OSError as error:
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}; is it running?") from error
 

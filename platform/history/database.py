@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.errors import CollisionError, HistoryError
 
 _SCHEME = "sqlite:///"
 _WAIT_SECONDS = 300.0
@@ -113,10 +113,11 @@ def _check(database: Path) -> None:
 @contextlib.contextmanager
 def explained_database_errors(what: object) -> Iterator[None]:
     """Turns the errors of SQLAlchemy, which MLflow does not always catch, into one line."""
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
     try:
         yield
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).splitlines()[0]
-        raise HistoryError(f"{what}: MLflow's database refused: {reason}") from error
+        kind = CollisionError if isinstance(error, IntegrityError) else HistoryError
+        raise kind(f"{what}: MLflow's database refused: {reason}") from error

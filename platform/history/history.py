@@ -37,7 +37,7 @@ from elastrec.platform.history.records import (
     run_name,
 )
 from elastrec.platform.history.sink import POINTS_PER_CALL
-from elastrec.platform.specs.errors import DataError, HistoryError
+from elastrec.platform.specs.errors import CollisionError, DataError, HistoryError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.loading import job_from_json
@@ -97,10 +97,9 @@ class History(Connection):
             try:
                 self._describe(run_id, job, prepared, allocation)
                 break
-            except HistoryError as error:
+            except CollisionError:
                 # Two callers that write the same new key at once: MLflow lets one fail, whose next try finds it there.
-                collided = any(word in str(error) for word in ("IntegrityError", "UniqueViolation"))
-                if not collided or not tries_left:
+                if not tries_left:
                     raise
         _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
         return run_id
@@ -384,10 +383,10 @@ class History(Connection):
             try:
                 self.log_series(run_id, [Point(name, value, step, now) for name, value in values.items()], model_id)
                 return
-            except HistoryError as error:
+            except CollisionError:
                 # MLflow repeats a write that met another writer of an SQLite file, and then refuses its own first try
                 # as a duplicate. Under a later time the same values are accepted.
-                if "IntegrityError" not in str(error) or not tries_left:
+                if not tries_left:
                     raise
                 time.sleep(_SCORE_PAUSE_SECONDS)
 

@@ -124,6 +124,12 @@ class HistoryError(ElastrecError):
         super().__init__(masked(message))
 
 
+class CollisionError(HistoryError):
+    """The tracking server's database refused a write that met another one; the same write may succeed now."""
+
+    retryable = True
+
+
 class HistoryAwayError(HistoryError):
     """The tracking server did not come back in time; what was trained is kept, and a later try goes on from there."""
 

@@ -6,12 +6,21 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode
 
 
 class AirflowApiError(Exception):
-    """The API refused a call; the message is its answer."""
+    """The API refused a call; the message is its answer.
+
+    Attributes:
+        status: of HTTP; None: nobody answered.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class AirflowClient:
@@ -83,7 +92,7 @@ class AirflowClient:
         try:
             return self.call("GET", f"{place}?deserialize=true&map_index={map_index}")["value"]
         except AirflowApiError as error:
-            if "404" in str(error):
+            if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
@@ -125,7 +134,7 @@ class AirflowClient:
                 return content
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")
-            raise AirflowApiError(f"{method} {path}: {error.code} {said}") from None
+            raise AirflowApiError(f"{method} {path}: {error.code} {said}", error.code) from None
         except OSError as error:
             raise AirflowApiError(f"{method} {path}: {error}") from None
 

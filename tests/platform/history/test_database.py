@@ -10,13 +10,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from elastrec.platform.history import History
 from elastrec.platform.history.connection import Connection
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.specs.errors import CollisionError, HistoryError
 from tests.processes import wait_for
 
 _OPEN = "import sys; from elastrec.platform.history import History; History(sys.argv[1], 'clicks').open_run('a-job')"
@@ -105,3 +107,49 @@ def test_an_error_of_the_database_is_one_line(uri: str) -> None:
         connection._explained("write"),
     ):
         raise refusal
+
+
+def test_a_write_that_met_another_is_told_from_one_that_is_wrong(uri: str) -> None:
+    from mlflow.store.tracking.dbmodels.models import SqlParam
+
+    connection = Connection(uri, "clicks")
+    store = connection._client._tracking_client.store
+
+    def write(**values: str) -> None:
+        with connection._explained("write"), store.ManagedSessionMaker(read_only=False) as session:
+            session.add(SqlParam(key="a", value="1", **values))
+
+    with pytest.raises(CollisionError):
+        write(run_uuid="no such run")
+    with pytest.raises(CollisionError), connection._explained("write"):
+        raise IntegrityError("INSERT INTO params", {}, sqlite3.IntegrityError("UNIQUE constraint failed"))
+    with pytest.raises(HistoryError) as refused, connection._explained("write"):
+        connection._client.log_param("no such run", "", "1")
+    assert not isinstance(refused.value, CollisionError)
+
+
+@pytest.mark.parametrize(("error", "scores", "descriptions"), [(CollisionError, 4, 8), (HistoryError, 1, 1)])
+def test_a_write_is_made_again_only_where_it_met_another(
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    make_prepared: Callable[..., Prepared],
+    error: type[HistoryError],
+    scores: int,
+    descriptions: int,
+) -> None:
+    history, made = History(uri, "clicks"), list[str]()
+
+    def refuse(run_id: str, *of: object) -> None:
+        made.append(run_id)
+        raise error("IntegrityError: UniqueViolation")
+
+    monkeypatch.setattr(history, "log_series", refuse)
+    with pytest.raises(error):
+        history._log_scores("run", {"auc": 0.5}, 1, None)
+    assert len(made) == scores
+    run = SimpleNamespace(info=SimpleNamespace(run_id="run"), data=SimpleNamespace(tags={}))
+    monkeypatch.setattr(history, "_live_run", lambda job_id: run)
+    monkeypatch.setattr(history, "_describe", refuse)
+    with pytest.raises(error):
+        history.start_run(make_prepared(), None)  # type: ignore[arg-type]
+    assert len(made) == scores + descriptions
