@@ -19,9 +19,9 @@ DOCUMENTATION = """
 | `plan` | asks all masters how fast their jobs were in each configuration, fits models, chooses across all jobs |
 | `migrate` | one per job that is to change: hands the plan to its master, waits, writes both into its MLflow run |
 
-The grid shows what became of each plan: what was chosen, whether the job has it, and for how long training paused. A
-`migrate` that is ended by a person takes its request back. After two minutes it leaves a job to its master, so that one
-slow pod does not delay the next round of all others.
+The grid shows what became of each plan, in this order: what was proposed, what was chosen, whether the job was migrated
+to it, and for how long training paused. A `migrate` that is ended by a person takes its request back. After two minutes
+it leaves a job to its master, so that one slow pod does not delay the next round of all others.
 
 The log of `plan` says what becomes of every job, and why. What teams own is given back to them first.
 

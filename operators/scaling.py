@@ -166,9 +166,7 @@ class _ChangingOperator(WaitingOperator):
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
     """What the grid shows of a mapped task (`map_index_template`)."""
-    words = changed.words()
-    shown = words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
-    context["map_index_name"] = shown  # type: ignore[typeddict-unknown-key]
+    context["map_index_name"] = changed.words(_LONGEST_NAME)  # type: ignore[typeddict-unknown-key]
 
 
 class ScaleJobOperator(_ChangingOperator):

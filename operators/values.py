@@ -62,9 +62,24 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the master goes on with it."""
         return self.outcome == "open"
 
-    def words(self) -> str:
-        """For the grid and the log."""
-        proposed = f"; proposed: {self.proposed}" if self.proposed != self.chosen else ""
+    def words(self, longest: int | None = None) -> str:
+        """For the log, and with at most `longest` characters for the grid: what was proposed, chosen, and came of it.
+
+        Each part keeps its beginning: a long proposal hides neither the choice nor the pause.
+        """
         if self.migrated:
-            return f"{self.job_id}: {self.chosen}, pause {self.pause_seconds or 0.0:.2f} s{proposed}"
-        return f"{self.job_id}: {self.chosen}: {self.outcome}" + (f": {self.reason}" if self.reason else "") + proposed
+            end = f"migrated, pause {self.pause_seconds or 0.0:.2f} s"
+        else:
+            end = self.outcome + (f": {self.reason}" if self.reason else "")
+        parts = [self.chosen, end] if self.proposed == self.chosen else [f"proposed {self.proposed}", self.chosen, end]
+        if longest is not None:
+            # A part that needs less than its share leaves the rest to the others.
+            room = longest - len(f"{self.job_id}: ") - 2 * (len(parts) - 1)
+            for left, place in enumerate(sorted(range(len(parts)), key=lambda at: len(parts[at]))):
+                parts[place] = _cut(parts[place], room // (len(parts) - left))
+                room -= len(parts[place])
+        return f"{self.job_id}: " + "; ".join(parts)
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: max(0, longest - 1)]}…"

@@ -27,8 +27,8 @@ UPLOAD_PART_BYTES = 8 * 2**20
 """Of the first parts of an object; S3 allows 5 MiB to 5 GiB."""
 UPLOADS_SIDE_BY_SIDE = 4
 _SENT_PER_PART = 1024
-"""A part has at least the bytes that were sent before it, divided by this. So 5 TiB, S3's largest object, are 7,700 parts
-of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small share of what is written."""
+"""A part has at least the bytes that were sent before it, divided by this. So S3's largest object, 5 TiB, has 7,700
+parts of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small share of what is written."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _NOT_IMPLEMENTED = ("501", "NotImplemented")

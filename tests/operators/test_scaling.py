@@ -16,6 +16,7 @@ from elastrec.operators.base import ElastrecOperator
 from elastrec.operators.links import MIGRATION_URL_KEY, RUN_URL_KEY
 from elastrec.operators.scaling import MigratePodsOperator, PlanRoundOperator, ScaleJobOperator
 from elastrec.operators.triggers import JobTrigger, ShapeTrigger
+from elastrec.operators.values import ChangedJob
 from elastrec.platform.jobs.scaling import asking
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
@@ -158,7 +159,7 @@ def test_a_plan_is_handed_over_and_waited_for_and_the_grid_shows_what_became_of_
     }  # fmt: skip
     assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
     assert ran["ti"].pushed[MIGRATION_URL_KEY].endswith("/jobs/clicks-1?connection=elastrec_default#migrations")
-    assert ran["map_index_name"] == "clicks-1: 1 → 2 workers, pause 0.25 s; proposed: three-stage"
+    assert ran["map_index_name"] == "clicks-1: proposed three-stage; 1 → 2 workers; migrated, pause 0.25 s"
 
 
 def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
@@ -172,7 +173,7 @@ def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
     assert output["chosen"] == "1 → 0.5 cores per server, 2 → 1 GiB per worker"
     assert output["proposed"] == f"2 candidates: 1 → 2 workers, {output['chosen']}"
     assert ran["map_index_name"] == (
-        f"clicks-1: {output['chosen']}, pause 0.25 s; proposed: {output['proposed']}"
+        f"clicks-1: proposed {output['proposed']}; {output['chosen']}; migrated, pause 0.25 s"
     )  # fmt: skip
 
 
@@ -188,11 +189,19 @@ def considered(*others: Allocation) -> tuple[Considered, ...]:
     return tuple(found)
 
 
-def test_a_name_that_is_too_long_for_airflow_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_part_of_a_name_that_is_too_long_for_airflow_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     Master(monkeypatch, request(ShapeOutcome.REFUSED, "no room " * 50))
     ran = context()
     migrate(ran)
-    assert len(ran["map_index_name"]) == 250 and ran["map_index_name"].endswith("…")
+    name = ran["map_index_name"]
+    assert len(name) == 250 and name.startswith("clicks-1: proposed three-stage; 1 → 2 workers; refused: no room")
+    changed = ChangedJob(
+        job_id="clicks-1", proposed="4 → 5 workers, " * 40, chosen="4 → 5 workers, " * 40, migrated=True,
+        outcome="done", pause_seconds=0.25,
+    )  # fmt: skip
+    assert changed.words(250).endswith("…; migrated, pause 0.25 s")
+    changed = msgspec.structs.replace(changed, chosen="4 → 5 workers")
+    assert changed.words(250).endswith("…; 4 → 5 workers; migrated, pause 0.25 s") and len(changed.words(250)) == 250
 
 
 def test_a_plan_that_its_master_refuses_changes_nothing_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +313,7 @@ def test_a_dag_moves_pods_to_other_nodes_within_its_timeout(monkeypatch: pytest.
 
 def test_a_change_that_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.REFUSED, "no node has room"))
-    with pytest.raises(AirflowFailException, match="clicks-1: workers 200: refused: no node has room"):
+    with pytest.raises(AirflowFailException, match="clicks-1: workers 200; refused: no node has room"):
         scale(context(), workers=200)
 
 
