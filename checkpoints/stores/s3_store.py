@@ -97,7 +97,11 @@ class _S3Writer(StoreWriter):
     def _upload(self, number: int, body: bytearray) -> dict[str, Any]:
         assert self._upload_id is not None
         part = self._client.upload_part(
-            Bucket=self._bucket, Key=self._key, UploadId=self._upload_id, PartNumber=number, Body=body
+            Bucket=self._bucket,
+            Key=self._key,
+            UploadId=self._upload_id,
+            PartNumber=number,
+            Body=body,  # type: ignore[arg-type]
         )
         return {"PartNumber": number, "ETag": part["ETag"]}
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.configuration import conf
@@ -42,6 +42,7 @@ class JobLook:
         metrics: None: it is not in the cluster any more.
         record: what MLflow knows of it; None: nothing, or MLflow is away.
         run_url: its run in MLflow; empty: unknown.
+        decision: the last one of scaling, and what it was to change; None: none is known.
     """
 
     job_id: str
@@ -49,6 +50,7 @@ class JobLook:
     is_reachable: bool = True
     record: JobRecord | None = None
     run_url: str = ""
+    decision: tuple[Decision, str] | None = None
 
     @property
     def phase(self) -> str:
@@ -195,6 +197,12 @@ def _all_jobs(connection: str) -> AllJobs:
     records = _records(history, away)
     with ThreadPoolExecutor(_SIDE_BY_SIDE, "look") as pool:
         running = list(pool.map(lambda name: _look(platform, name, records.get(name)), names))
+        decided = list(pool.map(lambda job: _decisions(platform, history, job.record), running))
+    running = [
+        replace(job, decision=found[0] if found else None) for job, (found, _) in zip(running, decided, strict=True)
+    ]
+    # One reason for many jobs is said once.
+    away += dict.fromkeys(problem for _, problem in decided if problem)
     recent = [JobLook(job_id, record=record, run_url=url) for job_id, (record, url) in records.items()]
     return AllJobs(running, [ended for ended in recent if ended.job_id not in names][:_RECENT], away)
 
@@ -223,7 +231,8 @@ def _one_job(connection: str, job_id: str) -> OneJob:
     except (CheckpointError, ClusterError, TransportError) as error:
         away.append(f"what happened to it is unknown: {error}")
     charts = _charts(history, record, away)
-    decisions = _decisions(platform, history, record, away)
+    decisions, problem = _decisions(platform, history, record)
+    away += [problem] if problem else []
     return OneJob(job, failure, pods, explained, PARTS, charts, decisions, away)
 
 
@@ -267,19 +276,19 @@ def _records(history: History | None, away: list[str], job_id: str = "") -> dict
 
 
 def _decisions(
-    platform: Platform, history: History | None, record: JobRecord | None, away: list[str]
-) -> list[tuple[Decision, str]]:
+    platform: Platform, history: History | None, record: JobRecord | None
+) -> tuple[list[tuple[Decision, str]], str]:
+    """The latest decisions about a job, the newest first; and why they are not known, empty where they are."""
     from elastrec.platform.history.decisions import Decisions
     from elastrec.platform.history.scaling_figures import change
 
     if history is None or record is None:
-        return []
+        return [], ""
     try:
         decisions = Decisions(platform.tracking_uri, "").decisions(record.run_id)
     except HistoryError as error:
-        away.append(str(error))
-        return []
-    return [(each, change(each.before, each.after)) for each in reversed(decisions[-_RECENT:])]
+        return [], str(error)
+    return [(each, change(each.before, each.after)) for each in reversed(decisions[-_RECENT:])], ""
 
 
 def _charts(history: History | None, record: JobRecord | None, away: list[str]) -> list[Chart]:

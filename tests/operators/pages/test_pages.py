@@ -15,9 +15,10 @@ from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
 from elastrec.operators.pages.looks import AllJobs, JobLook, OneJob
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.jobs import Observation
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
@@ -72,6 +73,35 @@ def test_all_jobs_of_the_cluster_are_listed_with_what_they_do(
     for text in ("clicks-1", "Training", "37 %", "12,345", "0.4567", "0.7654", 'href="http://mlflow/run"'):
         assert text in page
     assert "None is known" in page
+
+
+def test_a_running_job_shows_what_it_has_cost_and_what_was_decided_last(
+    cluster: Cluster, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = Decision(
+        unix_seconds=1.7e9, samples_trained=9, policy="three-stage", before=allocation(2), after=allocation(3),
+        changed=False, reason="no node has the room",
+    )  # fmt: skip
+    earlier = msgspec.structs.replace(refused, after=allocation(1), changed=True)
+    record = SimpleNamespace(run_id="run", core_hours=2.5, auc=None, airflow_url="", reason="", phase=Phase.TRAINING)
+    monkeypatch.setattr(looks, "_history", lambda platform, away: "history")
+    monkeypatch.setattr(
+        looks,
+        "_records",
+        lambda history, away, job_id="": dict.fromkeys(["clicks-1", "views-2"], (record, "http://mlflow/r")),
+    )
+    monkeypatch.setattr(Decisions, "decisions", lambda self, run_id: [earlier, refused])
+    page = client.get("/", params={"part": "main"}).text
+    for text in ("2.5000", "2 → 3 workers (not done)", "three-stage: no node has the room"):
+        assert text in page
+    assert "2 → 1 workers" not in page
+
+    def fail(self: Decisions, run_id: str) -> None:
+        raise HistoryError("MLflow refuses")
+
+    monkeypatch.setattr(Decisions, "decisions", fail)
+    seen = looks.all_jobs(CONNECTION)
+    assert seen.away == ["MLflow refuses"] and [job.decision for job in seen.running] == [None, None]
 
 
 def test_the_main_part_alone_is_what_the_script_asks_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
