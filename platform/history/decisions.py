@@ -83,10 +83,16 @@ class Decisions(Connection):
 
     def log_throughput(self, run_id: str, decisions: Sequence[Decision]) -> None:
         """Draws speed and workers over time with every decision, from the run's own series."""
-        picture = scaling_figures.throughput(
+        self._log_figures(run_id, {"figures/throughput.png": self._throughput(run_id, decisions)})
+
+    def throughput_picture(self, run_id: str, decisions: Sequence[Decision]) -> str:
+        """The same as a PNG in a data URI; empty where nothing was decided or measured."""
+        return _embedded(self._throughput(run_id, decisions)) if decisions else ""
+
+    def _throughput(self, run_id: str, decisions: Sequence[Decision]) -> Figure | None:
+        return scaling_figures.throughput(
             self._timed(run_id, names.SAMPLES_PER_SECOND), self._timed(run_id, names.WORKERS_RUNNING), decisions
         )
-        self._log_figures(run_id, {"figures/throughput.png": picture})
 
     def log_memory(self, run_id: str, decisions: Sequence[Decision]) -> None:
         """Draws the memory of the fullest server: what was forecast when, and what came true."""
@@ -94,11 +100,7 @@ class Decisions(Connection):
 
     def memory_picture(self, run_id: str, decisions: Sequence[Decision]) -> str:
         """The same as a PNG in a data URI; empty where there is nothing to draw."""
-        if (figure := self._memory(run_id, decisions)) is None:
-            return ""
-        written = io.BytesIO()
-        figure.savefig(written, format="png")
-        return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+        return _embedded(self._memory(run_id, decisions))
 
     def _memory(self, run_id: str, decisions: Sequence[Decision]) -> Figure | None:
         if all(each.memory is None for each in decisions):
@@ -213,3 +215,12 @@ def read_coefficients(metrics: Mapping[str, float]) -> Coefficients | None:
 
 def _name(field: str) -> str:
     return names.named(names.SCALING_COEFFICIENT, name=field)
+
+
+def _embedded(figure: Figure | None) -> str:
+    """A picture as a data URI of at most some hundred KB, as all have one size in pixels; empty: there is none."""
+    if figure is None:
+        return ""
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"

@@ -294,6 +294,7 @@ class History(Connection):
             {name: self.series(run_id, name) for name in SERIES if name in run.data.metrics},
             decisions,
             story,
+            kept.throughput_picture(run_id, decisions),
             kept.memory_picture(run_id, decisions),
         )
 

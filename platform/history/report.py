@@ -92,6 +92,7 @@ def render(
     series: Mapping[str, Sequence[tuple[int, float]]],
     decisions: Sequence[Decision],
     story: Story | None,
+    throughput_picture: str = "",
     memory_picture: str = "",
 ) -> str:
     """The page.
@@ -102,6 +103,7 @@ def render(
         series: (samples trained, value) of the metrics of SERIES.
         decisions: of scaling, the oldest first.
         story: None: what happened is not known.
+        throughput_picture: speed over time with every decision, as a data URI; empty: nothing was decided.
         memory_picture: forecast and measured memory of servers, as a data URI; empty: no forecast was made.
     """
     charts = [Chart.of(title, series.get(name, ())) for name, title in _CHARTS]
@@ -120,6 +122,7 @@ def render(
             charts=[chart for chart in charts if chart is not None],
             decisions=[(each, change(each.before, each.after)) for each in decisions],
             story=story,
+            throughput_picture=throughput_picture,
             memory_picture=memory_picture,
             memory_kills=record.metrics.get(names.MEMORY_KILLS),
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import shutil
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.tracking import MlflowClient
+from playwright.sync_api import sync_playwright
 
 from elastrec.platform.history import History, Point
 from elastrec.platform.history import metric_names as names
@@ -63,6 +66,23 @@ def text_of(page: str) -> str:
     return re.sub(r"\s+", " ", page)
 
 
+def decision() -> Decision:
+    """Two more workers, and a forecast of memory."""
+    before = amounts.Allocation(
+        workers=1, worker_cores=1.0, worker_memory_bytes=2**30, parameter_servers=1, parameter_server_cores=1.0,
+        parameter_server_memory_bytes=2**30,
+    )  # fmt: skip
+    after = amounts.Allocation(**{**{name: getattr(before, name) for name in before.__struct_fields__}, "workers": 3})
+    return Decision(
+        unix_seconds=1.7e9, samples_trained=200, policy="three-stage", before=before, after=after, changed=True,
+        reason="two more workers pay", predicted_samples_per_second=30_000.0,
+        proposed="2 candidates: 1 → 3 workers, 1 → 0.5 cores per server",
+        memory=MemoryCurve(
+            samples=(200.0, 300.0), low=(1e9, 2e9), likely=(1e9, 3e9), high=(1e9, 4e9), safe_bytes=2.0**29
+        ),
+    )  # fmt: skip
+
+
 @pytest.fixture
 def run_id(history: History, make_prepared: Callable[..., Prepared], allocation: Allocation) -> str:
     return history.start_run(make_prepared(), allocation)
@@ -83,20 +103,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         champion=ModelScore(0.7412, 0.9134, 200), champion_version="1",
     )  # fmt: skip
     history.log_gate(run_id, gate)
-    before = amounts.Allocation(
-        workers=1, worker_cores=1.0, worker_memory_bytes=2**30, parameter_servers=1, parameter_server_cores=1.0,
-        parameter_server_memory_bytes=2**30,
-    )  # fmt: skip
-    after = amounts.Allocation(**{**{name: getattr(before, name) for name in before.__struct_fields__}, "workers": 3})
-    decided = Decision(
-        unix_seconds=1.7e9, samples_trained=200, policy="three-stage", before=before, after=after, changed=True,
-        reason="two more workers pay", predicted_samples_per_second=30_000.0,
-        proposed="2 candidates: 1 → 3 workers, 1 → 0.5 cores per server",
-        memory=MemoryCurve(
-            samples=(200.0, 300.0), low=(1e9, 2e9), likely=(1e9, 3e9), high=(1e9, 4e9), safe_bytes=2.0**29
-        ),
-    )  # fmt: skip
-    Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decided, [], {})
+    Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decision(), [], {})
     history.finish_run(run_id, Phase.SUCCEEDED, story=STORY)
     page = Path(client.download_artifacts(run_id, REPORT_FILE, str(tmp_path))).read_text()
     text = text_of(page)
@@ -111,9 +118,36 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         'aria-label="Loss"', 'aria-label="Samples per second"',
     ):  # fmt: skip
         assert words in text, words
-    assert 'id="memory"' in page and 'src="data:image/png;base64,' in page
+    for picture in ("throughput", "memory"):
+        (encoded,) = re.findall(rf'<img id="{picture}" [^>]*src="data:image/png;base64,([^"]+)"', page)
+        assert base64.b64decode(encoded).startswith(b"\x89PNG") and len(encoded) < 2**18
     assert "Pods that were killed for memory: 2." in text
     assert "began from nothing" not in text, "a beginning is no fault"
+
+
+def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id: str, tmp_path: Path) -> None:
+    """In a browser that is 390 px wide only tables of many columns scroll sideways, each by itself."""
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("left out: there is no Chromium on this machine (apt-get install chromium)")
+    for step in (100, 200, 300):
+        values = {
+            names.named(names.MEMORY_BYTES, role="parameter_server"): 1e9, names.SAMPLES_PER_SECOND: 50.0 * step,
+            names.LOSS: 0.7 - step / 1000,
+        }  # fmt: skip
+        history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
+    Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decision(), [], {})
+    file, requests = tmp_path / "report.html", list[str]()
+    file.write_text(history.report(run_id, STORY))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.as_uri())
+        width = page.evaluate("document.documentElement.scrollWidth")
+        drawn = page.evaluate("[...document.images].map(image => [image.id, image.naturalWidth > 0])")
+        browser.close()
+    assert width <= 390 and drawn == [["throughput", True], ["memory", True]]
+    assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
 
 
 def test_the_report_says_how_the_champion_was_trained_and_what_that_cost(
