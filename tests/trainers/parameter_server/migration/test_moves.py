@@ -11,6 +11,7 @@ import pytest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
 from elastrec.trainers.parameter_server.migration import giving
+from elastrec.trainers.parameter_server.migration import mover as mover_module
 from elastrec.trainers.parameter_server.migration.messages import HandOver
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.migration.taking import Taker
@@ -174,7 +175,11 @@ class Held:
         self.stream.close()
 
 
-def test_an_order_taken_back_during_a_hanging_copy_leaves_nothing_and_the_next_is_carried_out() -> None:
+def test_an_order_taken_back_during_a_hanging_copy_leaves_nothing_and_the_next_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Else the order is copied after its first round, of rows as few as these.
+    monkeypatch.setattr(mover_module, "_SMALL_BYTES", 0)
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         for _ in range(3):
