@@ -77,29 +77,43 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
         groups.setdefault(_configuration(each.allocation), []).append(each)
     if not 0 < len(observations) <= _FEW:
         return None
-    seconds, parts, spreads = list[float](), list[float](), list[float]()
+    seconds, parts, spreads = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
     for group in groups.values():
         steps = [each.iteration_seconds for each in group]
-        middle = _median(steps)
-        seconds.append(middle)
-        parts.append(_median([each.compute_seconds for each in group if each.compute_seconds is not None]))
-        spreads.append(_median([max(step / middle, middle / step) for step in steps]))
+        low, high = _middle(steps)
+        seconds.append((low, high))
+        parts.append(_middle([each.compute_seconds for each in group if each.compute_seconds is not None]))
+        middle = math.sqrt(low) * math.sqrt(high)
+        spreads.append(math.exp(sum(map(math.log, _middle([max(step / middle, middle / step) for step in steps]))) / 2))
     if max(spreads) >= CONTRADICTION:
         return None
     allocations = tuple(group[0].allocation for group in groups.values())
+    # A lone observation is its own median; the logarithm and back would move its last digit.
+    values = _lone if len(groups) == len(observations) else _means
     return Profile(
-        allocations=allocations, columns=Columns.of(allocations), iteration_seconds=np.array(seconds),
-        compute_seconds=np.array(parts), spread=np.array(spreads),
+        allocations=allocations, columns=Columns.of(allocations),
+        iteration_seconds=values(seconds), compute_seconds=values(parts), spread=np.array(spreads),
         observations=np.array([float(len(group)) for group in groups.values()]), notes=(),
     )  # fmt: skip
 
 
-def _median(values: Sequence[float]) -> float:
-    """Of their logarithms, back as a value; NaN of none."""
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """The two values between which the median lies, of an odd number twice the same; NaN of none."""
     if len(values) < 2:
-        return values[0] if values else math.nan
+        return (values[0], values[0]) if values else (math.nan, math.nan)
     ordered = sorted(values)
-    return math.sqrt(ordered[(len(ordered) - 1) // 2]) * math.sqrt(ordered[len(ordered) // 2])
+    return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+
+
+def _lone(pairs: Sequence[tuple[float, float]]) -> Floats:
+    """The one value of each pair, shape (C,)."""
+    return np.array([value for value, _ in pairs])
+
+
+def _means(pairs: Sequence[tuple[float, float]]) -> Floats:
+    """Of the logarithms of two values, back as values; shape (C,)."""
+    logs_C2 = np.log(pairs)
+    return np.asarray(np.exp(0.5 * (logs_C2[:, 0] + logs_C2[:, 1])))
 
 
 def summarise(observations: Sequence[Observation]) -> Profile:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -36,6 +37,11 @@ class Equations:
     seconds_R: Floats
     weights_R: Floats
 
+    @cached_property
+    def summed_K(self) -> Floats:
+        """The coefficients of the plain sum, where the fits of all forms of these rows begin."""
+        return fit_relative(self.rows_RK, self.seconds_R, self.weights_R)
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -49,13 +55,15 @@ class Fitted:
 def solve(form: Form, equations: Equations) -> Fitted:
     """The coefficients of least RMSLE of one form."""
     rows_RK, seconds_R, weights_R = equations.rows_RK, equations.seconds_R, equations.weights_R
-    summed_K = fit_relative(rows_RK, seconds_R, weights_R)
+    summed_K = equations.summed_K
     if form.overlap == 1.0:
         return Fitted(form, summed_K, equations)
     # Where one part is nothing, its derivative is too: the other start has some of everything.
     size_K = rows_RK.max(axis=0)
     little_K = np.where(size_K > 0, 0.1 * np.median(seconds_R) / np.where(size_K > 0, size_K, 1.0), 0.0)
     starts = [summed_K, np.where(summed_K > 0, summed_K, little_K)]
+    if np.array_equal(starts[0], starts[1]):
+        del starts[1]
     found = [fit_curve(rows_RK, seconds_R, weights_R, [start_K], SERVERS, form.overlap) for start_K in starts]
     return Fitted(form, min(found, key=lambda theta_K: _squares(form, equations, theta_K)), equations)
 
@@ -75,16 +83,20 @@ def choose(equations_of: Callable[[Form], Equations], steps: int, good_enough: f
     """The form that is supported best; never one that describes the steps worse than the sum.
 
     Args:
-        equations_of: of one form; the first `steps` rows are the measured steps.
+        equations_of: of one form, whose overlap makes no difference to them; the first `steps` rows are the measured
+            steps.
         good_enough: a sum whose typical log error is not above this is not looked behind.
     """
-    best = solve(FORMS[0], equations_of(FORMS[0]))
+    known = {FORMS[0].by_request: equations_of(FORMS[0])}
+    best = solve(FORMS[0], known[FORMS[0].by_request])
     limit = _squares(best.form, best.equations, best.theta_K, steps)
     if limit <= steps * good_enough**2:
         return best
     best_score = criterion(best, steps)
     for form in FORMS[1:]:
-        fitted = solve(form, equations_of(form))
+        if form.by_request not in known:
+            known[form.by_request] = equations_of(form)
+        fitted = solve(form, known[form.by_request])
         score = criterion(fitted, steps)
         if score < best_score and _squares(form, fitted.equations, fitted.theta_K, steps) <= limit:
             best, best_score = fitted, score

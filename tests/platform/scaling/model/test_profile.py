@@ -106,3 +106,7 @@ def test_few_observations_are_summarised_as_many(rows: list[tuple[int, float, fl
     for name in ("iteration_seconds", "compute_seconds", "spread", "observations"):
         assert getattr(few, name) == pytest.approx(getattr(many, name), rel=1e-12, nan_ok=True), name
     assert few.allocations == many.allocations and few.notes == many.notes
+    if len(few) < len(observations):
+        # To the last digit: decisions must not depend on how many observations there are.
+        assert few.iteration_seconds.tolist() == many.iteration_seconds.tolist()
+        assert np.array_equal(few.compute_seconds, many.compute_seconds, equal_nan=True)

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.platform.scaling.model import throughput
-from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.model import least_squares, refinement, throughput
+from elastrec.platform.scaling.model.columns import Columns, Floats
 from elastrec.platform.scaling.model.refinement import FORMS, LEAST_CONFIGURATIONS, Equations, criterion, solve
 from elastrec.platform.scaling.model.step_form import Form, vector
 from elastrec.platform.scaling.model.throughput import fit
@@ -104,3 +104,22 @@ def test_of_forms_that_describe_the_steps_alike_the_one_with_fewer_unknowns_is_s
     columns = Columns.of([each.allocation for each in observations])
     fits = [solve(form, Equations(form.rows(SHAPE, columns), seconds, np.ones(len(seconds)))) for form in FORMS]
     assert min(fits, key=lambda fitted: criterion(fitted, len(seconds))).form == Form()
+
+
+def test_the_sum_is_fitted_once_for_all_forms_of_the_same_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    observations = seen(OVERLAPPED, 25)
+    seconds = np.array([each.iteration_seconds for each in observations])
+    columns = Columns.of([each.allocation for each in observations])
+    fitted, made = list[int](), list[bool]()
+
+    def fit_relative(rows_RK: Floats, *others: Floats) -> Floats:
+        fitted.append(len(rows_RK))
+        return least_squares.fit_relative(rows_RK, *others)
+
+    def equations_of(form: Form) -> Equations:
+        made.append(form.by_request)
+        return Equations(form.rows(SHAPE, columns), seconds, np.ones(len(seconds)))
+
+    monkeypatch.setattr(refinement, "fit_relative", fit_relative)
+    assert refinement.choose(equations_of, len(seconds), 0.03).form.overlap > 1.0
+    assert (len(fitted), sorted(made)) == (2, [False, True])
