@@ -218,6 +218,9 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
             return ""
         servers, each = planned.parameter_servers, planned.parameter_server_memory_bytes
         if (servers, each) != (now.parameter_servers, now.parameter_server_memory_bytes):
+            if each < now.parameter_server_memory_bytes:
+                # They get smaller at once; others that take rows from them are still to start.
+                servers = min(servers, now.parameter_servers)
             needed = need.server_bytes(servers)
             if each < needed:
                 return f"{servers} servers with {_gib(each)} each; its rows need {_gib(needed)} in each"

@@ -94,6 +94,8 @@ def room_of(job: JobProfile, capacity: Capacity) -> tuple[float, ...]:
         server_bytes=0.0 if of_servers is None else float(of_servers.server_base_bytes),
         rows_bytes=0.0 if of_servers is None else float(of_servers.imbalance * of_servers.embedding_bytes),
         worker_bytes=0.0 if of_workers is None else float(of_workers.worker_bytes),
+        servers=float(job.allocation.parameter_servers),
+        present_bytes=float(job.allocation.parameter_server_memory_bytes),
     )
     return found
 

@@ -69,6 +69,7 @@ class Room(NamedTuple):
         server_bytes, rows_bytes: that each server needs before its first row, and that all rows together need; both 0
             where plans leave the servers' memory alone.
         worker_bytes: that a worker needs; 0 where plans leave its memory alone.
+        servers, present_bytes: how many servers there are, and the memory of each.
     """
 
     free_cores: float
@@ -80,6 +81,8 @@ class Room(NamedTuple):
     server_bytes: float
     rows_bytes: float
     worker_bytes: float
+    servers: float
+    present_bytes: float
 
 
 @_kernel
@@ -149,7 +152,9 @@ def _excess(table_FN, found_7N, n, room):  # type: ignore[no-untyped-def]
     worker_bytes, server_bytes = table_FN[4, n], table_FN[5, n]
     short = -1.0
     if room.server_bytes + room.rows_bytes > 0:
-        short = 1.0 - server_bytes / np.ceil(room.server_bytes + room.rows_bytes / servers)
+        # Servers get smaller at once; others that take rows from them are still to start.
+        holders = min(servers, room.servers) if server_bytes < room.present_bytes else servers
+        short = 1.0 - server_bytes / np.ceil(room.server_bytes + room.rows_bytes / holders)
     if room.worker_bytes > 0:
         short = max(short, 1.0 - worker_bytes / room.worker_bytes)
     too_large = max(

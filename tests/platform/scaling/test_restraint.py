@@ -107,3 +107,21 @@ def test_a_change_is_not_undone_soon_unless_it_was_only_tried(asked_by: str, sec
     past = PastChange(before=allocation(2, 1, 8.0), after=dear, seconds_ago=seconds_ago, asked_by=asked_by)
     found = candidates(profile(allocation=dear, changes=(past,)))
     assert any(each.allocation.workers < 16 for each in found) == may
+
+
+def test_servers_keep_their_memory_until_servers_to_come_have_taken_rows_from_them() -> None:
+    need = MemoryNeed(worker_bytes=1, server_base_bytes=0, embedding_bytes=18 * GIB, imbalance=1.0)
+    now = msgspec.structs.replace(allocation(2, 3), parameter_server_memory_bytes=6 * GIB + GIB // 2)
+    job = profile(memory=need, allocation=now, observations=measure(coefficients(), [now]))
+
+    def lacking(servers: int, gib: float) -> str:
+        planned = msgspec.structs.replace(
+            now, parameter_servers=servers, parameter_server_memory_bytes=int(gib * GIB)
+        )  # fmt: skip
+        return job.lacks_memory(planned)
+
+    assert "rows need 6 GiB" in lacking(4, 5.0), "three servers hold all rows until the fourth has started"
+    assert not lacking(4, 6.0) and not lacking(3, 6.0)
+    assert "rows need 9 GiB" in lacking(2, 8.0)
+    for each in candidates(job, ThreeStage()):
+        assert each.allocation.parameter_server_memory_bytes >= 6 * GIB

@@ -101,7 +101,10 @@ def fits(asked: Situation, capacity: Capacity, plan: Allocation) -> bool:
     room = needs.cores <= max(capacity.free.cores, 0.0) + 1e-3
     room &= needs.memory_bytes <= max(capacity.free.memory_bytes, 0.0) + 1.0
     if job.memory is not None and Change.SERVERS in job.movable:
-        room &= plan.parameter_server_memory_bytes >= job.memory.server_bytes(plan.parameter_servers)
+        now, holders = job.allocation, plan.parameter_servers
+        if plan.parameter_server_memory_bytes < now.parameter_server_memory_bytes:
+            holders = min(holders, now.parameter_servers)
+        room &= plan.parameter_server_memory_bytes >= job.memory.server_bytes(holders)
         room &= plan.worker_memory_bytes >= job.memory.worker_bytes
     if (most := capacity.largest_pod) is not None:
         room &= max(plan.worker_cores, plan.parameter_server_cores) <= most.cores
