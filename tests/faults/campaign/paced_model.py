@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -21,6 +22,8 @@ class PacedModel(nn.Module):
         schema: names and sizes of the inputs.
         pause_seconds: per training step, without using a core; faults need a job that lasts.
         pause_while: path of a file; steps pause only while it is there. Empty: always.
+        waits_for: path of a folder; while it is there, a worker that has registered does not go on to its first shard,
+            unless the folder has a file of the name of its pod. Empty: nothing is waited for.
     """
 
     def __init__(
@@ -30,8 +33,13 @@ class PacedModel(nn.Module):
         *,
         pause_seconds: float = 0.0,
         pause_while: str = "",
+        waits_for: str = "",
     ) -> None:
         super().__init__()
+        while (
+            waits_for and Path(waits_for).exists() and not Path(waits_for, os.environ.get("ELASTREC_POD", "")).is_file()
+        ):
+            time.sleep(0.1)
         self.embedding_bag_collection = embedding_bag_collection
         self.pause_seconds, self.pause_while = pause_seconds, pause_while
         deep_in = len(schema.sparse_names) * (schema.embedding_dimension - 1) + len(schema.dense_names)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from elastrec.checkpoints import list_terms
+from elastrec.checkpoints import list_records, list_terms
 from elastrec.platform import jobs
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.scaling import asking
-from elastrec.platform.jobs.watching.masters import pod_of_master, wait_for_master
+from elastrec.platform.jobs.watching.masters import live_master, pod_of_master, wait_for_master
 from elastrec.platform.master.pods.launch import master_pod
 from elastrec.platform.master.reporting.explanation import Explanation, read_explanation
 from elastrec.platform.master.reporting.ledger import read_ledger
@@ -27,13 +28,16 @@ from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
-from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome, ShapeRequest
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import PodMove, SaveNow, ShapeOutcome, ShapeRequest
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
 from tests.faults.campaign.accounts import Accounts, check_ledger, journals
 from tests.faults.campaign.checking import SIZE
 from tests.faults.campaign.job import EPOCHS, campaign_job
 from tests.faults.campaign.plan import Shape
 from tests.faults.campaign.site import Site
+from tests.faults.live.contents import Contents, contents_of
+from tests.processes import wait_for
 from tests.shapes import change
 
 WORKERS, SERVERS = 2, 2
@@ -48,6 +52,8 @@ class LiveJob:
     Args:
         is_slow: until `hurry`.
         epochs: over the site's rows.
+        admit_after: sightings of an id until it has a row.
+        slow_seconds: pause of a slow step.
         faults: fields of the section.
         checkpoint: further fields of the section.
     """
@@ -60,16 +66,27 @@ class LiveJob:
         is_slow: bool,
         mode: str = "bsp",
         epochs: int = EPOCHS,
+        workers: int = WORKERS,
+        servers: int = SERVERS,
+        admit_after: int = 1,
+        slow_seconds: float = SLOW_SECONDS,
         faults: Mapping[str, Any] = MappingProxyType({}),
         **checkpoint: Any,
     ) -> None:
         self.site, self.platform, self._epochs = site, site.platform, epochs
         self._slow = site.home / f"{name} is slow"
         self._slow.touch() if is_slow else None
-        content = json.loads(campaign_job(Shape(mode, 0, WORKERS, SERVERS), site.data).model_dump_json(by_alias=True))
+        self._resting = site.home / f"{name} is at rest"
+        content = json.loads(campaign_job(Shape(mode, 0, workers, servers), site.data).model_dump_json(by_alias=True))
         content["metadata"]["name"] = name
         spec = content["spec"]
-        spec["model"]["options"] = {"pause_seconds": SLOW_SECONDS, "pause_while": str(self._slow)}
+        spec["model"]["options"] = {
+            "pause_seconds": slow_seconds,
+            "pause_while": str(self._slow),
+            "waits_for": str(self._resting),
+        }
+        for table in spec["tables"].values():
+            table["admit_after"] = admit_after
         spec["resources"]["worker"]["cores"] = 1.0
         spec["training"]["epochs"] = epochs
         spec["checkpoint"] |= checkpoint
@@ -105,9 +122,40 @@ class LiveJob:
 
     def change(self, *moved: str, **shape: int) -> None:
         """Returns once all that was asked for is reached."""
-        request = self.ask_for(*moved, **shape)
+        self._follow(self.ask_for(*moved, **shape))
+
+    def _follow(self, request: str) -> None:
         *_, last = asking.follow_request(self.platform, self.job_id, request)
         assert last.outcome is ShapeOutcome.DONE, last
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing is trained meanwhile: every worker is moved to a new pod, which has registered and takes no shard."""
+        self._resting.mkdir()
+        try:
+            self.change(*self.pods(Role.WORKER))
+            yield
+        finally:
+            shutil.rmtree(self._resting)
+
+    def change_at_rest(self, *, workers: int) -> None:
+        """Another number of workers, of which those that are to leave may go on: to the order to end."""
+        request = self.ask_for(workers=workers)
+        for pod in self.metrics().pods:
+            if pod.role is Role.WORKER and pod.state == "Leaving":
+                (self._resting / pod.name).touch()
+        self._follow(request)
+
+    def contents(self) -> Contents:
+        """What a record holds that is made now."""
+        store, before = str(self.site.store), len(self._records())
+        with live_master(self.platform, self.job_id) as master:
+            assert master is not None and master.call(SaveNow(), Done).accepted
+        wait_for(lambda: len(self._records()) > before, PATIENCE_SECONDS, f"a record in {store}")
+        return contents_of(self._records()[0])
+
+    def _records(self) -> list[str]:
+        return [uri for uri, _ in list_records(str(self.site.store), self.name, self.job_id)]
 
     def pods(self, role: Role) -> dict[str, PodStatus]:
         """By name; without those that end, or have ended and are still there for their logs."""

@@ -7,22 +7,24 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.service.journal import Journal, JournalError, encode_state
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.job import Done
-from elastrec.platform.transport.messages.observer import SaveNow
+from elastrec.platform.transport.messages.observer import ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
 from tests.disks import SmallDisk, small_disk
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.platform.master.world import plan
 from tests.processes import wait_for
+from tests.shapes import change
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -102,6 +104,42 @@ def test_a_job_stands_still_while_its_journal_has_no_room_and_then_goes_on(disk:
         assert s.rows_trained() == [1] * 3000
         assert not s.service.state.membership.losses
         assert s.metrics().reason == ""
+    finally:
+        s.close()
+
+
+@pytest.mark.parametrize("step", ["_begin", "_hand_over", "_end"])
+def test_a_change_of_servers_waits_for_room_in_the_journal_and_then_goes_on(
+    disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The disk is full from the moment at which the master has taken this step, and before it is journalled."""
+    take_step, full = getattr(migration, step), threading.Event()
+
+    def take_step_and_fill(*arguments: Any) -> None:
+        take_step(*arguments)
+        if not full.is_set():
+            disk.fill()
+            full.set()
+
+    monkeypatch.setattr(migration, step, take_step_and_fill)
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 2}
+    s = Stage(tmp_path, job(faults=faults), disk.folder, rows=6000, step_seconds=0.01)
+    s.start()
+    try:
+        s.wait(lambda: s.service.state.training.done > 20)
+        servers = len(s.service.state.ownership.servers) + 1
+        wanted = ChangeShape(change=change(parameter_servers=servers))
+        asking = threading.Thread(target=lambda: s.call(wanted, ShapeAnswer, 60.0))
+        asking.start()
+        s.wait(full.is_set)
+        s.wait(lambda: bool(s.service.journal.stall))
+        time.sleep(3.0)  # longer than the lease and the heartbeat timeout
+        disk.free()
+        asking.join(60)
+        s.wait_for(Phase.SUCCEEDED)
+        assert s.rows_trained() == [1] * 6000
+        assert s.service.state.recovery.rollbacks == 0 and not s.service.state.membership.losses
+        assert [request.outcome for request in s.service.state.shape_requests] == [ShapeOutcome.DONE]
     finally:
         s.close()
 

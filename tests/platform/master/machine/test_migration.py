@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING, may_relieve
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
-from tests.conftest import examples
-from tests.platform.clusters.fake_kubernetes import FakeKubernetes
-from tests.platform.clusters.fake_local import FakeLocal
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
 
@@ -220,60 +214,6 @@ def test_a_server_that_the_cluster_refuses_ends_the_request_and_not_the_job():
     assert world.state.migration is None and len(world.state.membership.servers()) == 2
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
-
-
-def ask_for_anything(world: World, chance: random.Random) -> None:
-    """Other counts, other sizes, pods to be moved, or several of these at once."""
-    asked = change(
-        parameter_servers=chance.choice([None, 1, 2, 3, 5]),
-        parameter_server_memory_bytes=chance.choice([None, None, 2000, 3000]),
-        worker_cores=chance.choice([None, None, 2.0, 3.0]),
-    )
-    pods = sorted(name for name, member in world.state.membership.members.items() if not member.retiring)
-    moves = [PodMove(pod=pod) for pod in chance.sample(pods, min(len(pods), chance.choice([0, 1, 2])))]
-    world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves, plan_id=str(chance.randint(1, 9))))
-
-
-def crowd(world: World) -> None:
-    """Pods that are there cannot grow; new ones find room."""
-    if isinstance(world.plane, FakeKubernetes):
-        world.plane.refuses_resizes = True
-    elif isinstance(world.plane, FakeLocal):
-        world.plane.node = PodSize(4.5, 4500)
-
-
-@pytest.mark.parametrize("seed", range(examples(20)))
-def test_whatever_happens_and_whenever_every_bucket_has_one_owner_and_every_row_is_trained(seed: int):
-    chance = random.Random(seed)
-    world = running(plan(training_rows=600, save_interval_seconds=20.0, is_synchronous=seed % 3 == 0))
-    if seed % 2:
-        crowd(world)
-    for _ in range(250):
-        what = chance.random()
-        if world.state.phase.is_final:
-            break
-        if what < 0.04:
-            ask_for_anything(world, chance)
-        elif what < 0.06 and world.state.shape_requests:
-            world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
-        elif what < 0.08 and world.up:
-            world.kill(chance.choice(sorted(world.up)))
-        elif what < 0.1:
-            world.handle(events.Restarted(time=world.time, away_seconds=1.0))
-        elif what < 0.2:
-            world.start_pod()
-        elif what < 0.3:
-            world.commit()
-        elif what < 0.34:
-            world.time += chance.choice([1.0, 15.0])
-            world.tick()
-        elif world.up:
-            world.act(chance.choice(sorted(world.up)))
-        if world.state.ownership.owners:
-            check(world)
-    world.run_fairly()
-    assert world.state.phase is Phase.SUCCEEDED
-    assert all(member.role is not Role.PARAMETER_SERVER for member in world.state.membership.members.values())
 
 
 def hot(world: World, moves: dict[int, str], epoch: int | None = None) -> None:
