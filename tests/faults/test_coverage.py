@@ -9,7 +9,8 @@ import pytest
 
 from tests.faults.campaign.coverage import RANDOM, TRIED, Tried
 from tests.faults.campaign.job import HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS
-from tests.faults.campaign.plan import PLACES, Kind, Victim, draw_run
+from tests.faults.campaign.plan import PLACES, STAGE_PLACES, Kind, Victim, draw_run
+from tests.faults.campaign.report import with_coverage
 from tests.faults.test_campaign import NUMBERS, SEED
 
 TESTS = Path(__file__).parents[1]
@@ -25,6 +26,8 @@ def test_a_fault_of_the_table_is_tried_where_the_table_says(tried: Tried) -> Non
         assert function in defined, f"{file} has no {function}"
     for kind, victim in tried.campaign:
         assert victim in PLACES[kind]
+    for kind, victim in tried.changes:
+        assert victim in STAGE_PLACES[kind]
     if RANDOM in tried.tests:
         drawn = {(fault.kind, fault.victim) for number in NUMBERS for fault in draw_run(SEED, number).faults}
         assert drawn >= set(tried.campaign), "the short campaign of the suite draws it"
@@ -42,3 +45,10 @@ def test_the_short_campaign_of_the_suite_strikes_twice_at_once_and_longer_than_a
 def test_the_table_names_everything_that_the_campaign_does() -> None:
     named = {pair for tried in TRIED for pair in tried.campaign}
     assert named == {(kind, victim) for kind, victims in PLACES.items() for victim in victims}
+    of_changes = {pair for tried in TRIED for pair in tried.changes}
+    assert of_changes == {(kind, victim) for kind, victims in STAGE_PLACES.items() for victim in victims}
+
+
+def test_the_page_has_the_table() -> None:
+    page = (TESTS.parent / "docs" / "fault_campaign.md").read_text()
+    assert with_coverage(page) == page, "python -m tests.faults.campaign --coverage docs/fault_campaign.md"

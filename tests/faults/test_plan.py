@@ -19,6 +19,8 @@ from tests.faults.campaign.plan import (
     PLACES,
     PLANS_PER_RUN,
     SHAPES,
+    STAGE_KILLS,
+    STAGE_VICTIMS,
     STAGES,
     Fault,
     Kind,
@@ -70,11 +72,25 @@ def test_plans_change_everything_that_can_be_asked_for_and_faults_strike_in_ever
     assert {plan.moved[0] for plan in plans if plan.moved} == {Role.PARAMETER_SERVER, Role.WORKER}
     strikes = [plan.strike for plan in plans if plan.strike is not None]
     assert {strike.stage for strike in strikes} == set(STAGES)
-    assert {strike.fault.victim for strike in strikes} == {
-        Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.WORKER, Victim.MASTER,
-    }  # fmt: skip
+    assert {strike.fault.victim for strike in strikes} == set(STAGE_VICTIMS)
     assert {strike.fault.kind for strike in strikes} == {Kind.KILL, Kind.TERMINATE, Kind.STOP, Kind.CUT}
     assert any(before.at == after.at for before, after in pairwise(plans)), "no two plans come together"
+
+
+def test_a_campaign_kills_everybody_several_times_during_copies_and_hand_overs() -> None:
+    strikes = [plan.strike for number in range(60) for plan in draw_run(1, number).plans if plan.strike is not None]
+    kills = Counter((each.stage, each.fault.victim) for each in strikes if each.fault.kind is Kind.KILL)
+    assert min(kills[pair] for pair in STAGE_KILLS) >= 3 and len(STAGE_KILLS) == 2 * len(STAGE_VICTIMS)
+
+
+def test_faults_strike_while_servers_change_alone() -> None:
+    plans = [plan for number in range(60) for plan in draw_run(1, number).plans if plan.strike is not None]
+    assert all(plan.moved is not None or Role.PARAMETER_SERVER in plan.change for plan in plans)
+
+
+def test_records_in_memory_and_deltas_meet_in_every_combination_and_under_plans() -> None:
+    kinds = {(bool(run.memory_bytes), bool(run.deltas)) for run in (draw_run(1, n) for n in range(40)) if run.plans}
+    assert len(kinds) == 4
 
 
 def test_impossible_faults_are_not_drawn() -> None:

@@ -23,7 +23,7 @@ from tests.faults.campaign.drill import drill
 from tests.faults.campaign.injury import kinds_that_work
 from tests.faults.campaign.outcome import Outcome
 from tests.faults.campaign.plan import Kind, Run, Shape, draw_run
-from tests.faults.campaign.report import Report, as_json, as_page
+from tests.faults.campaign.report import Report, as_json, as_page, with_coverage
 from tests.faults.campaign.site import Site, site_at
 
 UNDISTURBED = -1
@@ -116,12 +116,18 @@ def _quiet() -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--faults", type=int, default=300, help="make runs until so many were inflicted")
     parser.add_argument("--only", type=int, metavar="K", help="make run K, whether it was made or not")
     parser.add_argument("--state", type=Path, help="folder that keeps the outcomes; a campaign goes on from there")
     parser.add_argument("--output", type=Path, help="FILE.md or FILE.json")
+    parser.add_argument("--coverage", type=Path, help="FILE.md: only renew its table of where each fault is tried")
     arguments = parser.parse_args()
+    if arguments.coverage is not None:
+        arguments.coverage.write_text(with_coverage(arguments.coverage.read_text()))
+        return 0
+    if arguments.seed is None:
+        parser.error("--seed: a number is needed")
     if arguments.output and arguments.output.suffix not in (".md", ".json"):
         parser.error(f"--output {arguments.output}: a file .md or .json is allowed")
     _quiet()

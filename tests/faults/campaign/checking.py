@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from elastrec.checkpoints import SectionKind, list_records, list_terms, open_record
+from elastrec.checkpoints import RecordManifest, list_records, list_terms
 from elastrec.platform.data import MISSING_ID
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.ids import encode_ids
@@ -30,8 +29,7 @@ from tests.faults.campaign.leftovers import torn_records
 from tests.faults.campaign.outcome import Outcome
 from tests.faults.campaign.plan import Run
 from tests.faults.campaign.site import Site
-
-Ids = NDArray[np.int64]
+from tests.faults.live.contents import contents_of, setbacks
 
 AUC_TOLERANCE = 0.003
 DROPPED_BATCHES = 4
@@ -114,6 +112,8 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
     outcome.migrations, outcome.pauses = len(done), [round(each.pause_seconds or 0.0, 3) for each in done]
     outcome.problems += check_restores(servers, story, begun, is_fixed=not (outcome.plans or story.migrations))
     outcome.problems += check_rows(site, prepared)
+    records, problems = check_progress(site, prepared)
+    outcome.records, outcome.problems = records, outcome.problems + problems
     outcome.problems += torn_records(site.store, job_name)
 
 
@@ -127,17 +127,16 @@ def check_rows(site: Site, prepared: Prepared) -> list[str]:
     files = [file.uri for file in read_manifest(prepared.training_manifest).files]
     data = pa.concat_tables([pq.read_table(file, columns=names) for file in files])
     newest, _ = list_records(str(site.store), job.metadata.name, prepared.job_id)[0]
-    held: dict[str, list[Ids]] = {name: [] for name in names}
-    for share in open_record(newest).shares():
-        for rows in share.read([SectionKind.ROWS], ["ids", "tables"]):
-            for number, table in enumerate(rows.tables):
-                held[table].append(rows.columns["ids"][rows.columns["tables"] == number])
+    contents = contents_of(newest)
+    held: dict[str, list[int]] = {name: [] for name in names}
+    for table, row_id in [*contents.rows, *contents.doubled]:
+        held[table].append(row_id)
     problems = []
     for name in names:
         ids, is_missing, _ = encode_ids(data[name].combine_chunks(), "integer", name)
         # No value has a row of its own, like any other.
         expected = np.unique(np.where(is_missing, MISSING_ID, ids))
-        found, times = np.unique(np.concatenate([np.empty(0, np.int64), *held[name]]), return_counts=True)
+        found, times = np.unique(np.array(held[name], np.int64), return_counts=True)
         lost, foreign = np.setdiff1d(expected, found), np.setdiff1d(found, expected)
         if len(lost) or len(foreign) or (times > 1).any():
             problems.append(
@@ -145,3 +144,29 @@ def check_rows(site: Site, prepared: Prepared) -> list[str]:
                 f"{len(foreign)} rows are of no id"
             )
     return problems
+
+
+def check_progress(site: Site, prepared: Prepared) -> tuple[int, list[str]]:
+    """That each record goes on from the one before it, whichever servers were made, moved or lost in between.
+
+    Of two records between which nothing was rolled back, the later one has every row, push and dense step of the
+    earlier one, and every byte of rows that were not trained meanwhile.
+
+    Returns:
+        how many pairs of records were compared, and what was lost, as sentences.
+    """
+    job_name = job_from_json(prepared.job_json).metadata.name
+    records = list_records(str(site.store), job_name, prepared.job_id)
+    compared, problems, before = 0, list[str](), None
+    for uri, _ in sorted(records, key=lambda record: _cut_number(record[1])):
+        contents = contents_of(uri)
+        if before is not None and before.generation == contents.generation:
+            compared += 1
+            problems += [f"{uri}: {problem}" for problem in setbacks(before, contents)]
+        before = contents
+    return compared, problems
+
+
+def _cut_number(manifest: RecordManifest) -> int:
+    """Saves are numbered in the order in which they begin."""
+    return int(manifest.parts[0].cut.rpartition("-")[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.faults.campaign.plan import Kind, Victim
+from tests.faults.campaign.plan import STAGE_VICTIMS, Kind, Victim
 
 
 class Tried(NamedTuple):
@@ -12,12 +12,14 @@ class Tried(NamedTuple):
 
     Attributes:
         campaign: how the campaign inflicts it, if it does.
+        changes: how the campaign inflicts it while servers change.
         tests: `file::function`, below `tests/`.
     """
 
     fault: str
     campaign: tuple[tuple[Kind, Victim], ...] = ()
     tests: tuple[str, ...] = ()
+    changes: tuple[tuple[Kind, Victim], ...] = ()
 
 
 _KILLS = "faults/test_kills.py::test_a_killed_process_costs_no_sample_and_hardly_any_quality"
@@ -39,6 +41,17 @@ _DATABASE = "platform/history/test_database.py::test_"
 _NODE_JOURNAL = "platform/clusters/local/test_lost_journal.py::test_"
 _CALLER = "e2e/test_interrupted_runs.py::test_"
 RANDOM = "faults/test_campaign.py::test_random_faults_cost_no_sample_and_hardly_any_quality"
+
+_ANY_TO_ANY = "faults/live/test_any_to_any.py::test_each_change_of_servers_and_workers_keeps_all_that_was_learnt"
+_INTERRUPTED = "platform/master/machine/test_interrupted_migration.py::test_a_change_upset_"
+_UPSET = (
+    f"{_INTERRUPTED}after_any_event_ends_on_one_owner_per_bucket",
+    f"{_INTERRUPTED}twice_ends_on_one_owner_per_bucket",
+)
+_CUT_OVER = f"{_NOTICE}a_notice_while_buckets_are_handed_over_leaves_each_of_them_with_one_owner"
+_MOVES = "trainers/parameter_server/migration/test_moves.py::test_"
+_MACHINE = "platform/master/machine/test_migration.py::test_"
+_MEMORY = "trainers/parameter_server/records/test_memory.py::test_a_"
 
 TRIED = (
     Tried("kill -9 of a worker", ((Kind.KILL, Victim.WORKER),), (_KILLS,)),
@@ -211,5 +224,133 @@ TRIED = (
         "empty cache of compiled code",
         (),
         ("trainers/worker/processes/test_warm_up.py::test_nothing_is_compiled_after_the_worker_has_registered",),
+    ),
+    Tried("any of these events in the course of any change of servers, once or twice", (), _UPSET),
+    Tried("servers and workers from 4 to 3 to 1 to 2 in one job", (), (_ANY_TO_ANY,)),
+    Tried(
+        "kill -9 of an old server, a new server, a worker, the master or the node agent while buckets are copied or "
+        "handed over",
+        (),
+        (*_UPSET, _KILLS),
+        tuple((Kind.KILL, victim) for victim in STAGE_VICTIMS),
+    ),
+    Tried(
+        "SIGTERM to an old or a new server while servers change, also at the moment of the cut-over",
+        (),
+        (_CUT_OVER,),
+        ((Kind.TERMINATE, Victim.OLD_SERVER), (Kind.TERMINATE, Victim.NEW_SERVER)),
+    ),
+    Tried(
+        "SIGTERM to a worker or the master while servers change",
+        (),
+        (_UPSET[0],),
+        ((Kind.TERMINATE, Victim.WORKER), (Kind.TERMINATE, Victim.MASTER)),
+    ),
+    Tried(
+        "SIGSTOP of anybody while servers change",
+        (),
+        (
+            f"{_MACHINE}a_hand_over_that_does_not_end_is_given_up",
+            "platform/master/machine/test_stalls.py::test_time_in_which_a_master_was_suspended_does_not_count",
+        ),
+        tuple((Kind.STOP, victim) for victim in STAGE_VICTIMS),
+    ),
+    Tried(
+        "Airflow's task that asks for other pods is killed, tried again or ended",
+        (),
+        (
+            "operators/test_scaling.py::test_every_try_of_a_task_asks_for_the_same_plan_and_a_cleared_task_for_another",
+            "operators/test_scaling.py::test_a_task_that_is_ended_takes_its_request_back",
+        ),
+    ),
+    Tried(
+        "network cut between servers while buckets are copied or handed over",
+        (),
+        (f"{_MOVES}lost_connections_lose_and_repeat_nothing_also_in_the_hand_over",),
+        ((Kind.CUT, Victim.OLD_SERVER), (Kind.CUT, Victim.NEW_SERVER)),
+    ),
+    Tried(
+        "network cut between the master and all pods while servers change",
+        (),
+        (
+            "trainers/test_master_client.py::"
+            "test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before",
+            "trainers/worker/test_session.py::test_progress_waits_for_a_master_that_is_away",
+        ),
+        ((Kind.CUT, Victim.MASTER),),
+    ),
+    Tried(
+        "disk full under the master's journal while servers change",
+        (),
+        ("platform/master/test_full_disk.py::test_a_change_of_servers_waits_for_room_in_the_journal_and_then_goes_on",),
+    ),
+    Tried(
+        "no room for the new pods",
+        (),
+        (
+            f"{_LIVE}trains_on_and_every_row_counts_once",
+            "platform/master/machine/test_stalls.py::"
+            "test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack",
+        ),
+    ),
+    Tried(
+        "two plans at once, or the second while servers change for the first",
+        (),
+        (
+            f"{_MACHINE}another_number_that_is_asked_for_meanwhile_is_reached_from_where_the_job_is",
+            "operators/test_scaling.py::test_two_plans_for_one_job_do_not_take_each_others_place",
+            RANDOM,
+        ),
+    ),
+    Tried("a plan for a job that ends or has just ended", (), (_ANY_TO_ANY, _UPSET[0])),
+    Tried(
+        "a save in the middle of a change of servers",
+        (),
+        (
+            f"{_MOVES}a_save_while_buckets_are_copied_holds_each_of_them_once",
+            f"{_MACHINE}no_record_is_begun_while_buckets_are_handed_over",
+            _UPSET[0],
+        ),
+    ),
+    Tried(
+        "a server killed while it copies into memory of its node, or after it",
+        (),
+        (
+            "checkpoints/test_flash_memory.py::test_a_part_whose_writer_was_killed_is_not_there_and_those_before_it_are",
+            "trainers/parameter_server/test_killed_with_memory.py::"
+            "test_a_killed_servers_successor_restores_the_record_from_its_memory",
+        ),
+    ),
+    Tried("torn shared memory", (), (f"{_MEMORY}torn_copy_is_restored_from_the_store",)),
+    Tried(
+        "the process that copies a record from memory to the store is killed",
+        (),
+        (f"{_MEMORY}copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone",),
+    ),
+    Tried(
+        "torn file of a record",
+        (),
+        (
+            "checkpoints/test_record.py::test_killed_at_any_moment_the_last_complete_record_opens_whole",
+            "checkpoints/test_catalog.py::test_a_torn_newest_record_is_skipped_for_the_last_complete_one",
+        ),
+    ),
+    Tried(
+        "parts of which half was uploaded",
+        (),
+        ("checkpoints/test_catalog.py::test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress",),
+    ),
+    Tried(
+        "a store without conditional put",
+        (),
+        (
+            "checkpoints/stores/test_store.py::test_a_store_without_conditional_puts_is_found_out_and_refused",
+            "checkpoints/test_commit.py::test_a_store_without_conditional_puts_still_commits_once",
+        ),
+    ),
+    Tried(
+        "several writers of one object",
+        (),
+        ("checkpoints/stores/test_store.py::test_of_sixteen_writers_that_create_an_object_one_wins",),
     ),
 )

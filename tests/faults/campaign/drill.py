@@ -56,7 +56,7 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
         ],
     )  # fmt: skip
     began, before = time.monotonic(), shared_memory()
-    prepared = site.prepare(run.shape, run.deltas)
+    prepared = site.prepare(run.shape, run.deltas, run.memory_bytes)
     job_name = campaign_job(run.shape, site.data).metadata.name
     kept = Keeper(site.home / "agent", site.home / "kept")
     ports: frozenset[int] = frozenset()

@@ -120,8 +120,8 @@ def _hurt_pod(fault: Fault, scene: Scene, process: psutil.Process) -> bool:
             return True
         case Kind.CUT:
             _wait_until_it_listens(process)
-            workers = pod_processes(scene.job_id, "worker", scene.home)
-            with cut(process, workers):
+            others = [pod for pod in pod_processes(scene.job_id, "", scene.home) if pod.pid != process.pid]
+            with cut(process, others):
                 time.sleep(fault.seconds)
             return True
         case Kind.KILL:

@@ -42,11 +42,12 @@ def install_model(folder: Path) -> None:
     shutil.copy(Path(__file__).with_name(f"{MODEL_MODULE}.py"), folder)
 
 
-def campaign_job(shape: Shape, data: GenerateReport, deltas: int = 0) -> TrainingJob:
+def campaign_job(shape: Shape, data: GenerateReport, deltas: int = 0, memory_bytes: int = 0) -> TrainingJob:
     """The job of a shape.
 
     Args:
         deltas: periodic records in a row that hold only what has changed.
+        memory_bytes: of the node for each server's newest record.
     """
     steps = EPOCHS * math.ceil(ROWS / BATCH_ROWS)
     described = training_data_for(data.spec)
@@ -80,7 +81,7 @@ def campaign_job(shape: Shape, data: GenerateReport, deltas: int = 0) -> Trainin
                 "evaluator": {"cores": 1, "memory": "2Gi"},
             },
             # Records often enough that faults hit them, and all of them kept, to be compared with what was restored.
-            "checkpoint": {"interval": "2s", "keep": 1000, "deltas": deltas},
+            "checkpoint": {"interval": "2s", "keep": 1000, "deltas": deltas, "memory": memory_bytes or None},
             "continual": {"start_from": "nothing"},
             # The budgets that end a hopeless job are the defaults.
             "faults": {

@@ -13,6 +13,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         plans: for other pods that arrived, and what the master said to them.
         requests: what became of each as far as its master reported; one that lost its journal forgets them.
         migrations: how often buckets have changed servers; pauses: seconds of each hand-over.
+        records: pairs of records that follow each other without a rollback, the later one compared with the earlier.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
         in_flight: rows that servers applied but the master never learned of, because the worker that sent them was
@@ -30,6 +31,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     requests: list[str] = []
     migrations: int = 0
     pauses: list[float] = []
+    records: int = 0
     recoveries: list[float] = []
     problems: list[str] = []
     lost: int = 0

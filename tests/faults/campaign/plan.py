@@ -17,7 +17,7 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, named_fields
 
 FAULTS_PER_RUN = 5, 9
-PLANS_PER_RUN = 1, 3
+PLANS_PER_RUN = 2, 4
 MOST_PODS = {Role.PARAMETER_SERVER: 3, Role.WORKER: 4}
 """So many pods plans ask for at most."""
 CORES = 1.0, 1.25, 1.5
@@ -26,6 +26,7 @@ MEMORY_BYTES = {
     Role.WORKER: tuple(mebibytes * 2**20 for mebibytes in (1024, 1280, 1536)),
 }
 """Sizes that plans ask for: none below that of the job file."""
+MEMORY_COPY_BYTES = 2**24
 STAGES = STARTING, COPYING, HANDING_OVER
 
 
@@ -64,7 +65,7 @@ PLACES = {
     Kind.TERMINATE: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
     Kind.STOP: _PODS_AND_AGENT,
     Kind.OUT_OF_MEMORY: (Victim.WORKER, Victim.SERVER, Victim.MASTER),
-    Kind.CUT: (Victim.SERVER,),  # from all workers
+    Kind.CUT: (Victim.SERVER,),  # from all pods that call it
     Kind.PORT: (Victim.MASTER, Victim.AGENT),  # the others get another port with every process
     Kind.JOURNAL: (Victim.MASTER,),  # killed, and comes back to an empty folder, as on another node
 }
@@ -77,11 +78,22 @@ _WEIGHTS = {
     Kind.PORT: 2,
     Kind.JOURNAL: 2,
 }
-# Of faults that strike while servers change.
-_STAGE_WEIGHTS = {Kind.KILL: 4, Kind.TERMINATE: 3, Kind.STOP: 2, Kind.CUT: 1}
-_STAGE_VICTIMS = (Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.WORKER, Victim.MASTER)
-_STAGE_SHARE, _MOVE_SHARE, _AT_ONCE_SHARE = 0.6, 0.4, 0.3
-"""Of plans: those during which a fault strikes, those that move a pod, those that come together with the next one."""
+STAGE_VICTIMS = (Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.WORKER, Victim.MASTER, Victim.AGENT)
+STAGE_PLACES = {
+    Kind.KILL: STAGE_VICTIMS,
+    Kind.TERMINATE: STAGE_VICTIMS[:4],
+    Kind.STOP: STAGE_VICTIMS,
+    Kind.CUT: (Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.MASTER),
+}
+"""Whom faults hit that strike while servers change."""
+STAGE_KILLS = tuple((stage, victim) for stage in (COPYING, HANDING_OVER) for victim in STAGE_VICTIMS)
+"""What `kill -9` hits in turns, so that no pair is left to chance."""
+_STAGE_WEIGHTS = {Kind.TERMINATE: 1, Kind.STOP: 1, Kind.CUT: 1}
+"""Of the other faults that strike while servers change."""
+_KILL_SHARE, _MOVE_SHARE, _AT_ONCE_SHARE = 0.7, 0.5, 0.3
+"""Of strikes: those that are a kill of `STAGE_KILLS`. Of plans: those that move a pod, and that come with the next."""
+_FEW_CHANGES_SHARE = 0.2
+"""Of plans about servers: those that need no other server where the node has the room for what they name."""
 # Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
 _SECONDS = {
     Kind.KILL: (0.2, 3.0),
@@ -200,6 +212,11 @@ class Run:
         return 3 if self.number % 2 else 0
 
     @property
+    def memory_bytes(self) -> int:
+        """Of the node for each server's newest record: in one run of three, with and without deltas."""
+        return 0 if self.number % 3 else MEMORY_COPY_BYTES
+
+    @property
     def faults(self) -> list[Fault]:
         return [fault for strike in self.strikes for fault in strike.faults]
 
@@ -245,7 +262,11 @@ def _draw_plans(seed: int, number: int, shape: Shape, kinds: tuple[Kind, ...]) -
     for place, at in enumerate(sorted(moments)):
         change, moved = _draw_change(dice, counts)
         is_last_of_moment = at not in sorted(moments)[place + 1 :]
-        strike = _draw_stage_strike(dice, kinds) if is_last_of_moment and dice.random() < _STAGE_SHARE else None
+        changes_servers = Role.PARAMETER_SERVER in change or (moved is not None and moved[0] is Role.PARAMETER_SERVER)
+        strike = None
+        if is_last_of_moment and changes_servers:
+            turn = number * PLANS_PER_RUN[1] + len([plan for plan in plans if plan.strike is not None])
+            strike = _draw_stage_strike(dice, kinds, turn)
         plans.append(Planned(at, change, moved, strike))
     return tuple(plans)
 
@@ -263,6 +284,8 @@ def _draw_change(
     role = dice.choice((Role.PARAMETER_SERVER, Role.PARAMETER_SERVER, Role.WORKER))
     moved = (role, dice.randrange(12)) if dice.random() < _MOVE_SHARE else None
     named = dice.sample(("count", "cores", "memory_bytes"), dice.choice((0, 1, 2) if moved else (1, 1, 2)))
+    if role is Role.PARAMETER_SERVER and moved is None and dice.random() >= _FEW_CHANGES_SHARE:
+        named.append("count")
     values: dict[str, int | float] = {}
     if "count" in named:
         counts[role] = dice.choice([count for count in range(1, MOST_PODS[role] + 1) if count != counts[role]])
@@ -274,13 +297,17 @@ def _draw_change(
     return ({role: msgspec.convert(values, PlacesChange)} if values else {}), moved
 
 
-def _draw_stage_strike(dice: random.Random, kinds: tuple[Kind, ...]) -> StageStrike:
+def _draw_stage_strike(dice: random.Random, kinds: tuple[Kind, ...], turn: int) -> StageStrike:
+    if dice.random() < _KILL_SHARE:
+        stage, victim = STAGE_KILLS[turn % len(STAGE_KILLS)]
+        seconds = round(dice.uniform(*_SECONDS[Kind.KILL]), 2) if victim is Victim.AGENT else 0.0
+        return StageStrike(stage, Fault(Kind.KILL, victim, dice.randrange(2), 0.0, seconds))
     possible = [kind for kind in _STAGE_WEIGHTS if kind in kinds]
     kind = dice.choices(possible, [_STAGE_WEIGHTS[kind] for kind in possible])[0]
-    victims = [victim for victim in _STAGE_VICTIMS if kind is not Kind.CUT or victim.is_server]
-    seconds = 0.0 if kind is Kind.KILL else round(dice.uniform(*_SECONDS[kind]), 2)
-    fault = Fault(kind, dice.choice(victims), dice.randrange(2), 0.0, seconds)
-    return StageStrike(dice.choice(STAGES), fault)
+    seconds = round(dice.uniform(*_SECONDS[kind]), 2)
+    return StageStrike(
+        dice.choice(STAGES), Fault(kind, dice.choice(STAGE_PLACES[kind]), dice.randrange(2), 0.0, seconds)
+    )
 
 
 def _draw_fault(

@@ -33,15 +33,15 @@ class Site:
     data: GenerateReport
     platform: jobs.Platform
     cluster: LocalCluster
-    prepared: dict[tuple[Shape, int], Prepared] = field(default_factory=dict)
+    prepared: dict[tuple[Shape, int, int], Prepared] = field(default_factory=dict)
 
-    def prepare(self, shape: Shape, deltas: int = 0) -> Prepared:
+    def prepare(self, shape: Shape, deltas: int = 0, memory_bytes: int = 0) -> Prepared:
         """The job of a shape, checked once and then given a new identity for every run."""
-        if (shape, deltas) not in self.prepared:
-            job = campaign_job(shape, self.data, deltas)
+        if (shape, deltas, memory_bytes) not in self.prepared:
+            job = campaign_job(shape, self.data, deltas, memory_bytes)
             made = jobs.prepare(self.platform, job, jobs.job_id_for(job.metadata.name, "prepared"))
-            self.prepared[shape, deltas] = made
-        prepared = self.prepared[shape, deltas]
+            self.prepared[shape, deltas, memory_bytes] = made
+        prepared = self.prepared[shape, deltas, memory_bytes]
         stem = prepared.job_id.rpartition("-")[0]
         return msgspec.structs.replace(prepared, job_id=jobs.job_id_for(stem, uuid.uuid4().hex))
 
