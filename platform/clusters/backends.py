@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from elastrec.platform.clusters.owned_memory import OWNER_BYTES, OwnedMemoryFleet, with_owner
+from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.clusters.protocol import Fleet, Launcher
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
@@ -73,12 +75,23 @@ class Backend:
         launcher: a client for those outside of a job; sends nothing yet.
         fleet: a client for the master of the job of this id; sends nothing yet.
         is_remote: pods run on other machines than the caller: they see none of the caller's local paths.
+        has_memory_volumes: its fleet honours `PodSpec.memory_volume`. Where it does not, a process of the pod owns the
+            memory (`owned_memory.py`), and no fleet of it is sent such a pod.
     """
 
     config: type[ClusterConfig]
     launcher: Callable[[Any], Launcher]
     fleet: Callable[[Any, str], Fleet]
     is_remote: bool = True
+    has_memory_volumes: bool = False
+
+    def as_created(self, pod: PodSpec) -> PodSpec:
+        """The pod that this cluster is asked for, for one that a master wants."""
+        return pod if self.has_memory_volumes else with_owner(pod)
+
+    def bytes_of_volume(self, size_bytes: int) -> int:
+        """What a memory volume takes of a node, beside the size of its pod."""
+        return size_bytes if self.has_memory_volumes else size_bytes + OWNER_BYTES
 
 
 # To look through all installed packages takes 50 ms, which a master's start would pay twice.
@@ -134,7 +147,9 @@ def connect_fleet(config: ClusterConfig, job: str) -> Fleet:
     Raises:
         ClusterError: the backend is not installed here.
     """
-    return backend_of(config).fleet(config, job)
+    backend = backend_of(config)
+    fleet = backend.fleet(config, job)
+    return fleet if backend.has_memory_volumes else OwnedMemoryFleet(fleet)
 
 
 def encode_config(config: ClusterConfig) -> str:

@@ -89,6 +89,14 @@ def test_a_creation_is_answered_before_the_pod_runs_and_the_watch_reports_both(o
     assert [pod.uid for pod in snapshot(fleet)] == [created.uid]
 
 
+def test_a_pods_labels_come_back_with_every_status(observer: Observer) -> None:
+    fleet = observer.testbed.fleet
+    created = fleet.create(spec(name="labelled", labels={"elastrec.io/owned-memory-bytes": "1048576"}))
+    (shown,) = snapshot(fleet)
+    for status in (created, shown):
+        assert status.labels["elastrec.io/owned-memory-bytes"] == "1048576"
+
+
 def test_a_creation_of_a_pod_that_is_there_returns_it(observer: Observer) -> None:
     pod = observer.running(name="twice")
     again = observer.testbed.fleet.create(spec(name="twice"))

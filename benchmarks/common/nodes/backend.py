@@ -51,4 +51,5 @@ BACKEND = Backend(
     lambda config: NodesLauncher(connect(config)),
     lambda config, job: NodesFleet(connect(config), job),
     is_remote=False,
+    has_memory_volumes=True,
 )

@@ -16,20 +16,20 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 @contextlib.contextmanager
-def offered(folder: Path) -> Iterator[None]:
-    """Makes the backend an entry point, as an installed package does: for this process, and for those that it starts.
+def offered(folder: Path, name: str, value: str) -> Iterator[None]:
+    """Makes a backend an entry point, as an installed package does: for this process, and for those that it starts.
 
     Pods inherit `PYTHONPATH` from their agent.
 
     Args:
         folder: is made.
+        name, value: of the entry point; the value names a module of this repository.
     """
-    information = folder / "elastrec_local_nodes-0.dist-info"
+    package = f"elastrec-{name}"
+    information = folder / f"{package.replace('-', '_')}-0.dist-info"
     information.mkdir(parents=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: elastrec-local-nodes\nVersion: 0\n")
-    (information / "entry_points.txt").write_text(
-        f"[elastrec.clusters]\n{NAME} = benchmarks.common.nodes.backend:BACKEND\n"
-    )
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0\n")
+    (information / "entry_points.txt").write_text(f"[elastrec.clusters]\n{name} = {value}\n")
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), str(_ROOT), *([before] if before else [])])
     sys.path.insert(0, str(folder))
@@ -50,7 +50,7 @@ def started_nodes(home: Path, sizes: Mapping[str, PodSize], limits: str = "auto"
         sizes: by node, in the order in which nodes are filled.
         limits: `auto`, or `threads` for no cgroups.
     """
-    with offered(home / "packages"), contextlib.ExitStack() as stack:
+    with offered(home / "packages", NAME, "benchmarks.common.nodes.backend:BACKEND"), contextlib.ExitStack() as stack:
         agents = {}
         for name, size in sizes.items():
             stack.callback(stop_agent, home / name)

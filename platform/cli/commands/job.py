@@ -104,6 +104,7 @@ def render(
     output: str,
 ) -> None:
     """Dry run: print exactly the pods that `run` would create, secrets masked."""
+    from elastrec.platform.clusters.backends import backend_of
     from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
     from elastrec.platform.jobs.identity import new_job_secret
     from elastrec.platform.master.pods.launch import master_pod, member_pod
@@ -122,7 +123,8 @@ def render(
     counts = {Role.PARAMETER_SERVER: allocation.parameter_servers, Role.WORKER: allocation.workers}
     for role, count in counts.items():
         pods += [member_pod(request, role, address, index, token, tls) for index in range(count)]
-    requests = [platform.launcher.dry_run(pod) for pod in pods]
+    backend = backend_of(platform.cluster_config)
+    requests = [platform.launcher.dry_run(backend.as_created(pod)) for pod in pods]
     if output == "json":
         echo_json(requests)
         return

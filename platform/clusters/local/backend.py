@@ -20,4 +20,4 @@ def _fleet(config: LocalConfig, job: str) -> LocalFleet:
     return _cluster(config).fleet(job)
 
 
-BACKEND = Backend(LocalConfig, _launcher, _fleet, is_remote=False)
+BACKEND = Backend(LocalConfig, _launcher, _fleet, is_remote=False, has_memory_volumes=True)

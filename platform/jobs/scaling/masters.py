@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from elastrec.platform.clusters.owned_memory import without_owner
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import ask_pod, pod_of_master
@@ -83,6 +84,6 @@ def largest_bytes_of(platform: Platform, job_ids: Iterable[str]) -> dict[str, fl
         ClusterError: the cluster cannot be reached.
     """
     nodes, of_job = platform.launcher.nodes(), dict[str, list[PodStatus]]()
-    for pod in platform.launcher.pods():
+    for pod in map(without_owner, platform.launcher.pods()):
         of_job.setdefault(pod.job, []).append(pod)
     return {job_id: largest_server_bytes(nodes, of_job.get(job_id, ())) for job_id in job_ids}

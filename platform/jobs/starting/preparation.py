@@ -16,6 +16,7 @@ from elastrec.checkpoints import compare, newest_records, open_record, open_stor
 from elastrec.checkpoints.manifest import RecordKind
 from elastrec.checkpoints.record import Record
 from elastrec.checkpoints.summary import ModelSummary
+from elastrec.platform.clusters.backends import backend_of
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.data import (
     DataManifest,
@@ -204,24 +205,27 @@ def _check_capacity(platform: Platform, job: TrainingJob) -> None:
     capacity = Capacity.of(platform.launcher.nodes())
     total, largest = capacity.total, capacity.largest
     problems = []
+    memory = job.spec.checkpoint.memory
+    volume_bytes = 0 if memory is None else backend_of(platform.cluster_config).bytes_of_volume(memory)
+    beside = " with spec.checkpoint.memory" if volume_bytes else ""
     for role in ("master", "worker", "parameter_server", "evaluator"):
         described = getattr(job.spec.resources, role)
-        for amount, limit, name in (
-            (described.cores, largest.cores, "cores"),
-            (described.memory, largest.memory_bytes, "memory"),
+        has_volume = role == "parameter_server"
+        for amount, limit, name, note in (
+            (described.cores, largest.cores, "cores", ""),
+            (described.memory + volume_bytes * has_volume, largest.memory_bytes, "memory", beside * has_volume),
         ):
             if amount > limit:
                 problems.append(
                     FieldProblem(
                         f"spec.resources.{role}.{name}",
-                        _SHOW[name](amount),
+                        f"{_SHOW[name](amount)}{note}",
                         f"at most {_SHOW[name](limit)}, all that the cluster's largest node has",
                         "ask for less or use a larger cluster",
                     )
                 )
     resources = job.spec.resources
-    for_records = (job.spec.checkpoint.memory or 0) * resources.parameter_server.count
-    beside = " (with spec.checkpoint.memory)" if for_records else ""
+    for_records = volume_bytes * resources.parameter_server.count
     least = [resources.master, *[resources.parameter_server] * resources.parameter_server.count, resources.worker]
     for name, amount, limit in (
         ("cores", sum(pod.cores for pod in least), total.cores),

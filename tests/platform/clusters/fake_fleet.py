@@ -151,7 +151,7 @@ class FakeFleet:
         self._serial += 1
         pod = PodStatus(
             name=spec.name, uid=f"uid-{self._serial}", job=spec.job, role=spec.role, phase=PodPhase.PENDING,
-            size=spec.size, created_unix_seconds=float(self._serial),
+            size=spec.size, created_unix_seconds=float(self._serial), labels=spec.labels,
         )  # fmt: skip
         self._record(PodEventKind.ADDED, pod)
         return pod

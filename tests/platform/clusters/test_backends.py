@@ -18,9 +18,13 @@ from elastrec.platform.clusters.backends import (
     installed_backends,
     load_backend,
 )
+from elastrec.platform.clusters.local.client import LocalFleet
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.local.launcher import LocalLauncher
+from elastrec.platform.clusters.owned_memory import OWNER_BYTES, OwnedMemoryFleet
+from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError, SpecError
+from elastrec.platform.specs.metrics import Role
 
 PROGRAM = """
 from elastrec.platform.clusters import Backend, ClusterConfig
@@ -60,8 +64,22 @@ def test_a_third_partys_backend_is_found_by_its_entry_point(third_party: Path) -
     config = decode_config('{"backend": "nomad", "zone": "z1"}', "the file")
     assert decode_config(encode_config(config), "the file") == config
     assert connect_launcher(config) == ("launcher", "z1")
-    assert connect_fleet(config, "clicks-1") == ("fleet", "z1", "clicks-1")
+    assert load_backend("nomad").fleet(config, "clicks-1") == ("fleet", "z1", "clicks-1")
     assert load_backend("nomad").is_remote, "who does not say that it is local is remote"
+
+
+def test_a_backend_that_does_not_say_that_it_has_memory_volumes_is_sent_none(third_party: Path) -> None:
+    nomad, local = load_backend("nomad"), load_backend("local")
+    fleet = connect_fleet(decode_config('{"backend": "nomad", "zone": "z1"}', "the file"), "clicks-1")
+    assert isinstance(fleet, OwnedMemoryFleet) and fleet.fleet == ("fleet", "z1", "clicks-1")
+    assert isinstance(connect_fleet(LocalConfig(address="127.0.0.1:1", token="t"), "clicks-1"), LocalFleet)
+    pod = PodSpec(
+        name="a", job="j", role=Role.PARAMETER_SERVER, command=("python",), size=PodSize(1.0, 2**30),
+        memory_volume=MemoryVolume("ps-0", 2**20),
+    )  # fmt: skip
+    assert local.as_created(pod) == pod and nomad.as_created(pod).memory_volume is None
+    assert nomad.as_created(pod).size.memory_bytes - 2**30 == nomad.bytes_of_volume(2**20) == 2**20 + OWNER_BYTES
+    assert local.bytes_of_volume(2**20) == 2**20
 
 
 def test_the_command_line_uses_a_third_partys_backend(third_party: Path) -> None:

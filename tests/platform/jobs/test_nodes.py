@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from elastrec.platform.clusters.backends import _loaded
+from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.nodes import Capacity, Node, NodeCondition
+from elastrec.platform.clusters.owned_memory import BYTES_LABEL
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.scaling.masters import largest_bytes_of
 from elastrec.platform.jobs.scaling.standing import room_of
@@ -16,6 +20,7 @@ from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.metrics import Role
 from tests.platform.master.fakes import job
+from tests.remote_cluster import BACKEND, FarConfig
 
 GIB = 2**30
 
@@ -33,7 +38,8 @@ def server(node: str, memory: int, role: Role = Role.PARAMETER_SERVER) -> PodSta
 
 
 def platform(nodes: list[Node], pods: list[PodStatus] | None = None) -> Any:
-    return SimpleNamespace(launcher=SimpleNamespace(nodes=lambda: nodes, pods=lambda: pods or []))
+    launcher = SimpleNamespace(nodes=lambda: nodes, pods=lambda: pods or [])
+    return SimpleNamespace(launcher=launcher, cluster_config=LocalConfig(address="127.0.0.1:1", token="t"))
 
 
 def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> None:
@@ -56,6 +62,36 @@ def test_a_pod_larger_than_every_node_is_refused_although_it_is_smaller_than_the
     says = str(refused.value)
     assert "spec.resources.worker.cores: 7 is not allowed; allowed: at most 6" in says
     assert "spec.resources.parameter_server.memory: 9Gi is not allowed; allowed: at most 8Gi" in says
+
+
+def test_a_server_that_fits_a_node_without_its_memory_alone_is_refused() -> None:
+    asked = {"worker": {"count": 1}, "parameter_server": {"count": 1, "memory": "6Gi"}}
+    checkpoint: dict[str, Any] = {"interval": 0, "memory": "2Gi"}
+    _check_capacity(platform([node("a", 8, 8), node("b", 8, 8)]), job(resources=asked, checkpoint=checkpoint))
+    checkpoint["memory"] = "3Gi"
+    with pytest.raises(
+        SpecError, match=r"memory: 9Gi with spec\.checkpoint\.memory is not allowed; allowed: at most 8Gi"
+    ):
+        _check_capacity(platform([node("a", 8, 8), node("b", 8, 8)]), job(resources=asked, checkpoint=checkpoint))
+
+
+def test_what_owns_the_memory_of_a_pod_needs_room_too() -> None:
+    asked = {"worker": {"count": 1}, "parameter_server": {"count": 1, "memory": "6Gi"}}
+    without_volumes = platform([node("a", 8, 8), node("b", 8, 8)])
+    without_volumes.cluster_config = FarConfig()
+    _loaded["far"] = BACKEND
+    try:
+        with pytest.raises(SpecError, match=r"memory: 8200Mi with spec\.checkpoint\.memory is not allowed"):
+            _check_capacity(without_volumes, job(resources=asked, checkpoint={"interval": 0, "memory": "2Gi"}))
+    finally:
+        del _loaded["far"]
+
+
+def test_a_server_grows_by_its_own_memory_not_by_that_which_its_pod_has_beside() -> None:
+    more = 3 * GIB
+    pod = server("b", 7)
+    beside = msgspec.structs.replace(pod, labels={BYTES_LABEL: str(more)})
+    assert largest_bytes_of(platform([node("b", 16, 5)], [beside]), ["clicks-1"]) == {"clicks-1": 9 * GIB}
 
 
 def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:

@@ -29,7 +29,7 @@ from tools.ports import free_ports
 
 _NAME = "kubernetes-spike"
 _SCRIPTED = ("python", "-m", "tests.spikes.scripted_pod")
-_NOT_HONOURED = ("group", "placement", "priority", "queue", "image", "options")
+_NOT_HONOURED = ("memory_volume", "group", "placement", "priority", "queue", "image", "options")
 _GONE = 410
 _KINDS = {"ADDED": PodEventKind.ADDED, "MODIFIED": PodEventKind.MODIFIED, "DELETED": PodEventKind.DELETED}
 

@@ -1,0 +1,37 @@
+"""`python -m elastrec.trainers.memory_owner BYTES ARGUMENT...`: the interpreter with these arguments, and memory.
+
+Ends with the exit code of the process that it starts; 2: the memory cannot be had.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from elastrec.trainers.memory_owner.control_group import ControlGroup
+from elastrec.trainers.memory_owner.memory import MemoryRefusedError, make_memory
+from elastrec.trainers.memory_owner.restarting import RestartedProcess
+
+MEMORY, READY = "ELASTREC_MEMORY", "ELASTREC_READY"
+"""As in `specs.environment`, whose package takes 60 MB."""
+BAD_INPUT_EXIT_CODE = 2
+
+
+def main() -> int:
+    if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
+        sys.stderr.write(f"{sys.argv[1:]} is not allowed; allowed: the memory in bytes, then arguments of Python\n")
+        return BAD_INPUT_EXIT_CODE
+    group = ControlGroup()
+    try:
+        memory = make_memory(int(sys.argv[1]), group.limit_bytes())
+    except MemoryRefusedError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_INPUT_EXIT_CODE
+    environment = {**os.environ, MEMORY: memory}
+    # The pod has started once.
+    process = RestartedProcess(sys.argv[2:], environment, once=[READY], memory_kills=group.memory_kills)
+    return process.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
