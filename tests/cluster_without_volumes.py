@@ -21,6 +21,7 @@ from elastrec.platform.specs.errors import ClusterError
 from tests.faults.campaign.site import Site, site_at
 
 NAME = "local-without-volumes"
+ENTRY_POINT = f"{__name__}:BACKEND"
 
 
 class WithoutVolumesConfig(LocalConfig, frozen=True, kw_only=True, tag=NAME):
@@ -51,9 +52,14 @@ BACKEND = Backend(
 )
 
 
+def without_volumes(config: LocalConfig) -> WithoutVolumesConfig:
+    """The same agent, reached by this backend."""
+    return WithoutVolumesConfig(**msgspec.structs.asdict(config))
+
+
 @contextlib.contextmanager
 def site_without_volumes(home: Path) -> Iterator[Site]:
     """As `site_at`; what it starts and looks at goes through this backend."""
-    with offered(home.parent / "packages", NAME, f"{__name__}:BACKEND"), site_at(home) as site:
-        config = WithoutVolumesConfig(**msgspec.structs.asdict(site.cluster.config))
-        yield dataclasses.replace(site, platform=Platform.connect(config, "", str(home / "work")))
+    with offered(home.parent / "packages", NAME, ENTRY_POINT), site_at(home) as site:
+        platform = Platform.connect(without_volumes(site.cluster.config), "", str(home / "work"))
+        yield dataclasses.replace(site, platform=platform)

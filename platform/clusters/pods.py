@@ -165,7 +165,8 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
             an attempt begins with this limit and keeps it until its process says that it is ready, or for a minute at
             most. Nothing is reserved by it: a backend without such cores gives it its size.
         memory_volume: memory that outlives the pod, as the file that `ELASTREC_MEMORY` names: until the job has no pod
-            on the node that runs or waits. The node must have room for it beside the pod's size. None: it needs none.
+            on the node that runs or waits. The node must have room for it beside the pod's size. None: it needs none. A
+            backend without `has_memory_volumes` never gets a pod with one.
         group: with which pods it starts together; None: by itself.
         placement: None: anywhere.
         priority: of pods that wait for room, those of a higher priority start first. Whether running pods of a lower

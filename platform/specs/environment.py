@@ -30,7 +30,7 @@ FILES = "ELASTREC_FILES"
 WORK = "ELASTREC_WORK"
 """The pod's own folder: survives a restart in place, vanishes with the pod."""
 MEMORY = "ELASTREC_MEMORY"
-"""File of memory that the node keeps for the pod and its successors (PodSpec.memory_volume); often absent."""
+"""File of memory that the node or the pod keeps for a server's next process (PodSpec.memory_volume); often absent."""
 
 TOKEN_FILE = "token"
 """The job's token, in FILES."""

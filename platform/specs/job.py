@@ -237,9 +237,10 @@ class CheckpointSpec(Spec):
     such a record goes on with rounded rows. What the optimizer keeps is never rounded."""
     memory: Memory | None = None
     """Memory of the node, beside that of each parameter server, into which its parts of records are copied first. They
-    go to the store from there, and a server that is started again on the node restores them from there. It takes twice
-    what a server's rows take: the last record stays while the next one is copied. A part that is larger than half of it
-    goes straight to the store. Absent: none."""
+    go to the store from there, and a server that is started again on the node restores them from there. On clusters
+    without memory volumes (all but the node agent) it is part of the server's pod, and only a server that is started
+    again in that pod restores from it. It takes twice what a server's rows take: the last record stays while the next
+    one is copied. A part that is larger than half of it goes straight to the store. Absent: none."""
     keep_final: Annotated[int, Field(ge=3, le=100_000)] | None = None
     """Final records kept per job name, of all of its jobs: those of the latest data and those that were made last. A
     job that starts from an older one by its URI must not need it any more. Without a number all are kept."""

@@ -13,8 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.common.groups import limit_cores, pod_groups
+from benchmarks.common.nodes.running import offered
+from elastrec.platform.clusters import encode_config
+from elastrec.platform.clusters.local import find_agent
+from elastrec.platform.clusters.owned_memory import OWNER_BYTES
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.metrics import Role
+from tests.cluster_without_volumes import ENTRY_POINT, NAME, without_volumes
 from tests.e2e.conftest import ROWS_PER_DAY, write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
@@ -80,6 +85,24 @@ def test_render_shows_the_pods_and_creates_none(elastrec: Elastrec, click_log: G
     token = (elastrec.home / "agent" / "token").read_text().strip()
     assert token not in text
     assert elastrec.jobs() == []
+
+
+def test_render_shows_the_process_that_owns_the_memory_where_the_cluster_has_no_volumes(
+    elastrec: Elastrec, click_log: GenerateReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_job(elastrec.home, click_log, checkpoint={"memory": "64Mi"})
+    volumes = [request["pod"]["memory_volume"] for request in elastrec.json("render", str(file))]
+    assert [volume and volume["name"] for volume in volumes] == [None, "ps-0", "ps-1", None, None]
+    cluster = find_agent(elastrec.home / "agent")
+    assert cluster is not None
+    (tmp_path / "cluster.json").write_text(encode_config(without_volumes(cluster.config)))
+    monkeypatch.setenv("ELASTREC_CLUSTER", str(tmp_path / "cluster.json"))
+    with offered(tmp_path / "packages", NAME, ENTRY_POINT):
+        pods = [request["pod"] for request in elastrec.json("render", str(file))]
+    owner = f"-m elastrec.trainers.memory_owner {64 << 20} -m elastrec.trainers.parameter_server"
+    assert [" ".join(pod["command"][1:]) == owner for pod in pods] == [False, True, True, False, False]
+    assert {pod["memory_volume"] for pod in pods} == {None}
+    assert {pod["size"]["memory_bytes"] for pod in pods[1:3]} == {(1 << 30) + (64 << 20) + OWNER_BYTES}
 
 
 def test_a_job_that_the_cluster_can_never_hold_is_refused_before_anything_starts(

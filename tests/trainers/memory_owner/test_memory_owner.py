@@ -157,6 +157,26 @@ def test_a_killed_owner_takes_its_server_and_the_memory_along(start: Start) -> N
     assert not Path(child["path"]).exists() and set(Path("/dev/shm").iterdir()) == in_files
 
 
+def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_what_that_leaves() -> None:
+    # One more process, which outlives the server that it belongs to, and then ends.
+    orphan = "if os.fork() == 0:\n    time.sleep(1)\n    os._exit(0)\n"
+    child = CHILD.replace("time.sleep(60)", f"{orphan}time.sleep(60)")
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    command = [sys.executable, "-m", "elastrec.trainers.memory_owner", str(MIB), "-c", child]
+    outer = subprocess.Popen([*container, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert outer.stdout is not None
+    first = dict(zip(FIELDS, outer.stdout.readline().split(), strict=True))
+    assert first["path"].startswith("/proc/1/fd/")
+    (owner,) = psutil.Process(outer.pid).children()
+    owner.children()[0].kill()
+    second = dict(zip(FIELDS, outer.stdout.readline().split(), strict=True))
+    assert second["before"] == first["pid"]
+    wait_for(lambda: len(owner.children()) == 1, 10, "no process but the server")
+    owner.terminate()
+    assert outer.wait(20) == 128 + signal.SIGTERM
+    outer.communicate()
+
+
 def test_it_takes_no_more_memory_than_its_pod_has_for_it(start: Start) -> None:
     owner = start(memory_bytes=64 * MIB)
     owner.child()

@@ -21,7 +21,7 @@ class RecordMemory:
     """One server's.
 
     Args:
-        path: of the memory; None: its node keeps none.
+        path: of the memory; None: nobody keeps any.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -32,7 +32,7 @@ class RecordMemory:
 
     @property
     def mapped_bytes(self) -> int:
-        """What of the process's resident memory is the node's, not its own."""
+        """What of the process's resident memory is this memory, not its own."""
         return self._memory.size_bytes if self._memory is not None else 0
 
     def opened(self) -> PartMemory | None:
