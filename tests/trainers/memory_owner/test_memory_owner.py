@@ -139,6 +139,8 @@ def test_a_server_gets_sigterm_once_where_the_cluster_signals_the_whole_process_
     )
     assert owner.stdout is not None
     child = int(owner.stdout.readline().split()[0])
+    # Two signals that arrive at about the same time may be handled as one.
+    assert os.getpgid(child) not in (owner.pid, os.getpgid(0))
     os.killpg(owner.pid, signal.SIGTERM)
     assert owner.stdout.readline() == "terminated\n"
     os.kill(child, signal.SIGKILL)
