@@ -23,7 +23,9 @@ def resident_bytes() -> int:
 
 
 def room_bytes(root: Path = Path("/")) -> int:
-    """What this process may take beside what it has: of the machine, and below the limits of its control groups.
+    """What this process may take: of the machine, and below the limits of its control groups.
+
+    Other processes of a group take of its limit, too: so does memory that a process of the pod owns.
 
     Args:
         root: where `proc` and `sys` are.
@@ -41,8 +43,19 @@ def room_bytes(root: Path = Path("/")) -> int:
         for place, name in places:
             for file in (place / folder / name for folder in folders):
                 limit = file.read_text().strip() if file.exists() else "max"
-                rooms += [int(limit) - resident] if limit != "max" else []
+                if limit != "max":
+                    rooms.append(int(limit) - max(resident, _used_bytes(file.with_name("memory.stat"))))
     return min(rooms)
+
+
+def _used_bytes(statistics: Path) -> int:
+    """Of a control group and those in it, without the cached files, which the kernel drops where it needs room."""
+    if not statistics.exists():
+        return 0
+    numbers = dict(line.split(" ", 1) for line in statistics.read_text().splitlines())
+    # By versions 2 and 1.
+    names = ("anon", "shmem") if "anon" in numbers else ("total_rss", "total_shmem")
+    return sum(int(numbers.get(name, 0)) for name in names)
 
 
 class ResidentMemory:

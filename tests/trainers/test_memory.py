@@ -85,6 +85,16 @@ print(kept - memory.measure() >> 20)
         ("4:memory:/pods/a", {"memory/pods/a/memory.limit_in_bytes": "800"}, 300),
         ("4:cpu,memory:/pods/a", {"memory/memory.limit_in_bytes": "800"}, 300),
         ("4:cpu:/pods/a", {"memory/pods/a/memory.limit_in_bytes": "800"}, 2**30),
+        # 300 bytes of the group belong to another process, which owns memory.
+        ("0::/pods/a", {"pods/a/memory.max": "900", "pods/a/memory.stat": "anon 520\nfile 999\nshmem 280"}, 100),
+        (
+            "4:memory:/pods/a",
+            {
+                "memory/pods/a/memory.limit_in_bytes": "900",
+                "memory/pods/a/memory.stat": "rss 1\nshmem 1\ntotal_cache 999\ntotal_rss 520\ntotal_shmem 280",
+            },
+            100,
+        ),
     ],
 )
 def test_room_ends_at_the_limit_of_the_control_group(
