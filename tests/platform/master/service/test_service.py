@@ -216,6 +216,18 @@ def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
     assert s.service.state.membership.losses == {}
 
 
+@not_about_pods
+def test_a_plan_for_a_job_that_has_just_ended_is_refused_and_changes_nothing(stage: Callable[..., Stage]):
+    s = stage()
+    s.wait_for(Phase.SUCCEEDED)
+    wanted = s.service.state.wanted_shape
+    asked = ChangeShape(change=change(parameter_servers=3), plan_id="a-round/clicks")
+    for message in (asked, asked, msgspec.structs.replace(asked, dry_run=True)):
+        answer = s.call(message, ShapeAnswer)
+        assert not answer.accepted and not answer.request_id and answer.reason == "the job is Succeeded"
+    assert not s.service.state.shape_requests and s.service.state.wanted_shape == wanted
+
+
 @about_pods
 @pytest.mark.parametrize(("servers", "mode"), [(1, "async"), (3, "bsp")])
 def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[..., Stage], servers: int, mode: str):
