@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from benchmarks.simulator.simulator_calibration import (
     replayed_seconds,
 )
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation
-from elastrec.platform.scaling.model import step_form
+from elastrec.platform.scaling.model import columns, step_form, throughput
 from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
@@ -98,9 +99,17 @@ def test_runs_of_another_truth_are_predicted_within_the_goals(runs: list[Recorde
 def test_a_model_of_which_all_features_are_1_misses_them(
     runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ones(shape: ModelShape, columns: object, *, by_request: bool) -> object:
-        return np.ones((len(columns), 7))  # type: ignore[arg-type]
+    def ones(shape: ModelShape, table: object, *, by_request: bool) -> object:
+        return np.ones((len(table), 7))  # type: ignore[arg-type]
 
+    kernels = columns.equation_kernels()
+
+    def equations(*arguments: object) -> tuple[object, ...]:
+        rows_RK, *others = kernels.equations(*arguments)
+        return np.ones_like(rows_RK), *others
+
+    broken = SimpleNamespace(assumed=kernels.assumed, equations=equations, knowledge=kernels.knowledge)
+    monkeypatch.setattr(throughput, "equation_kernels", lambda: broken)
     monkeypatch.setattr(step_form, "rows_of", ones)
     assert False in goals(figures(runs, draws=3)).values()
 

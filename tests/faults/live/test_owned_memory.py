@@ -53,6 +53,12 @@ def test_a_server_that_is_killed_in_its_pod_is_restored_from_the_memory_of_the_p
         assert {name: pod.uid for name, pod in job.pods(Role.PARAMETER_SERVER).items()} == {
             name: pod.uid for name, pod in pods.items()
         }
+        # Of a rollback, and not of the start: a worker may train for a moment before it has heard of the loss.
+        wait_for(
+            lambda: all("bytes_from_memory=" in log_of(job, name) for name in pods),
+            PATIENCE_SECONDS,
+            "servers that have restored the record",
+        )
         logs = {name: log_of(job, name) for name in pods}
         metrics = job.train_to_the_end()
         accounts, story = job.accounts()
