@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,21 +69,6 @@ class Saves:
         file = open_store(self.uri(name)).local_path(part.file)
         assert file is not None and file.stat().st_size == part.size_bytes, "reported before it was durable"
         return file
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    path = tmp_path / "volume"
-    with path.open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, 2**20)
-    return path
-
-
-@pytest.fixture
-def memory(volume: Path) -> Iterator[RecordMemory]:
-    memory = RecordMemory(volume)
-    yield memory
-    memory.close()
 
 
 def rows(server: ParameterServer) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +21,6 @@ from tests.trainers.parameter_server.records.test_memory import IDS, Saves
 from tests.trainers.parameter_server.running import job_spec, routing_of
 
 ROOM = 2**40
-
-
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    path = tmp_path / "volume"
-    with path.open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, 2**20)
-    return path
-
-
-@pytest.fixture
-def memory(volume: Path) -> Iterator[RecordMemory]:
-    memory = RecordMemory(volume)
-    yield memory
-    memory.close()
 
 
 def made(memory: RecordMemory, room: int = ROOM) -> PageMaker:
