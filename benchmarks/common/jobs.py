@@ -27,9 +27,11 @@ from elastrec.platform import jobs
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.jobs.scaling.masters import ask_profile
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport.messages.ledger import Explanation
+from elastrec.platform.transport.messages.profile import Profile
 
 _POLL_SECONDS = 0.2
 
@@ -44,11 +46,13 @@ class Ended:
 
     Attributes:
         ledger: one row per attempt at a shard; `began` and `ended` are seconds on the job's clock.
+        profile: what its master had measured at the end; None where that does not run any more.
     """
 
     metrics: TrainingMetrics
     ledger: pa.Table
     explanation: Explanation
+    profile: Profile | None
 
 
 @contextlib.contextmanager
@@ -143,4 +147,9 @@ def run_job(
                     f"the job did not succeed within {timeout_seconds:.0f} s:\n{jobs.failure_report(platform, job_id)}"
                 )
             time.sleep(_POLL_SECONDS)
-        return Ended(seen.metrics, jobs.ledger(platform, job_id), jobs.explanation(platform, job_id))
+        return Ended(
+            metrics=seen.metrics,
+            ledger=jobs.ledger(platform, job_id),
+            explanation=jobs.explanation(platform, job_id),
+            profile=ask_profile(platform, job_id),
+        )

@@ -1,7 +1,8 @@
-"""Real jobs on the local cluster, and what the simulator has to know to replay them: starts, steps, workers over time.
+"""Real jobs on the local cluster, and what the simulator has to know to replay them: starts, steps, pods over time.
 
-Every pod has a fraction of a core by its control group. What is recorded comes from the job's own ledger: who trained
-which rows from when to when, on the job's clock.
+Every pod has a fraction of a core by its control group. What is recorded comes from the job's own ledger (who trained
+which rows from when to when, on the job's clock), from its migrations, and from the profile that its master keeps for
+rounds of scaling.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,13 +24,14 @@ import psutil
 from benchmarks.common.jobs import Ended, private_platform, run_job
 from elastrec.platform import jobs
 from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate, training_data_for
-from elastrec.platform.jobs.watching.masters import wait_for_master
+from elastrec.platform.jobs.scaling.asking import ask_for_shape
+from elastrec.platform.master.scaling.facts import observation_of
 from elastrec.platform.specs.environment import POD
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
-from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.specs.shape import MigrationSeen, PlacesChange
+from elastrec.platform.transport.messages.profile import Profile
 
-BATCH = 512
+BATCH, DIMENSION = 512, 16
 _SHARD_BATCHES = 4
 _ROWS = 20_000
 
@@ -40,7 +42,8 @@ class Case:
 
     Attributes:
         samples: trained in all; a multiple of the log's rows.
-        lose_at, grow_at: share of the shards done when a worker is killed, or when it gets `grow_to` workers.
+        lose_at, change_at: share of the shards done when a worker is killed, or when another shape is ordered.
+        workers_to, servers_to: that shape; 0: as many as before.
     """
 
     name: str
@@ -50,8 +53,9 @@ class Case:
     server_cores: float
     epochs: int
     lose_at: float | None = None
-    grow_at: float | None = None
-    grow_to: int = 0
+    change_at: float | None = None
+    workers_to: int = 0
+    servers_to: int = 0
 
 
 CASES = (
@@ -64,10 +68,31 @@ CASES = (
     Case("four small workers", 4, 2, 0.25, 0.2, epochs=100),
     Case("a worker is killed", 2, 1, 0.4, 0.3, epochs=80, lose_at=0.4),
     Case("a small worker is killed", 2, 1, 0.3, 0.3, epochs=60, lose_at=0.3),
-    Case("grows to three workers", 1, 1, 0.4, 0.3, epochs=80, grow_at=0.2, grow_to=3),
-    Case("small workers grow to three", 1, 2, 0.3, 0.2, epochs=60, grow_at=0.3, grow_to=3),
+    Case("grows to three workers", 1, 1, 0.4, 0.3, epochs=80, change_at=0.2, workers_to=3),
+    Case("small workers grow to three", 1, 2, 0.3, 0.2, epochs=60, change_at=0.3, workers_to=3),
+    Case("gets a second server", 2, 1, 0.4, 0.2, epochs=80, change_at=0.3, servers_to=2),
+    Case("small workers get a second server", 3, 1, 0.25, 0.2, epochs=80, change_at=0.3, servers_to=2),
+    Case("gives a server back", 2, 2, 0.3, 0.3, epochs=60, change_at=0.3, servers_to=1),
 )
-"""Two that lose a worker and two that grow: how long either takes is never asked of the run itself."""
+"""Two that lose a worker, two that get workers, three whose servers change: how long any of it takes is never asked of
+the run itself."""
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps that were made with one number of workers and servers.
+
+    Attributes:
+        step_seconds: mean of a worker's step.
+        worker_seconds: that stand behind it.
+        compute_seconds: the part of a step that the worker did not wait for servers, by the master's profile; None
+            where the profile has none: pods were coming or going.
+    """
+
+    workers: int
+    servers: int
+    step_seconds: float
+    worker_seconds: float
+    compute_seconds: float | None = None
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +101,13 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         started_seconds: when its first worker took its first shard.
         ended_seconds: when its last training shard was done: the completion time that is to be predicted.
-        step_seconds: by number of workers that were up, mean of a worker's step, and how many seconds stand behind it.
-        workers_up: (seconds since the first shard, workers that trained from then on).
+        dense_bytes: of the model's dense parameters.
+        pods_up: (seconds since the first shard, workers and servers that trained from then on).
         repeated_samples: trained a second time after a loss.
-        lose_at, grow_at, grow_to: of its case.
-        delay_seconds: from the loss or the order until as many workers trained as were wanted; None without either.
+        lose_at, change_at, workers_to, servers_to: of its case.
+        delay_seconds: from the loss or the order until as many workers trained as were wanted, or until rows were
+            handed over to the servers that were wanted; None without either.
+        pause_seconds: rows were handed over; None where servers did not change.
     """
 
     name: str
@@ -92,18 +119,21 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     repeated_samples: int
     started_seconds: float
     ended_seconds: float
-    step_seconds: dict[int, tuple[float, float]]
-    workers_up: tuple[tuple[float, int], ...]
+    dense_bytes: float
+    steps: tuple[MeasuredStep, ...]
+    pods_up: tuple[tuple[float, int, int], ...]
     lose_at: float | None = None
-    grow_at: float | None = None
-    grow_to: int = 0
+    change_at: float | None = None
+    workers_to: int = 0
+    servers_to: int = 0
     delay_seconds: float | None = None
+    pause_seconds: float | None = None
 
 
 def job_content(log: GenerateReport, case: Case) -> dict[str, Any]:
     """The job file of a case."""
     spec = {
-        "model": {"architecture": "dlrm", "embedding_dimension": 16,
+        "model": {"architecture": "dlrm", "embedding_dimension": DIMENSION,
                   "options": {"bottom_layer_sizes": [256, 64], "top_layer_sizes": [256, 128]}},
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
         "training": {"batch_size": BATCH, "batches_per_shard": _SHARD_BATCHES, "epochs": case.epochs},
@@ -112,7 +142,10 @@ def job_content(log: GenerateReport, case: Case) -> dict[str, Any]:
             "worker": {"count": case.workers, "cores": case.worker_cores, "memory": "2Gi"},
             "parameter_server": {"count": case.servers, "cores": case.server_cores, "memory": "1Gi"},
         },
-        "scaling": {"maximum_workers": max(case.workers, case.grow_to), "start": "job_file"},
+        "scaling": {
+            "maximum_workers": max(case.workers, case.workers_to), "start": "job_file",
+            "maximum_parameter_servers": max(case.servers, case.servers_to),
+        },
         "checkpoint": {"interval": "0s"},
         "continual": {"start_from": "nothing"},
     }  # fmt: skip
@@ -136,7 +169,7 @@ def record(cases: tuple[Case, ...], folder: str, say: Callable[[str], None], wei
         with private_platform(weight=weight) as platform:
             ended = run_job(platform, job_content(log, case), _Disturb(platform, case))
         run = recorded(case, ended)
-        say(f"{case.name}: {run.ended_seconds:.1f} s, {run.samples} samples, workers {run.workers_up}")
+        say(f"{case.name}: {run.ended_seconds:.1f} s, {run.samples} samples, pods {run.pods_up}")
         runs.append(run)
     return runs
 
@@ -148,7 +181,7 @@ class _Disturb:
         self._platform, self._case, self._done = platform, case, False
 
     def __call__(self, metrics: TrainingMetrics) -> bool:
-        at = self._case.lose_at if self._case.lose_at is not None else self._case.grow_at
+        at = self._case.lose_at if self._case.lose_at is not None else self._case.change_at
         done, total = metrics.shards_done, metrics.shards_total
         if at is None or self._done or not total or done < at * total or done == total:
             return False
@@ -156,22 +189,15 @@ class _Disturb:
         if self._case.lose_at is not None:
             _kill_a_worker(metrics.job)
         else:
-            self._grow(metrics.job)
+            self._change(metrics.job)
         return False
 
-    def _grow(self, job_id: str) -> None:
-        client = wait_for_master(self._platform, job_id)
-        try:
-            answer = client.call(
-                ChangeShape(change={Role.WORKER: PlacesChange(count=self._case.grow_to)}),
-                ShapeAnswer,
-                timeout_seconds=15.0,
-                remember=True,
-            )
-        finally:
-            client.close()
+    def _change(self, job_id: str) -> None:
+        wanted = {Role.WORKER: self._case.workers_to, Role.PARAMETER_SERVER: self._case.servers_to}
+        change = {role: PlacesChange(count=count) for role, count in wanted.items() if count}
+        answer = ask_for_shape(self._platform, job_id, change)
         if not answer.accepted:
-            raise RuntimeError(f"the master refused {self._case.grow_to} workers: {answer.reason}")
+            raise RuntimeError(f"the master refused {change}: {answer.reason}")
 
 
 def _kill_a_worker(job_id: str) -> None:
@@ -185,45 +211,72 @@ def _kill_a_worker(job_id: str) -> None:
 
 
 def recorded(case: Case, ended: Ended) -> RecordedRun:
-    """What follows from the ledger of a job that has ended."""
+    """What follows from the ledger, the migrations and the profile of a job that has ended.
+
+    Raises:
+        RuntimeError: its master had no profile any more, or its servers were to change and have not.
+    """
+    if ended.profile is None:
+        raise RuntimeError(f"{case.name}: its master was gone before its profile was read")
     table = ended.ledger.to_pandas()
     table = table[(table["kind"] == "train") & (table["ended_seconds"] > table["began_seconds"])]
     begin, end = float(table["began_seconds"].min()), float(table["ended_seconds"].max())
-    spans = table.groupby("pod", observed=True).agg(began=("began_seconds", "min"), ended=("ended_seconds", "max"))
-    moments = []
-    for _, span in spans.iterrows():
-        moments.append((float(span["began"]) - begin, 1))
-        # Workers that stop within a shard of the end have found no more to do: that is the tail, not a loss.
-        if span["ended"] < end - _longest_shard(table):
-            moments.append((float(span["ended"]) - begin, -1))
-    up, timeline = 0, []
-    for seconds, change in sorted(moments):
-        up += change
-        timeline.append((seconds, up))
+    moves = [each for each in ended.explanation.migrations if each.pause_seconds is not None]
+    if case.servers_to and len(moves) != 1:
+        raise RuntimeError(f"{case.name}: {len(moves)} changes of servers are done; there should be one")
+    timeline = _pods_up(case, table, begin, moves)
     trained = int((table["to"] - table["from"]).sum())
     repeated = int(table["repeated"].sum())
+    done = (table.sort_values("ended_seconds")["ended_seconds"] - begin).tolist()
     return RecordedRun(
         name=case.name, workers=case.workers, servers=case.servers, worker_cores=case.worker_cores,
         server_cores=case.server_cores, samples=trained - repeated, repeated_samples=repeated, started_seconds=begin,
-        ended_seconds=end, step_seconds=_steps(table, timeline, begin), workers_up=tuple(timeline),
-        lose_at=case.lose_at, grow_at=case.grow_at, grow_to=case.grow_to,
-        delay_seconds=_delay(case, timeline, (table.sort_values("ended_seconds")["ended_seconds"] - begin).tolist()),
+        ended_seconds=end, dense_bytes=float(ended.profile.dense_bytes),
+        steps=_steps(table, timeline, begin, moves, ended.profile), pods_up=tuple(timeline),
+        lose_at=case.lose_at, change_at=case.change_at, workers_to=case.workers_to, servers_to=case.servers_to,
+        delay_seconds=_delay(case, timeline, done), pause_seconds=moves[0].pause_seconds if case.servers_to else None,
     )  # fmt: skip
 
 
-def _delay(case: Case, timeline: list[tuple[float, int]], done: list[float]) -> float | None:
-    """Until a lost worker, or the last one of those that were ordered, trained.
+def _pods_up(
+    case: Case, table: pd.DataFrame, begin: float, moves: Sequence[MigrationSeen]
+) -> list[tuple[float, int, int]]:
+    """Workers by their first and last shards, servers by the moments when rows were handed over to others."""
+    end = float(table["ended_seconds"].max())
+    spans = table.groupby("pod", observed=True).agg(began=("began_seconds", "min"), ended=("ended_seconds", "max"))
+    moments: list[tuple[float, int, int]] = []
+    for _, span in spans.iterrows():
+        moments.append((float(span["began"]) - begin, 1, 0))
+        # Workers that stop within a shard of the end have found no more to do: that is the tail, not a loss.
+        if span["ended"] < end - _longest_shard(table):
+            moments.append((float(span["ended"]) - begin, -1, 0))
+    for each in moves:
+        assert each.handing_over_seconds is not None
+        moments.append((each.handing_over_seconds - begin, 0, each.servers_after - each.servers_before))
+    workers, servers, timeline = 0, case.servers, []
+    for seconds, more_workers, more_servers in sorted(moments):
+        workers, servers = workers + more_workers, servers + more_servers
+        timeline.append((seconds, workers, servers))
+    return timeline
+
+
+def _delay(case: Case, timeline: list[tuple[float, int, int]], done: list[float]) -> float | None:
+    """Until a lost worker, or the last one of those that were ordered, trained, or rows were handed over.
 
     Args:
         done: when each shard was done, rising; the order was given when so large a share of them was.
     """
     if case.lose_at is not None:
-        lost = next(at for (_, before), (at, after) in pairwise(timeline) if after < before)
-        back = [at for at, up in timeline if at > lost and up >= case.workers]
+        lost = next(at for (_, before, _), (at, after, _) in pairwise(timeline) if after < before)
+        back = [at for at, up, _ in timeline if at > lost and up >= case.workers]
         return back[0] - lost if back else None
-    if case.grow_at is not None:
-        there = [at for at, up in timeline if up >= case.grow_to]
-        return there[0] - done[int(case.grow_at * len(done))] if there else None
+    if case.change_at is not None:
+        there = [
+            at
+            for at, up, servers in timeline
+            if up >= case.workers_to and servers == (case.servers_to or case.servers)
+        ]  # fmt: skip
+        return there[0] - done[int(case.change_at * len(done))] if there else None
     return None
 
 
@@ -231,21 +284,45 @@ def _longest_shard(table: pd.DataFrame) -> float:
     return float((table["ended_seconds"] - table["began_seconds"]).quantile(0.95))
 
 
-def _steps(table: pd.DataFrame, timeline: list[tuple[float, int]], begin: float) -> dict[int, tuple[float, float]]:
-    """Seconds per step of a worker by the number of workers up; its first shards, which warm it up, count too.
+def _steps(
+    table: pd.DataFrame, timeline: list[tuple[float, int, int]], begin: float, moves: Sequence[MigrationSeen],
+    profile: Profile,
+) -> tuple[MeasuredStep, ...]:  # fmt: skip
+    """Steps of a worker by the pods that were up; its first shards, which warm it up, count too.
 
     A worker fetches a shard before it has done the last one: a shard's own time is that since the one before was done.
+    What rows took to be handed over is no part of a step.
     """
-    at = np.array([seconds + begin for seconds, _ in timeline])
-    ups = np.array([up for _, up in timeline])
-    spent: dict[int, list[float]] = {}
+    at = np.array([seconds + begin for seconds, *_ in timeline])
+    ups = [(workers, servers) for _, workers, servers in timeline]
+    spent: dict[tuple[int, int], list[float]] = {}
     for _, shards in table[table["outcome"] == "done"].sort_values("ended_seconds").groupby("pod", observed=True):
         ends = shards["ended_seconds"].to_numpy()
         begins = np.concatenate([[shards["began_seconds"].min()], ends[:-1]])
-        up = ups[np.maximum(np.searchsorted(at, (begins + ends) / 2, side="right") - 1, 0)]
+        seconds = ends - begins
+        for each in moves:
+            paused = np.minimum(ends, each.ended_seconds) - np.maximum(begins, each.handing_over_seconds)
+            seconds = seconds - np.maximum(paused, 0.0)
+        place = np.maximum(np.searchsorted(at, (begins + ends) / 2, side="right") - 1, 0)
         steps = (shards["to"] - shards["from"]).to_numpy() / BATCH
-        for count in np.unique(up).tolist():
-            total = spent.setdefault(int(count), [0.0, 0.0])
-            total[0] += float((ends - begins)[up == count].sum())
-            total[1] += float(steps[up == count].sum())
-    return {count: (seconds / steps, seconds) for count, (seconds, steps) in sorted(spent.items()) if steps > 0}
+        for moment in np.unique(place).tolist():
+            total = spent.setdefault(ups[moment], [0.0, 0.0])
+            total[0] += float(seconds[place == moment].sum())
+            total[1] += float(steps[place == moment].sum())
+    computed = {
+        (seen.allocation.workers, seen.allocation.parameter_servers): seen.compute_seconds
+        for seen in (observation_of(each) for each in profile.measured if each.steps)
+    }
+    return tuple(
+        MeasuredStep(
+            workers=up[0], servers=up[1], step_seconds=seconds / steps, worker_seconds=seconds,
+            compute_seconds=_part_of(seconds / steps, computed.get(up)),
+        )
+        for up, (seconds, steps) in sorted(spent.items())
+        if steps > 0
+    )  # fmt: skip
+
+
+def _part_of(step: float, compute: float | None) -> float | None:
+    """A part cannot be longer than the whole, which was measured over other steps than it."""
+    return None if compute is None else min(compute, step)

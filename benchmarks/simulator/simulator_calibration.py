@@ -2,18 +2,21 @@
 
     python -m benchmarks simulator_calibration [--record FILE] [--replay FILE] [--draws 50] [--output json]
 
-Eleven real jobs of half a minute and more, one after the other: one to four workers, one and two servers, pods of
-different sizes; two lose a worker that is replaced, two grow while they train. Each is predicted from the others alone:
+Fourteen real jobs of half a minute and more, one after the other: one to four workers, one and two servers, pods of
+different sizes; two lose a worker that is replaced, two get workers while they train, of three the servers change. Each
+is predicted from the others alone:
 
-* step times by the throughput model, fitted to runs of other configurations: none that the job itself passes through;
-* its start, and how long its lost or ordered workers take, drawn from log-normals fitted to the other runs.
+* step times by the throughput model, fitted to runs of other configurations: none that the job itself passes through.
+  The fit gets what a live one gets, the measured part of a step that workers compute included;
+* its start, how long its lost or ordered pods take, and the pause in which rows are handed over to other servers, drawn
+  from log-normals fitted to the other runs.
 
 What is taken from the job itself is what its owner decides: pods, samples, and at which share of the work a worker is
-killed or more are ordered. The prediction is the median over `--draws` simulated runs, the error that of its completion
-time. `replayed` is the same with what was recorded of the run itself: it shows what is lost in the model of the
-cluster alone, and says nothing about predictions.
+killed or another shape is ordered. The prediction is the median over `--draws` simulated runs, the error that of its
+completion time. `replayed` is the same with what was recorded of the run itself: it shows what is lost in the model of
+the cluster alone, and says nothing about predictions.
 
-A mutation that turns it red: `features` of the throughput model all 1, or starts a hundred times as long
+Mutations that turn it red: `features` of the throughput model all 1, starts or pauses a hundred times as long
 (`tests/mutants.toml`).
 
 `--record` keeps what was recorded in a file; `--replay` takes it from one instead of running jobs.
@@ -22,6 +25,7 @@ A mutation that turns it red: `features` of the throughput model all 1, or start
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import statistics
 import sys
@@ -34,7 +38,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.common.figures import Figure, run_benchmark
-from benchmarks.common.recorded_runs import BATCH, CASES, RecordedRun, record
+from benchmarks.common.recorded_runs import BATCH, CASES, DIMENSION, RecordedRun, record
 from benchmarks.common.simulated_jobs import PRICES
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Resources
 from elastrec.platform.scaling.model.throughput import fit
@@ -46,10 +50,10 @@ from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.simulator.workload import JobToRun
 
 _PREFIX = "simulator_calibration"
-_SHAPE = ModelShape(batch_size=BATCH, dense_bytes=1_000_000, embedding_dimension=16)
 _LEAST_SHARE = 0.1
-_QUIET = Settings(noise=0.0, start_spread=0.0)
+"""Chosen: of a run's time, which a number of pods was up; what was up for less shows how pods come, not a step."""
 _DRAWS = 50
+"""Chosen: the median of so many moves by less than 1 % with the seed."""
 
 
 @dataclass(frozen=True)
@@ -76,52 +80,77 @@ class LogNormal:
         return self.median * float(random.lognormal(0.0, self.spread))
 
 
-def allocation(run: RecordedRun, workers: int) -> Allocation:
-    """What the run had while so many workers were up."""
+def shape_of(run: RecordedRun) -> ModelShape:
+    """The constants of its throughput model."""
+    return ModelShape(batch_size=BATCH, dense_bytes=run.dense_bytes, embedding_dimension=DIMENSION)
+
+
+def allocation(run: RecordedRun, workers: int, servers: int) -> Allocation:
+    """What the run had while so many pods were up."""
     return Allocation(
-        workers=workers, parameter_servers=run.servers, worker_cores=run.worker_cores,
+        workers=workers, parameter_servers=servers, worker_cores=run.worker_cores,
         parameter_server_cores=run.server_cores, worker_memory_bytes=2 * GIBIBYTE,
         parameter_server_memory_bytes=GIBIBYTE,
     )  # fmt: skip
 
 
 def observations(run: RecordedRun) -> list[Observation]:
-    """What the run measured of its steps, one observation per number of workers that it had for some time.
+    """What the run measured of its steps, one observation per number of pods that it had for some time.
 
     The moment in which the first worker waits for the second is made of warming up.
     """
-    whole = sum(seconds for _, seconds in run.step_seconds.values())
+    whole = sum(each.worker_seconds for each in run.steps)
     return [
-        Observation(allocation=allocation(run, workers), iteration_seconds=step, iterations=max(1, int(seconds / step)))
-        for workers, (step, seconds) in run.step_seconds.items()
-        if seconds >= _LEAST_SHARE * whole
-    ]
+        Observation(
+            allocation=allocation(run, each.workers, each.servers), iteration_seconds=each.step_seconds,
+            compute_seconds=each.compute_seconds, iterations=max(1, int(each.worker_seconds / each.step_seconds)),
+        )
+        for each in run.steps
+        if each.worker_seconds >= _LEAST_SHARE * whole
+    ]  # fmt: skip
 
 
 def configurations(run: RecordedRun) -> frozenset[Allocation]:
     """All that it passes through or was measured with, however shortly."""
-    most = max(run.workers, run.grow_to)
+    most = max(run.workers, run.workers_to)
     least = run.workers - (run.lose_at is not None)
-    wanted = set(range(max(1, least), most + 1)) | set(run.step_seconds)
-    return frozenset(allocation(run, workers) for workers in wanted)
+    workers = range(max(1, least), most + 1)
+    wanted = set(itertools.product(workers, {run.servers, run.servers_to or run.servers}))
+    wanted |= {(each.workers, each.servers) for each in run.steps}
+    return frozenset(allocation(run, *each) for each in wanted)
 
 
 def simulated_seconds(
-    run: RecordedRun, coefficients: Coefficients, start: float, workers_up: tuple[tuple[float, int], ...]
+    run: RecordedRun,
+    coefficients: Coefficients,
+    start: float,
+    pods_up: tuple[tuple[float, int, int], ...],
+    pause: float,
 ) -> float:
     """The completion time in the simulator."""
     job = JobToRun(
-        job_id=run.name, arrival_seconds=0.0, samples=float(run.samples), shape=_SHAPE, coefficients=coefficients,
-        allocation=allocation(run, run.workers), start_seconds=start, workers_up=workers_up,
+        job_id=run.name, arrival_seconds=0.0, samples=float(run.samples), shape=shape_of(run),
+        coefficients=coefficients, allocation=allocation(run, run.workers, run.servers), start_seconds=start,
+        pods_up=pods_up,
     )  # fmt: skip
-    report = Simulation([job], Nodes(4, Resources(8.0, 64.0 * GIBIBYTE)), Static(), PRICES, _QUIET).run()
+    quiet = Settings(noise=0.0, start_spread=0.0, migration_pause_seconds=pause)
+    report = Simulation([job], Nodes(4, Resources(8.0, 64.0 * GIBIBYTE)), Static(), PRICES, quiet).run()
     return report.jobs[0].completion_seconds
 
 
 def replayed_seconds(run: RecordedRun) -> float:
-    """With the step times, the start and the workers over time of the run itself."""
-    own = fit(_SHAPE, observations(run), job_id=run.name).coefficients
-    return simulated_seconds(run, own, run.started_seconds, run.workers_up)
+    """With the step times, the start, the pause and the pods over time of the run itself."""
+    own = fit(shape_of(run), observations(run), job_id=run.name).coefficients
+    return simulated_seconds(run, own, run.started_seconds, run.pods_up, run.pause_seconds or 0.0)
+
+
+def kind(run: RecordedRun) -> str:
+    """What is done to it while it trains."""
+    if run.lose_at is not None:
+        return "loses a worker"
+    if run.change_at is None:
+        return "nothing"
+    return "servers change" if run.servers_to else "workers come"
 
 
 @dataclass(frozen=True)
@@ -149,37 +178,40 @@ def predicted(run: RecordedRun, runs: Sequence[RecordedRun], draws: int = _DRAWS
     """
     own, others = configurations(run), [each for each in runs if each is not run]
     seen = [each for other in others for each in observations(other) if each.allocation not in own]
-    delays = [
-        each.delay_seconds
-        for each in others
-        if each.delay_seconds is not None and (each.lose_at is None) == (run.lose_at is None)
-    ]
-    if not seen or (not delays and (run.lose_at is not None or run.grow_at is not None)):
-        raise ValueError(f"{run.name}: no other run of another configuration, or none that lost or ordered workers")
-    coefficients = fit(_SHAPE, seen, job_id=run.name).coefficients
+    alike = [each for each in others if kind(each) == kind(run)]
+    delays = [each.delay_seconds for each in alike if each.delay_seconds is not None]
+    pauses = [each.pause_seconds for each in alike if each.pause_seconds is not None]
+    lacks = (kind(run) != "nothing" and not delays) or (kind(run) == "servers change" and not pauses)
+    if not seen or lacks:
+        raise ValueError(
+            f"{run.name}: no other run of another configuration, or none of which one can say: {kind(run)}"
+        )
+    coefficients = fit(shape_of(run), seen, job_id=run.name).coefficients
     starts = LogNormal.of([each.started_seconds for each in others])
-    changes = LogNormal.of(delays) if delays else LogNormal(0.0, 0.0)
+    changes, handing_over = (LogNormal.of(each) if each else LogNormal(0.0, 0.0) for each in (delays, pauses))
     random = np.random.default_rng(0)
     found = []
     for _ in range(draws):
-        start, delay = starts.draw(random), changes.draw(random)
-        found.append(simulated_seconds(run, coefficients, start, _workers_up(run, coefficients, delay)))
+        start, delay, pause = starts.draw(random), changes.draw(random), handing_over.draw(random)
+        found.append(simulated_seconds(run, coefficients, start, _pods_up(run, coefficients, delay), pause))
     return Prediction(tuple(found), len({each.allocation for each in seen}))
 
 
-def _workers_up(run: RecordedRun, coefficients: Coefficients, delay: float) -> tuple[tuple[float, int], ...]:
+def _pods_up(run: RecordedRun, coefficients: Coefficients, delay: float) -> tuple[tuple[float, int, int], ...]:
     """What its owner decides, when the simulator believes the share of the work to be done."""
     job = JobToRun(
-        job_id=run.name, arrival_seconds=0.0, samples=float(run.samples), shape=_SHAPE, coefficients=coefficients,
-        allocation=allocation(run, run.workers),
+        job_id=run.name, arrival_seconds=0.0, samples=float(run.samples), shape=shape_of(run),
+        coefficients=coefficients, allocation=allocation(run, run.workers, run.servers),
     )  # fmt: skip
     alone = job.samples / job.samples_per_second(job.allocation)
+    first = (0.0, run.workers, run.servers)
     if run.lose_at is not None:
         at = run.lose_at * alone
-        return (0.0, run.workers), (at, run.workers - 1), (at + delay, run.workers)
-    if run.grow_at is not None:
-        return (0.0, run.workers), (run.grow_at * alone + delay, run.grow_to)
-    return ((0.0, run.workers),)
+        return first, (at, run.workers - 1, run.servers), (at + delay, run.workers, run.servers)
+    if run.change_at is not None:
+        wanted = run.workers_to or run.workers, run.servers_to or run.servers
+        return first, (run.change_at * alone + delay, *wanted)
+    return (first,)
 
 
 def figures(runs: Sequence[RecordedRun], draws: int = _DRAWS) -> list[Figure]:
@@ -205,7 +237,7 @@ def figures(runs: Sequence[RecordedRun], draws: int = _DRAWS) -> list[Figure]:
         Figure(f"{_PREFIX}.p90_error", float(np.quantile(errors, 0.9)), "% of the completion time", at_most=30.0,
                simulated=True, settings={"largest": round(max(errors), 1)}),
         Figure(f"{_PREFIX}.replayed.largest_error", max(replayed), "% of the completion time", simulated=True,
-               settings={"what": "with its own step times, start and workers: no prediction"}),
+               settings={"what": "with its own step times, start, pause and pods: no prediction"}),
         *found,
     ]  # fmt: skip
 

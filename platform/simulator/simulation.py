@@ -137,7 +137,7 @@ class Simulation:
             running.begin(environment.now)
             if not has_begun:
                 has_begun = True
-                if job.workers_up:
+                if job.pods_up:
                     environment.process(self._replay(running))
                 else:
                     self._troubles.begin(running, settings.seed, index)
@@ -169,22 +169,25 @@ class Simulation:
             yield self._environment.timeout(seconds)
 
     def _replay(self, running: Running) -> Process:
-        """What is recorded of a real run: how many workers it had when."""
+        """What is recorded of a real run: how many workers and servers it had when."""
         begun = self._environment.now
-        for seconds, workers in running.job.workers_up:
+        for seconds, workers, servers in running.job.pods_up:
             yield self._environment.timeout(max(0.0, begun + seconds - self._environment.now))
             if running.remaining <= 0:
                 return
-            if workers > running.held.workers:
-                wanted = msgspec.structs.replace(running.held, workers=workers)
-                moved = move(self._nodes, running.placing, running.held, wanted)
+            held = running.held
+            wanted = msgspec.structs.replace(
+                held, workers=max(workers, held.workers), parameter_servers=servers
+            )  # fmt: skip
+            if wanted != held:
+                moved = move(self._nodes, running.placing, held, wanted)
                 if moved is None:
                     raise ScalingError(
-                        f"{running.job.job_id}.workers_up: {workers} is not allowed; allowed: what the nodes have room "
-                        "for; give the simulation more nodes"
+                        f"{running.job.job_id}.pods_up: {workers} workers and {servers} servers are not allowed; "
+                        "allowed: what the nodes have room for; give the simulation more nodes"
                     )
                 running.change_to(wanted, moved.placing, self._environment.now)
-                running.cut_over(wanted, 0.0, self._environment.now)
+                running.cut_over(wanted, self._pause_of(held.changes(wanted)), self._environment.now)
             running.have_up(workers, self._environment.now)
             running.wake()
 
@@ -412,7 +415,10 @@ class Simulation:
         yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running.random))
         if running.remaining <= 0 or running.generation != generation:
             return
-        hands_over = bool(plan.changes & {Change.SERVERS, Change.SERVER_SIZE})
-        pause = self._settings.migration_pause_seconds if hands_over else 0.0
-        running.reach(plan, pause, self._environment.now)
+        running.reach(plan, self._pause_of(plan.changes), self._environment.now)
         running.wake()
+
+    def _pause_of(self, changes: frozenset[Change]) -> float:
+        """Seconds in which rows are handed over to other servers."""
+        hands_over = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
+        return self._settings.migration_pause_seconds if hands_over else 0.0

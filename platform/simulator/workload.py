@@ -21,8 +21,8 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
         memory: None: its memory is no subject of the simulation.
         features: what warm start compares.
         start_seconds: until its pods train; None: drawn.
-        workers_up: (seconds since its first step, workers that trained from then on), as recorded of a real run: pods
-            that were late, lost, replaced or added. With it nothing else happens to the job.
+        pods_up: (seconds since its first step, workers and servers that trained from then on), as recorded of a real
+            run: pods that were late, lost, replaced, added or removed. With it nothing else happens to the job.
         straggles, is_hot: whether a worker or a server of it becomes slow; None: drawn by the settings' shares.
     """
 
@@ -40,7 +40,7 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryTruth | None = None
     features: Features = Features()
     start_seconds: float | None = None
-    workers_up: tuple[tuple[float, int], ...] = ()
+    pods_up: tuple[tuple[float, int, int], ...] = ()
     straggles: bool | None = None
     is_hot: bool | None = None
 
@@ -48,11 +48,11 @@ class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
         require(is_positive(self.samples), f"{self.job_id}.samples", self.samples, "above 0", "correct the workload")
         arrival = self.arrival_seconds
         require(0 <= arrival < float("inf"), f"{self.job_id}.arrival_seconds", arrival, "0 or more", "correct it")
-        moments = [seconds for seconds, _ in self.workers_up]
+        moments = [seconds for seconds, *_ in self.pods_up]
         if self.service is not None:
             require(is_positive(self.service), f"{self.job_id}.service", self.service, "above 0", "correct it")
         rising = moments == sorted(moments) and all(seconds >= 0 for seconds in moments)
-        require(rising, f"{self.job_id}.workers_up", self.workers_up, "rising seconds of 0 or more", "sort them")
+        require(rising, f"{self.job_id}.pods_up", self.pods_up, "rising seconds of 0 or more", "sort them")
         require(is_positive(self.priority), f"{self.job_id}.priority", self.priority, "above 0", "correct it")
 
     def step_seconds(self, allocation: Allocation) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 
 from benchmarks.common.figures import Figure
-from benchmarks.common.recorded_runs import BATCH, CASES, Case, RecordedRun
+from benchmarks.common.recorded_runs import BATCH, CASES, Case, MeasuredStep, RecordedRun
 from benchmarks.simulator import simulator_calibration
 from benchmarks.simulator.simulator_calibration import (
     LogNormal,
     allocation,
     configurations,
     figures,
+    kind,
+    observations,
     predicted,
     replayed_seconds,
 )
@@ -27,7 +30,8 @@ from elastrec.platform.scaling.model import columns, step_form, throughput
 from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
-from elastrec.platform.simulator.speed import service_of, steps_of
+from elastrec.platform.simulator.simulation import Simulation
+from elastrec.platform.simulator.speed import Step, service_of, steps_of
 
 SHAPE = ModelShape(batch_size=BATCH, dense_bytes=1_000_000, embedding_dimension=16)
 ONE = Allocation(
@@ -36,41 +40,53 @@ ONE = Allocation(
 )  # fmt: skip
 
 
-def queueing_step(case: Case, workers: int) -> float:
-    """Seconds of a step where servers are queues: a truth that the throughput model has no form for."""
+def queueing_step(case: Case, workers: int, servers: int) -> Step:
+    """A step where servers are queues: a truth that the throughput model has no form for."""
     coefficients = coefficients_of(SHAPE, ONE, 0.05, (0.6, 0.1, 0.0, 0.15, 0.15))
     service = service_of(steps_of(SHAPE, coefficients)(ONE), ONE.workers)
     now = msgspec.structs.replace(
-        ONE, workers=workers, parameter_servers=case.servers, worker_cores=case.worker_cores,
+        ONE, workers=workers, parameter_servers=servers, worker_cores=case.worker_cores,
         parameter_server_cores=case.server_cores,
     )  # fmt: skip
-    return steps_of(SHAPE, coefficients, service)(now).seconds
+    return steps_of(SHAPE, coefficients, service)(now)
 
 
 def recorded(case: Case, random: np.random.Generator) -> RecordedRun:
-    """What a job of this truth would have recorded, with starts and delays that differ from run to run."""
+    """What a job of this truth would have recorded, with starts, delays and pauses that differ from run to run."""
     samples = case.epochs * 40_000
-    start, delay = (seconds * float(random.lognormal(0.0, 0.15)) for seconds in (6.0, 8.0))
-    steps = {each: queueing_step(case, each) for each in range(1, max(case.workers, case.grow_to) + 1)}
-    speed = {each: each * BATCH / seconds for each, seconds in steps.items()}
-    first = case.workers
+    start, delay, pause = (seconds * float(random.lognormal(0.0, 0.15)) for seconds in (6.0, 8.0, 1.0))
+    pause *= bool(case.servers_to)
+    pods = itertools.product(range(1, max(case.workers, case.workers_to) + 1), {case.servers, case.servers_to} - {0})
+    steps = {up: queueing_step(case, *up) for up in pods}
+    speed = {up: up[0] * BATCH / step.seconds for up, step in steps.items()}
+    first = case.workers, case.servers
     alone = samples / speed[first]
-    timeline: list[tuple[float, int]] = [(0.0, first)]
+    timeline: list[tuple[float, int, int]] = [(0.0, *first)]
     if case.lose_at is not None:
-        timeline += [(case.lose_at * alone, first - 1), (case.lose_at * alone + delay, first)]
-    if case.grow_at is not None:
-        timeline += [(case.grow_at * alone + delay, case.grow_to)]
-    left, spent, measured = float(samples), 0.0, dict[int, tuple[float, float]]()
-    for (at, up), until in zip(timeline, [at for at, _ in timeline[1:]] + [float("inf")], strict=True):
+        timeline += [(case.lose_at * alone, first[0] - 1, first[1]), (case.lose_at * alone + delay, *first)]
+    if case.change_at is not None:
+        wanted = case.workers_to or case.workers, case.servers_to or case.servers
+        timeline += [(case.change_at * alone + delay, *wanted)]
+    left, spent, measured = float(samples), pause, dict[tuple[int, int], float]()
+    for (at, *pods_up), until in zip(timeline, [at for at, *_ in timeline[1:]] + [float("inf")], strict=True):
+        up = (pods_up[0], pods_up[1])
         seconds = min(until - at, left / speed[up])
         left, spent = left - seconds * speed[up], spent + seconds
-        measured[up] = (steps[up], measured.get(up, (0.0, 0.0))[1] + up * seconds)
+        measured[up] = measured.get(up, 0.0) + up[0] * seconds
     return RecordedRun(
-        name=case.name, workers=first, servers=case.servers, worker_cores=case.worker_cores,
+        name=case.name, workers=case.workers, servers=case.servers, worker_cores=case.worker_cores,
         server_cores=case.server_cores, samples=samples, repeated_samples=0, started_seconds=start,
-        ended_seconds=start + spent, step_seconds=measured, workers_up=tuple(timeline), lose_at=case.lose_at,
-        grow_at=case.grow_at, grow_to=case.grow_to,
-        delay_seconds=None if case.lose_at is None and case.grow_at is None else delay,
+        ended_seconds=start + spent, dense_bytes=SHAPE.dense_bytes,
+        steps=tuple(
+            MeasuredStep(
+                workers=up[0], servers=up[1], step_seconds=steps[up].seconds, worker_seconds=seconds,
+                compute_seconds=steps[up].compute,
+            )
+            for up, seconds in measured.items()
+        ),
+        pods_up=tuple(timeline), lose_at=case.lose_at, change_at=case.change_at, workers_to=case.workers_to,
+        servers_to=case.servers_to, delay_seconds=None if len(timeline) == 1 else delay,
+        pause_seconds=pause if case.servers_to else None,
     )  # fmt: skip
 
 
@@ -120,10 +136,27 @@ def test_starts_a_hundred_times_as_long_miss_them(runs: list[RecordedRun], monke
     assert goals(figures(runs, draws=3)) == {"median_error": False, "p90_error": False}
 
 
-def test_a_run_that_is_one_of_its_kind_cannot_be_predicted_from_itself(runs: list[RecordedRun]) -> None:
-    killed = [each for each in runs if each.lose_at is not None]
-    with pytest.raises(ValueError, match="no other run"):
-        predicted(killed[0], [each for each in runs if each is not killed[1]])
+def test_pauses_a_hundred_times_as_long_miss_the_runs_whose_servers_change(
+    runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = Simulation._pause_of
+    monkeypatch.setattr(Simulation, "_pause_of", lambda self, changes: 100.0 * paused(self, changes))
+    found = {each.figure: each.value for each in figures(runs, draws=3)}
+    names = [each.name.replace(" ", "_") for each in runs if each.servers_to]
+    assert len(names) >= 3
+    assert all(found[f"simulator_calibration.error.{name}"] > 30.0 for name in names)
+
+
+def test_a_fit_gets_the_part_of_a_step_that_workers_compute(runs: list[RecordedRun]) -> None:
+    seen = [each for run in runs for each in observations(run)]
+    assert all(each.compute_seconds is not None and each.compute_seconds < each.iteration_seconds for each in seen)
+
+
+@pytest.mark.parametrize("doing", ["loses a worker", "workers come", "servers change"])
+def test_a_run_that_is_one_of_its_kind_cannot_be_predicted_from_itself(runs: list[RecordedRun], doing: str) -> None:
+    alike = [each for each in runs if kind(each) == doing]
+    with pytest.raises(ValueError, match=f"no other run.*{doing}"):
+        predicted(alike[0], [each for each in runs if each not in alike[1:]])
 
 
 def test_nothing_that_a_job_measured_in_its_own_configurations_is_used(runs: list[RecordedRun]) -> None:
@@ -131,10 +164,12 @@ def test_nothing_that_a_job_measured_in_its_own_configurations_is_used(runs: lis
     wrong = [
         msgspec.structs.replace(
             each,
-            step_seconds={
-                up: (1e3 if allocation(each, up) in configurations(run) else step, seconds)
-                for up, (step, seconds) in each.step_seconds.items()
-            },
+            steps=tuple(
+                msgspec.structs.replace(step, step_seconds=1e3)
+                if allocation(each, step.workers, step.servers) in configurations(run)
+                else step
+                for step in each.steps
+            ),
         )
         for each in runs
         if each is not run
@@ -142,9 +177,11 @@ def test_nothing_that_a_job_measured_in_its_own_configurations_is_used(runs: lis
     assert predicted(run, [run, *wrong], draws=1) == predicted(run, runs, draws=1)
 
 
-def test_its_own_start_and_delay_are_not_used_either(runs: list[RecordedRun]) -> None:
+def test_its_own_start_delay_and_pause_are_not_used_either(runs: list[RecordedRun]) -> None:
     for run in runs:
-        other = msgspec.structs.replace(run, started_seconds=1e4, ended_seconds=1e6, workers_up=(), delay_seconds=1e4)
+        other = msgspec.structs.replace(
+            run, started_seconds=1e4, ended_seconds=1e6, pods_up=(), delay_seconds=1e4, pause_seconds=1e4
+        )
         changed = [other if each is run else each for each in runs]
         assert predicted(other, changed, draws=2) == predicted(run, runs, draws=2)
 
@@ -172,6 +209,6 @@ def test_a_replay_of_what_was_recorded_meets_the_real_time(runs: list[RecordedRu
 
 def test_a_run_that_lost_a_worker_takes_longer_in_the_replay(runs: list[RecordedRun]) -> None:
     whole = next(each for each in runs if each.name == "two workers")
-    lost = msgspec.structs.replace(whole, workers_up=((0.0, 2), (0.5, 1), (1.5, 2)))
+    lost = msgspec.structs.replace(whole, pods_up=((0.0, 2, 1), (0.5, 1, 1), (1.5, 2, 1)))
     # One of two workers is away for a second.
     assert replayed_seconds(lost) - replayed_seconds(whole) == pytest.approx(0.5, abs=0.05)
