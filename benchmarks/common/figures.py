@@ -41,6 +41,8 @@ class Figure:
 
     Attributes:
         at_least, at_most: the goal; a figure without one explains another.
+        compared: it is one of several that are alike, such as one for each peer or assumption: the page has all of them
+            in one table, with a goal or without, and with the last part of their names as its columns.
         simulated: part of the system was stood in for; the settings say which.
         settings: what somebody needs to measure it again.
     """
@@ -52,6 +54,7 @@ class Figure:
     at_most: float | None = None
     simulated: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    compared: bool = False
 
     @property
     def goal(self) -> str | None:
@@ -77,6 +80,7 @@ class Figure:
             "met": self.met,
             "simulated": self.simulated,
             "settings": dict(self.settings),
+            "compared": self.compared,
         }
 
 

@@ -1,5 +1,7 @@
 """The docs' page of figures, from the kept results alone: goals, met or missed, simulated or not, and of which code.
 
+Beside them stand comparisons: with which peers and assumptions a benchmark wins and with which it loses.
+
 python -m benchmarks.common.figures_page
 """
 
@@ -21,32 +23,84 @@ one, with its settings and what else it found. `--save` keeps the results in `be
 
 Beside each figure stand the day on which it was measured and the commit of the code. Where they have a \\*, they are
 those of the change that published the figure: which code had been measured was not kept.
+
+Comparisons have figures without a goal, too: against each peer, and with one assumption changed at a time. Brackets
+have the 95 % interval over the seeds of a simulation. Times and core-hours are better the lower they are: above 0 the
+peer wins. *both* is the mean time × core-hours.
 """
+_COMPARISONS = "### Comparisons of {}"
+_INTERVAL = "95_%_interval"
 _TABLE = "| figure | value | goal | unit | | measured |\n|---|---|---|---|---|---|"
 
 
 def page(results: Mapping[str, Sequence[Result]], known: Iterable[str]) -> str:
-    """Figures that have a goal, by benchmark, and which of the known benchmarks have no result."""
+    """Figures that have a goal, by benchmark, comparisons, and which of the known benchmarks have no result."""
     parts = [_HEAD]
     for benchmark, figures in sorted(results.items()):
         lines = [_row(result) for result in figures if result.goal is not None]
         if lines:
             parts.append("\n".join([f"## {benchmark}", "", _TABLE, *lines, ""]))
+        if tables := _comparisons([result for result in figures if result.compared]):
+            parts.append("\n\n".join([_COMPARISONS.format(benchmark), *tables]) + "\n")
     if missing := sorted(set(known) - results.keys()):
         parts.append("\n".join(["## Not measured yet", "", *(f"- `{name}`" for name in missing), ""]))
     return "\n".join(parts)
 
 
 def _row(result: Result) -> str:
-    cells = (
-        result.figure.partition(".")[2].replace("_", " ") + (" *(simulated)*" if result.simulated else ""),
-        f"{result.value:.4g}",
-        str(result.goal),
-        result.unit,
-        ("met" if result.met else "**missed**") + _during(result),
-        _origin(result.measured),
-    )
+    return _cells(
+        _name(result.figure.partition(".")[2], [result]), f"{result.value:.4g}", str(result.goal), result.unit,
+        ("met" if result.met else "**missed**") + _during(result), _origin(result.measured),
+    )  # fmt: skip
+
+
+def _comparisons(results: Sequence[Result]) -> list[str]:
+    """Tables of the rows that have the same columns in one unit; other rows have a line for each of their columns."""
+    rows: dict[str, dict[str, Result]] = {}
+    for result in results:
+        row, _, column = result.figure.partition(".")[2].rpartition(".")
+        rows.setdefault(row, {})[column] = result
+    alike: dict[tuple[frozenset[str], frozenset[str]], list[str]] = {}
+    for row, columns in rows.items():
+        alike.setdefault((frozenset(columns), frozenset(result.unit for result in columns.values())), []).append(row)
+    tables = []
+    for (_, units), names in alike.items():
+        found = {name: rows[name] for name in names}
+        # The first heading of a table names the unit of all of its columns.
+        tables.append(_table(*units, found) if len(names) > 1 and len(units) == 1 else _upright(found))
+    return tables
+
+
+def _table(unit: str, rows: Mapping[str, Mapping[str, Result]]) -> str:
+    columns = list(next(iter(rows.values())))
+    lines = [_cells(unit, *(column.replace("_", " ") for column in columns), "measured")]
+    lines.append("|---" * (len(columns) + 2) + "|")
+    for name, found in rows.items():
+        measured = dict.fromkeys(_origin(result.measured) for result in found.values())
+        values = (_with_interval(found[column]) for column in columns)
+        lines.append(_cells(_name(name, list(found.values())), *values, "; ".join(measured)))
+    return "\n".join(lines)
+
+
+def _upright(rows: Mapping[str, Mapping[str, Result]]) -> str:
+    lines = ["| figure | value | unit | measured |\n|---|---|---|---|"]
+    for result in (result for row in rows.values() for result in row.values()):
+        name = _name(result.figure.partition(".")[2], [result])
+        lines.append(_cells(name, _with_interval(result), result.unit, _origin(result.measured)))
+    return "\n".join(lines)
+
+
+def _cells(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _name(figure: str, results: Sequence[Result]) -> str:
+    return figure.replace("_", " ") + (" *(simulated)*" if all(result.simulated for result in results) else "")
+
+
+def _with_interval(result: Result) -> str:
+    interval = result.settings.get(_INTERVAL)
+    return f"{result.value:.4g}" + (f" ({interval})" if interval else "")
 
 
 def _during(result: Result) -> str:

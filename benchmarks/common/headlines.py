@@ -114,12 +114,28 @@ def compared(
         short = name.removeprefix("completion_seconds_")
         shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", **settings}
         figure = f"{prefix}.{ours.name}_against_{theirs.name}.{short}"
-        found.append(Figure(figure, value, "%", at_most=goals.get(name), simulated=True, settings=shown))
+        goal = goals.get(name)
+        found.append(Figure(figure, value, "%", at_most=goal, simulated=True, settings=shown, compared=True))
     products = [[each.figures()[MEAN] * each.figures()[CORE_HOURS] for each in side] for side in (mine, other)]
     both = [100.0 * (one / two - 1.0) for one, two in zip(*products, strict=True)]
     value, half = mean_with_interval(both)
     shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", "what": "mean time × core-hours"}
-    found.append(Figure(f"{prefix}.{ours.name}_against_{theirs.name}.both", value, "%", simulated=True, settings=shown))
+    figure = f"{prefix}.{ours.name}_against_{theirs.name}.both"
+    found.append(Figure(figure, value, "%", simulated=True, settings=shown, compared=True))
+    return found
+
+
+def moved(
+    prefix: str, reports: Mapping[str, Sequence[Report]], others: Sequence[Side], settings: Mapping[str, Any]
+) -> list[Figure]:
+    """Mean time and core-hours of the default policy against others, where one assumption differs; above 0 we lose."""
+    found = []
+    for name, short in ((MEAN, "mean"), (CORE_HOURS, "core_hours")):
+        for other in others:
+            value, half = difference(reports[OURS.name], reports[other.name], name)
+            shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", **settings}
+            figure = f"{prefix}.{short}_against_{other.name}"
+            found.append(Figure(figure, value, "%", simulated=True, settings=shown, compared=True))
     return found
 
 

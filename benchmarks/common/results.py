@@ -47,7 +47,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of_publication: bool = False
 
 
-class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One figure as `Figure.document` writes it, and its origin."""
 
     figure: str
@@ -58,6 +58,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     simulated: bool
     settings: dict[str, Any]
     measured: Origin
+    compared: bool = False
 
     @property
     def benchmark(self) -> str:

@@ -1,12 +1,16 @@
 """Simulated workloads whose jobs arrive as on a shared cluster: by day and night, and many at once.
 
     python -m benchmarks arrival_traces [--jobs 60] [--nodes 72] [--seeds 5] [--trace FILE --time-unit 60]
-        [--speed 1000] [--only speed] [--output json]
+        [--speed 1000] [--only sensitivity] [--output json]
 
 Arrivals are made here: a rate that follows the hour of the day, and bursts, in which one person submits a sweep of jobs
 within minutes. `--trace` takes a trace's own arrivals instead, a window of them for each seed (columns `submit_time` or
 `arrival_seconds`). Jobs are those of `job_completion_time`: owners ask for too many workers as often as for too few.
 The goals are the same, on workloads that nothing was chosen on (`common/headlines.py`).
+
+`sensitivity` is what becomes of the headlines when one thing differs: the size of the cluster, how long starts and
+pauses take, the noise of what is measured; against Optimus with one, two and four pods per round and the greedy one.
+Above 0 we lose.
 
 `speed` is how many jobs a CPU minute simulates with the default policy, when it is asked about every job in every
 round, and with a patience of eight rounds: measured over a whole simulation of so many jobs, not extrapolated. A
@@ -35,6 +39,7 @@ from benchmarks.common.headlines import (
     WORKERS_ONLY,
     Jobs,
     compared,
+    moved,
     out_of_memory,
     run_all,
 )
@@ -42,6 +47,7 @@ from benchmarks.common.simulated_jobs import (
     BY_HAND_SIDE,
     GREEDY,
     OPTIMUS,
+    OPTIMUS_2,
     OPTIMUS_4,
     OURS,
     OURS_WARM,
@@ -120,6 +126,24 @@ def headlines(arguments: argparse.Namespace) -> list[Figure]:
     return found + compared(f"{_PREFIX}.workers", reports, OURS, GREEDY, goals, shown)
 
 
+def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
+    """The same jobs on another cluster, or with other habits of it."""
+    jobs, other = workloads(arguments), msgspec.structs.replace
+    cases = {
+        "as_it_is": (1.0, TROUBLED),
+        # No smaller one: the largest jobs would never start (`--nodes`).
+        "cluster_double": (2.0, TROUBLED),
+        "start_and_pause_x3": (1.0, other(TROUBLED, start_seconds=180.0, migration_pause_seconds=90.0)),
+        "noise_0.2": (1.0, other(TROUBLED, noise=0.2)),
+    }
+    others, found = (OPTIMUS, OPTIMUS_2, OPTIMUS_4, GREEDY), list[Figure]()
+    for name, (times, settings) in cases.items():
+        nodes = round(times * arguments.nodes)
+        reports = run_all(jobs, nodes, (*others, OURS), settings)
+        found += moved(f"{_PREFIX}.sensitivity.{name}", reports, others, {"nodes": nodes, "jobs": arguments.jobs})
+    return found
+
+
 def speed(arguments: argparse.Namespace) -> list[Figure]:
     """Jobs per CPU minute, asked in every round and patiently, on the first headline seed."""
     seed, found, reports = HEADLINE_SEEDS[0], [], []
@@ -151,8 +175,8 @@ def speed(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """Headlines, and how fast they were found."""
-    parts = {"headlines": headlines, "speed": speed}
+    """Headlines, on what they depend, and how fast they were found."""
+    parts = {"headlines": headlines, "sensitivity": sensitivity, "speed": speed}
     return [figure for part in arguments.only or parts for figure in parts[part](arguments)]
 
 
@@ -166,7 +190,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", help="CSV file whose arrivals are taken")
     parser.add_argument("--time-unit", type=float, default=1.0, help="seconds that the trace counts in (default 1)")
     parser.add_argument("--speed", type=int, default=1000, help="jobs of the speed figures (default 1000)")
-    parser.add_argument("--only", nargs="+", choices=("headlines", "speed"), help="some parts (default: all)")
+    parser.add_argument("--only", nargs="+", choices=("headlines", "sensitivity", "speed"),
+                        help="some parts (default: all)")  # fmt: skip
 
 
 if __name__ == "__main__":

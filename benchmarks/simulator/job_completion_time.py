@@ -39,7 +39,7 @@ from benchmarks.common.headlines import (
     WORKERS_ONLY,
     Jobs,
     compared,
-    difference,
+    moved,
     out_of_memory,
     run_all,
     say,
@@ -96,11 +96,14 @@ def alone(seeds: int) -> list[Figure]:
     for name, each in times.items():
         minutes = round(statistics.fmean(each) / 60, 2)
         if name == "three_stage":
-            found.append(Figure(f"{_PREFIX}.alone.minutes", minutes, "min", simulated=True, settings=settings_shown))
+            found.append(
+                Figure(f"{_PREFIX}.alone.minutes", minutes, "min", simulated=True, settings=settings_shown,
+                       compared=True)
+            )  # fmt: skip
         else:
             found.append(
                 Figure(f"{_PREFIX}.alone.against_{name}", 100 * (ours / statistics.fmean(each) - 1), "%",
-                       at_most=goals.get(name), simulated=True, settings={"their_minutes": minutes})
+                       at_most=goals.get(name), simulated=True, settings={"their_minutes": minutes}, compared=True)
             )  # fmt: skip
     return found
 
@@ -142,7 +145,7 @@ def mixed(arguments: argparse.Namespace) -> list[Figure]:
         )
         found.append(
             Figure(f"{prefix}.{what}_in_use", mine, "% of what is held", simulated=True,
-                   settings={"by_hand_%": round(by_hand, 1)})
+                   settings={"by_hand_%": round(by_hand, 1)}, compared=True)
         )  # fmt: skip
     return found
 
@@ -220,15 +223,8 @@ def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
         count = round(case.nodes * arguments.nodes)
         jobs = workloads(arguments, case.habits, case.every * arguments.every)
         reports = run_all(jobs, count, (STATIC, OPTIMUS, GREEDY, OURS), case.settings)
-        for other in (STATIC, OPTIMUS, GREEDY):
-            value, half = difference(reports[OURS.name], reports[other.name], MEAN)
-            cores, _ = difference(reports[OURS.name], reports[other.name], CORE_HOURS)
-            found.append(
-                Figure(f"{_PREFIX}.sensitivity.{name}.mean_against_{other.name}", value, "%", simulated=True,
-                       settings={"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}",
-                                 "core_hours_%": round(cores, 1), "nodes": count,
-                                 "every_s": case.every * arguments.every})
-            )  # fmt: skip
+        shown = {"nodes": count, "every_s": case.every * arguments.every}
+        found += moved(f"{_PREFIX}.sensitivity.{name}", reports, (STATIC, OPTIMUS, GREEDY), shown)
     return found
 
 

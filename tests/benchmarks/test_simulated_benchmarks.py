@@ -103,8 +103,22 @@ def test_with_workers_alone_movable_ours_is_not_to_be_worse() -> None:
 
 def test_every_case_of_the_sensitivity_says_what_it_costs() -> None:
     figures = job_completion_time.sensitivity(small(jobs=2))
-    assert len({figure.figure for figure in figures}) == len(figures) == 13 * 3
-    assert all("core_hours_%" in figure.settings for figure in figures)
+    assert len({figure.figure for figure in figures}) == len(figures) == 13 * 3 * 2
+    columns = {figure.figure.rsplit(".", 1)[-1] for figure in figures}
+    against = ("static", "optimus", "optimus_greedy")
+    assert columns == {f"{what}_against_{other}" for what in ("mean", "core_hours") for other in against}
+    assert all(figure.compared and "95_%_interval" in figure.settings for figure in figures)
+
+
+def test_every_case_of_the_arrivals_is_compared_with_every_step_of_optimus() -> None:
+    figures = arrival_traces.measure(small(jobs=2, trace=None, only=["sensitivity"]))
+    assert all(figure.compared and figure.simulated and "nodes" in figure.settings for figure in figures)
+    cases = {figure.figure.removeprefix("arrival_traces.sensitivity.").rpartition(".")[0] for figure in figures}
+    assert cases == {"as_it_is", "cluster_double", "start_and_pause_x3", "noise_0.2"}
+    others = {figure.figure.partition("mean_against_")[2] for figure in figures} - {""}
+    assert others == {"optimus", "optimus_step_2", "optimus_step_4", "optimus_greedy"}
+    by_case = {case: [each.value for each in figures if f".{case}." in each.figure] for case in cases}
+    assert all(by_case[case] != by_case["as_it_is"] for case in cases - {"as_it_is", "cluster_double"})
 
 
 def test_a_side_that_does_not_end_is_not_compared() -> None:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.common import figures, figures_page
 from benchmarks.common.figures import Figure, OtherLoad
 from benchmarks.common.figures_page import page
-from benchmarks.common.results import Origin, Result
+from benchmarks.common.results import Origin, Result, load
 
 FIGURES = [
     Figure("reader.parquet", 0.61, "of pyarrow's rows", at_least=0.7),
@@ -49,6 +49,51 @@ def test_a_line_per_figure_with_a_goal_by_benchmark_missed_and_simulated_ones_ma
         "| parquet | 0.61 | ≥ 0.7 | of pyarrow's rows | **missed** | 2026-01-02, `0123456` |",
         "| criteo tsv | 3.42 | ≥ 3 | of torchrec's rows | met | 2026-01-02, `0123456` |",
     ]
+
+
+def compared(name: str, value: float, unit: str = "%", **settings: object) -> Figure:
+    goal = -10.0 if name.endswith("optimus.median") else None
+    return Figure(f"calls.{name}", value, unit, at_most=goal, simulated=True, settings=settings, compared=True)
+
+
+def test_comparisons_stand_in_one_table_with_a_goal_or_without_and_with_their_intervals() -> None:
+    figures = [
+        compared("us_against_optimus.median", 18.3, **{"95_%_interval": "+10.0 to +26.0"}),
+        compared("us_against_static.mean", -30.1),
+        compared("us_against_optimus.mean", 1.5),
+        compared("us_against_static.median", -20.0),
+    ]
+    text = page(results(*figures), [])
+    assert rows(text)[4:] == [
+        "| % | median | mean | measured |",
+        "| us against optimus *(simulated)* | 18.3 (+10.0 to +26.0) | 1.5 | 2026-01-02, `0123456` |",
+        "| us against static *(simulated)* | -20 | -30.1 | 2026-01-02, `0123456` |",
+    ]
+    assert "| us against optimus.median *(simulated)* | 18.3 | ≤ -10 | % | **missed** |" in text
+    assert "### Comparisons of calls" in text
+
+
+def test_comparisons_of_other_columns_or_units_have_a_line_each() -> None:
+    figures = [compared("alone.minutes", 37.0, "min"), compared("alone.against", 18.0), compared("mixed.memory", 31.0)]
+    assert [line.rsplit(" | ", 1)[0] for line in rows(page(results(*figures), []))[1:]] == [
+        "### Comparisons of calls",
+        "| figure | value | unit",
+        "| alone.minutes *(simulated)* | 37 | min",
+        "| alone.against *(simulated)* | 18 | %",
+        "| figure | value | unit",
+        "| mixed.memory *(simulated)* | 31 | %",
+    ][1:]
+
+
+def test_a_figure_that_is_neither_a_goal_nor_compared_is_not_on_the_page() -> None:
+    assert "seconds" not in page(results(*FIGURES), [])
+
+
+def test_what_is_lost_against_a_peer_is_on_the_page() -> None:
+    lost = next(
+        result for result in load()["job_completion_time"] if result.figure.endswith("alone.against_optimus_greedy")
+    )
+    assert f"| alone.against optimus greedy *(simulated)* | {lost.value:.4g} | % |" in figures_page.render()
 
 
 def test_a_commit_that_only_published_a_figure_is_marked() -> None:
