@@ -16,9 +16,13 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import Shape
 
 GIBIBYTE = 2**30
+"""Bytes."""
 MEMORY_STEP = 256 * 2**20
 """Memory is planned in whole steps. Chosen: a server's process takes about as much before its first row, so that less
 is no difference for the cluster; every step is a change that a job has to go through."""
+
+CORES_STEP = 0.25
+"""Cores are planned in whole steps. Chosen: of pods of a core or more, less is within the error of a prediction."""
 
 
 def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> None:

@@ -26,6 +26,7 @@ from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.numba_cache import kernels_of
 
 _CURVE_POINTS = 33
+"""Of the curve that pictures of a forecast show."""
 _NEVER = (math.inf, math.inf, math.inf)
 
 Band = tuple[float, float, float]

@@ -10,11 +10,12 @@ import msgspec
 
 from elastrec.platform.scaling.job_profile import JobFacts, NotNow, decidable
 from elastrec.platform.scaling.types import JobProfile, Plan
+from elastrec.platform.specs.metrics import WINDOW_SECONDS
 
 MEMORY = "memory-forecast"
 """Policy of the plans that a memory forecast asks for."""
-LEAST_SECONDS = 5.0
-"""Between two looks: a master's windows of figures are as long."""
+LEAST_SECONDS = WINDOW_SECONDS
+"""Between two looks: nothing new is known before."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,7 +61,8 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
         worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
         migration_pause_seconds: training pauses when servers or their size change.
         migration_copy_seconds: rows are copied to other servers; the job trains on meanwhile.
-        measured: how many starts and migrations stand behind the numbers; 0: documented defaults.
+        measured: how many starts and migrations stand behind the numbers; 0: the defaults, which are
+            assumed.
     """
 
     worker_start_seconds: float = 60.0

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from elastrec.platform.scaling.amounts import Allocation, Capacity, require
+from elastrec.platform.scaling.amounts import CORES_STEP, MEMORY_STEP, Allocation, Capacity, require
 from elastrec.platform.scaling.model.columns import FIELDS, Columns, Floats
 from elastrec.platform.scaling.types import Coefficients, Prior
 
-_CORES_STEP = 0.25
-_MEMORY_STEP = 128 * 2**20
-"""Half a step of plans (`amounts.MEMORY_STEP`): a start is free of what a change costs, so that it may be closer."""
+_MEMORY_STEP = MEMORY_STEP // 2
+"""Half a step of plans: a start is free of what a change costs, so that it may be closer."""
 _STAYS_FREE = 0.2
 """Of a server's memory. Twice the margin of a forecast: the next job's ids are others, and it may not be able to get
 more while it runs."""
@@ -104,14 +103,18 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WarmStartSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the past is believed.
+    """How far the past is believed. Algorithm 1 leaves all of it open.
 
     Attributes:
-        most: k, jobs that are looked at.
-        smoothing: μ, the weight of the more similar job in every step.
-        least_similarity: jobs below it, in all or in what memory depends on, say nothing about this one.
-        half_ratio: numbers that differ by this factor are half as similar as equal ones.
-        weights: of categories, numbers and sets in the total.
+        most: k, jobs that are looked at. Chosen: with μ = 0.6 a sixth one would count for less than 1 %.
+        smoothing: μ, the weight of the more similar job in every step. Chosen: the most similar job counts for more
+            than all others together, which smooth what was special about its last run.
+        least_similarity: jobs below it, in all or in what memory depends on, say nothing about this one. Chosen: more
+            of a job differs then than is equal.
+        half_ratio: numbers that differ by this factor are half as similar as equal ones. Chosen: a job that trains
+            four days at once is still like one that trains one.
+        weights: of categories, numbers and sets in the total. Chosen: the name says as much as the size; which tables
+            they are says less than how many rows.
     """
 
     most: int = 5
@@ -299,8 +302,8 @@ def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[All
 
     workers = max(1, round(smoothed["workers"]))
     servers = max(1, round(smoothed["parameter_servers"]))
-    worker_cores = stepped(smoothed["worker_cores"], _CORES_STEP)
-    server_cores = stepped(smoothed["parameter_server_cores"], _CORES_STEP)
+    worker_cores = stepped(smoothed["worker_cores"], CORES_STEP)
+    server_cores = stepped(smoothed["parameter_server_cores"], CORES_STEP)
     worker_bytes = memory(smoothed["worker_memory_bytes"])
     server_bytes = memory(smoothed["parameter_server_memory_bytes"])
     cut = ""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, MEMORY_STEP, Allocation, Change, require
+from elastrec.platform.scaling.amounts import CORES_STEP, GIBIBYTE, MEMORY_STEP, Allocation, Change, require
 from elastrec.platform.scaling.model.columns import TERMS, Columns, features
 from elastrec.platform.scaling.types import Coefficients, Limits, ModelShape
 from elastrec.platform.scaling.warm_start import Features
@@ -247,8 +247,8 @@ def _job(
     oversize = float(random.uniform(*habits.oversize)) if random.uniform() < habits.oversized_share else 1.0
     starved = 0.25 if random.uniform() < habits.starved_server_share else oversize
     is_short = random.uniform() < habits.short_memory_share
-    worker_cores = _stepped(tuned.worker_cores * oversize, 0.25)
-    server_cores = _stepped(tuned.parameter_server_cores * starved, 0.25)
+    worker_cores = _stepped(tuned.worker_cores * oversize, CORES_STEP)
+    server_cores = _stepped(tuned.parameter_server_cores * starved, CORES_STEP)
     used = model.bytes_at_tuned
     short = float(random.uniform(0.5, 0.9))
     given = used * short if is_short else max(1.25, oversize) * used

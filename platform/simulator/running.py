@@ -20,13 +20,12 @@ from elastrec.platform.simulator.report import Ended
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
-from elastrec.platform.specs.metrics import share_kept
+from elastrec.platform.specs.metrics import COUNTS_APART, WINDOW_SECONDS, share_kept
 
-_LEAST_WINDOW_SECONDS = 4.0
-"""Masters look at memory every five seconds at most, which cuts a window."""
+_LEAST_MEASURED_SECONDS = 0.8 * WINDOW_SECONDS
+"""Shorter stretches are no measurement: a job has just begun, or something happened to it. A look at the memory of its
+servers, which cuts stretches as short as a master's window, must not hide its steps."""
 _MOST_POINTS = 60
-_COUNTED_EVERY_SECONDS, _APART = 5.0, 1.05
-"""Masters count rows so often, and keep counts that lie such a factor of samples apart, and the newest one."""
 _KEPT_CHANGES = 8
 _SIZES = {
     Change.WORKER_SIZE: ("worker_cores", "worker_memory_bytes"),
@@ -176,7 +175,7 @@ class Running:
             # The last checkpoint of this window lies so many samples back.
             self._saved_at += math.floor((now - self._saved_at) / every) * every
             self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
-        if self._down == 0 and trained >= _LEAST_WINDOW_SECONDS:
+        if self._down == 0 and trained >= _LEAST_MEASURED_SECONDS:
             seconds, compute, steps = self._seen.get(self.allocation, (0.0, 0.0, 0.0))
             count = trained / rate.step_seconds
             # Older windows fade: what was slow an hour ago is not slow now.
@@ -186,7 +185,7 @@ class Running:
             )  # fmt: skip
             ever = self._steps_ever.get(self.allocation, 0.0)
             self._steps_ever[self.allocation] = ever + count * self.allocation.workers
-        self._count_rows(trained_before, _COUNTED_EVERY_SECONDS * rate.samples)
+        self._count_rows(trained_before, WINDOW_SECONDS * rate.samples)
 
     def _count_rows(self, since: float, every: float) -> None:
         """What its master has counted since so many samples.
@@ -199,8 +198,8 @@ class Running:
             return
         while since < self._trained:
             # Of counts that lie closer together only the newest would be kept.
-            since = min(max(since + every, _APART * since), self._trained)
-            if len(counted) > 1 and counted_at[-1] < _APART * counted_at[-2]:
+            since = min(max(since + every, COUNTS_APART * since), self._trained)
+            if len(counted) > 1 and counted_at[-1] < COUNTS_APART * counted_at[-2]:
                 counted_at.pop()
                 counted.pop()
             noise = 1.0 + 0.02 * self.random.standard_normal()

@@ -10,7 +10,10 @@ import math
 import msgspec
 
 from elastrec.platform.scaling.amounts import require
+from elastrec.platform.scaling.types import Overheads
 from elastrec.platform.specs.scaling import ScalingSettings
+
+_SCALING, _OVERHEADS = ScalingSettings(), Overheads()
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +84,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     seed: int = 0
-    interval_seconds: float = 180.0
-    start_seconds: float = 60.0
+    interval_seconds: float = _SCALING.round_interval
+    start_seconds: float = _OVERHEADS.worker_start_seconds
     start_spread: float = 0.3
-    migration_pause_seconds: float = 30.0
+    migration_pause_seconds: float = _OVERHEADS.migration_pause_seconds
     noise: float = 0.05
     hours_between_failures: float = 1600.0
     failure_shape: float = 0.8
@@ -93,7 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     hot_server_share: float = 0.0
     hot_server_slowdown: float = 3.0
     preemption: bool = True
-    least_steps: int = ScalingSettings().least_steps
+    least_steps: int = _SCALING.least_steps
     patience_rounds: int = 1
     handling: Handling = Handling()
     until_seconds: float = 30 * 86_400.0

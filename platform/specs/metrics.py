@@ -146,6 +146,12 @@ class TrainingMetrics(Spec):
         return bool(self.given_up or (self.migration and (self.migration.idle or self.migration.problems)))
 
 
+WINDOW_SECONDS = 5.0
+"""Masters add their figures up over so long, and look at rows and memory as often. Chosen: soon enough for
+people who watch a job, and long enough for several steps of every worker."""
+COUNTS_APART = 1.05
+"""Counts of a table's rows are kept where they lie such a factor of samples apart. Chosen: every doubling has
+fourteen, and the law that is fitted to them has two parameters."""
 FADING_SECONDS = 180.0
 KEPT_SHARE = 0.8
 """Of the weight of a measured speed after FADING_SECONDS. Chosen: a disturbance is down to a tenth of its weight after

@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.scaling import Prices, beside
+from elastrec.platform.specs.scaling import Prices, ScalingSettings, beside
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 
@@ -17,6 +18,7 @@ BY_HAND_NAME = "by-hand"
 """Beside the policies: jobs keep what their owners asked for, and the platform does nothing about trouble."""
 DEFAULT_POLICIES = (BY_HAND_NAME, "static", "elastic-scheduler", "optimus", "optimus-greedy", "three-stage")
 _Share = Annotated[float, Field(ge=0, le=1)]
+_SCALING, _HABITS = ScalingSettings(), Settings()
 
 
 class FromHistory(Spec):
@@ -86,9 +88,9 @@ class Trouble(Spec):
     """Median until a pod trains; default: measured ones with `history`, else 60s."""
     migration_pause: Annotated[Seconds, Field(ge=0)] | None = None
     """Training pauses when servers or a pod's size change; default: measured ones with `history`, else 30s."""
-    noise: Annotated[float, Field(ge=0, le=2)] = 0.05
+    noise: Annotated[float, Field(ge=0, le=2)] = _HABITS.noise
     """Standard deviation of the logarithm of step times."""
-    hours_between_failures: Annotated[float, Field(gt=0)] = 1600.0
+    hours_between_failures: Annotated[float, Field(gt=0)] = _HABITS.hours_between_failures
     """Mean of one pod; 1600 is 1.5 % of the pods per day."""
     stragglers: _Share = 0.07
     """Share of the jobs in which a worker becomes slow."""
@@ -110,17 +112,17 @@ class SimulationFile(Spec):
     """What plans may change while a job trains; `everything` is servers and sizes of pods too."""
     warm_start: bool = False
     """Jobs start with what similar finished ones ended with; never those of `by-hand`."""
-    max_slowdown: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    max_slowdown: Annotated[float, Field(ge=0, lt=1)] = _SCALING.max_slowdown
     """Plans that save may cost a job this share of its speed, as in the file of a real cluster."""
-    prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
+    prices: Prices = _SCALING.prices
     """What resources cost."""
     trouble: Trouble = Trouble()
     """What goes wrong."""
-    round_interval: Annotated[Seconds, Field(gt=0)] = 180.0
+    round_interval: Annotated[Seconds, Field(gt=0)] = _SCALING.round_interval
     """Time between two rounds of the policy."""
-    patience_rounds: Annotated[int, Field(ge=1)] = 1
+    patience_rounds: Annotated[int, Field(ge=1)] = _HABITS.patience_rounds
     """1: every job in every round, as on a real cluster; more: one that had no plan only after up to so many rounds."""
-    at_most: Annotated[Seconds, Field(gt=0)] = 30 * 86_400.0
+    at_most: Annotated[Seconds, Field(gt=0)] = _HABITS.until_seconds
     """Simulated time after which jobs that still run are reported as unfinished."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Equal seeds give equal results."""

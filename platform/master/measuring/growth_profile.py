@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from elastrec.platform.specs.metrics import COUNTS_APART
 from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.platform.transport.messages.profile import TableGrowth
 
-_APART = 1.05
 _MOST_POINTS = 256
 
 
@@ -53,7 +53,7 @@ class GrowthProfile:
         if self._points and samples < self._points[-1].samples:
             return
         # The newest point is always kept, since it says where the tables are now.
-        if len(self._points) > 1 and self._points[-1].samples < _APART * self._points[-2].samples:
+        if len(self._points) > 1 and self._points[-1].samples < COUNTS_APART * self._points[-2].samples:
             self._points.pop()
         self._points.append(point)
         del self._points[:-_MOST_POINTS]

@@ -10,10 +10,9 @@ from elastrec.platform.data.metrics.binary import COARSE_BINS
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.specs.errors import DataError
-from elastrec.platform.specs.metrics import HeadMetrics
+from elastrec.platform.specs.metrics import WINDOW_SECONDS, HeadMetrics
 from elastrec.platform.transport.messages.job import CopyProgress, Heartbeat, ServerLoad, TableUsage
 
-WINDOW_SECONDS = 5.0
 FIRST_WINDOW_SECONDS = 1.0
 _FIRST_WINDOWS = 30
 """So many windows are short: a job of a few seconds has a learning curve, too."""

@@ -29,6 +29,7 @@ from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.native_output import native_output_to_stderr
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.scaling import ScalingSettings
 
 STAY = 0
 """Index of the first candidate of every proposal: nothing changes."""
@@ -39,10 +40,10 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rho: ρ of eq. 14; above 0 jobs that end soon go first (the paper: 2.5), 0 all are equal, below 0 long ones.
-        epsilon_seconds: ε, so that a job about to end has a finite weight.
+        epsilon_seconds: ε, so that a job about to end has a finite weight. Chosen: far below a round's interval.
     """
 
-    rho: float = 2.5
+    rho: float = ScalingSettings().rho
     epsilon_seconds: float = 1.0
 
     def __post_init__(self) -> None:
@@ -89,7 +90,9 @@ class Choice:
     left: Resources
 
 
-_PRICE_STEPS = 40
+_PRICE_STEPS, _PRICE_MOVES = 40, (2.0, 0.02)
+"""How often shadow prices are moved, and by which power of e at most, at first and at last. Chosen: the last moves are
+of 2 %, within the error of a prediction; `benchmarks/scaling/selection.py` compares the choice with the exact one."""
 
 Knapsack = Callable[[Items, Resources], npt.NDArray[np.intp]]
 """Chooses items, at most one per job, within the resources; returns their indexes."""
@@ -160,7 +163,7 @@ def _shadow_prices(items: Items, shares_2I: Floats) -> Floats:
     starts = np.flatnonzero(np.diff(items.job[order], prepend=-1))
     value_I, shares_2I = items.value[order], shares_2I[:, order]
     prices = np.full(2, float(np.maximum.reduceat(value_I, starts).sum()))
-    for step in np.geomspace(2.0, 0.02, _PRICE_STEPS):
+    for step in np.geomspace(*_PRICE_MOVES, _PRICE_STEPS):
         worth_I = value_I - prices @ shares_2I
         best_J = np.maximum.reduceat(worth_I, starts)
         takes_I = (worth_I == np.repeat(best_J, np.diff(starts, append=len(order)))) & (worth_I > 0)

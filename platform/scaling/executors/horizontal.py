@@ -28,15 +28,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HorizontalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    weights: w of eq. 1. The buffer alone by default: a full buffer is what a surplus of executors looks like, while
-        a busy CPU may mean either. Weights of at least 0 that add up to 1.
-    threshold, band: L_θ, and how far on either side of it nothing is done.
-    damping: of the load's change over its window, this much is taken to go on.
-    gain: share of executors changed per share of distance to L_θ.
-    largest_step: most of the executors that one change adds or removes.
-    cool_down_seconds: between two changes of a job.
-    memory_limit: executors are not removed when the others' memory would be above it.
+    """The paper gives no value of L_θ and w. All are chosen: executors come to rest where the need does not
+    change, and near what is needed where it does (`benchmarks/simulator/data_executors.py`).
+
+    Attributes:
+        weights: w of eq. 1. The buffer alone by default: a full buffer is what a surplus of executors looks like, while
+            a busy CPU may mean either. Weights of at least 0 that add up to 1.
+        threshold, band: L_θ, and how far on either side of it nothing is done.
+        damping: of the load's change over its window, this much is taken to go on.
+        gain: share of executors changed per share of distance to L_θ.
+        largest_step: most of the executors that one change adds or removes.
+        cool_down_seconds: between two changes of a job.
+        memory_limit: executors are not removed when the others' memory would be above it. As full as a server may be
+            (`memory.MemoryRules`).
     """
 
     weights: tuple[float, float, float] = (1.0, 0.0, 0.0)

@@ -14,6 +14,9 @@ from enum import IntEnum
 import msgspec
 
 from elastrec.platform.scaling.amounts import Resources, require
+from elastrec.platform.specs.scaling import ScalingSettings
+
+_DEFAULTS = ScalingSettings()
 
 
 class Urgency(IntEnum):
@@ -80,15 +83,13 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much a job is left in peace.
 
     Attributes:
-        cool_down_seconds: after any change; failures are prevented all the same. Chosen: half of a round's interval, so
-            that a round that is early by some seconds is not lost.
-        reversal_seconds: so long after a change its target does not go the other way, failures apart. Chosen: five
-            rounds, after which half of what was measured before has faded.
+        cool_down_seconds: after any change; failures are prevented all the same.
+        reversal_seconds: so long after a change its target does not go the other way, failures apart.
         least_share: smaller changes are not worth a disturbance. Chosen: within the noise of a measured step.
     """
 
-    cool_down_seconds: float = 90.0
-    reversal_seconds: float = 900.0
+    cool_down_seconds: float = _DEFAULTS.cool_down
+    reversal_seconds: float = _DEFAULTS.no_reversal
     least_share: float = 0.02
 
 

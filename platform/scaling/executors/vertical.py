@@ -13,23 +13,27 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from elastrec.platform.scaling.amounts import is_positive, require
+from elastrec.platform.scaling.amounts import CORES_STEP, is_positive, require
 
 
 class VerticalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Attributes:
-    safety: R_s as a share of what was used at most; never below `least_safety` (in the resource's unit).
-    threshold: R_θ as a share of the allocation.
-    cool_down_seconds: between two changes; the paper's window is 10 minutes.
-    step: the allocation is rounded to whole steps, which clusters can grant: to the nearest one as long as half of
-        the safety is left, else up.
+    """The paper names R_s, R_θ and a window of 10 minutes, and gives no other value.
+
+    Attributes:
+        safety: R_s as a share of what was used at most; never below `least_safety` (in the resource's unit). Chosen: at
+            most 1 % of the work waits, however much the use changes from minute to minute; where that is known, less
+            will do (`benchmarks/simulator/data_executors.py`).
+        threshold: R_θ as a share of the allocation. Chosen: half of the safety, which is left where nothing is changed.
+        cool_down_seconds: between two changes.
+        step: the allocation is rounded to whole steps, which clusters can grant: to the nearest one as long as half of
+            the safety is left, else up.
     """
 
     safety: float = 0.2
     least_safety: float = 0.0
     threshold: float = 0.1
     cool_down_seconds: float = 600.0
-    step: float = 0.25
+    step: float = CORES_STEP
 
     def __post_init__(self) -> None:
         for name in ("safety", "least_safety", "threshold"):

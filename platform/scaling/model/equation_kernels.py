@@ -16,6 +16,7 @@ from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__, model_kernels.__file__, linear_kernels.__file__)(error_model="numpy")
 _LEAST_SECONDS = 1e-300
+"""Of a step, so that logarithms and shares of it are numbers."""
 
 
 @_kernel

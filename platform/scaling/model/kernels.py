@@ -17,6 +17,7 @@ from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__, linear_kernels.__file__)(error_model="numpy")
 _ROUNDS = 200
+"""Steps of a fit at most, after which it is as good as it is."""
 _LEAST_SHARE = 1e-4
 """A step is halved until it improves, down to this share of it."""
 _CONVERGED = 1e-12

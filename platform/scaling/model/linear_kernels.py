@@ -15,6 +15,7 @@ _kernel = kernels_of(__file__)(error_model="numpy")
 _DEPENDENT = 1e-14
 """A column that has so small a share of its length outside of the others' span is one of them."""
 _SWEEPS = 60
+"""Of rotations over all columns, at most: few are needed, and columns that floats cannot separate end here."""
 _ORTHOGONAL = 1e-15
 """A product of two columns by the product of their lengths, up to which no rotation is worth its rounding."""
 

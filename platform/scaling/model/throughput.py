@@ -34,9 +34,11 @@ from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape
 from elastrec.platform.specs.errors import ScalingError
 
 FADED_AFTER = 10
-"""So many measured configurations leave nothing of a prior's weight."""
+"""So many measured configurations leave nothing of a prior's weight. Chosen: from as many on, a job's own measurements
+choose even the form of its steps (`refinement.LEAST_CONFIGURATIONS`)."""
 PRIOR_ERROR = 0.3
-"""How far a prior's shape is believed to be off, relative, where nothing was measured."""
+"""How far a prior's shape is believed to be off, relative, where nothing was measured. Chosen: more than a rule trusts
+(`Rules.trusted_error`), so that nothing big is done on a prior's word alone."""
 LEAST_ERROR = 0.03
 """Two runs of one configuration differ by this much on a shared cluster; no fit is believed to be better."""
 CONDITION_LIMIT = 100.0
@@ -46,8 +48,11 @@ COMPUTE_WEIGHT = 0.03
 says less than T_grad: it is to decide where steps leave the gradient open, not against them. Where they leave nothing
 open, it only breaks ties."""
 _ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
-"""Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties."""
+"""Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties.
+Chosen: they decide which of several fits that are equally good is taken."""
 _TIE_BREAK = 1e-3
+"""Weight of what only breaks ties, against 1 of a measured configuration. Chosen: it moves a fitted step by far
+less than the noise, and stays above what rounding loses."""
 
 
 @dataclass(frozen=True)

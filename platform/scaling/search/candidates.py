@@ -18,6 +18,7 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, ModelShape
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DEFAULTS = SearchSettings()
 _SIZES_COMPARED = 200
+"""Points all over the space at which parts of a step are compared, to tell people which cannot be told apart."""
 _SAME = 1e-6
 """Parts of a step that differ by less over all sizes are one."""
 

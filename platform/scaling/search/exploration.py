@@ -16,7 +16,10 @@ from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
 MOST = 3
-"""Exploring candidates of a job."""
+"""Exploring candidates of a job. Chosen: one is taken at most, and there may be no room for the first."""
+_LEAST_COST = 0.05
+"""Of the job's price, added to what a step costs to find out. Chosen: the noise of a measured step; below it, cheaper
+steps are not better ones, and a free one would be worth any little that it teaches."""
 
 
 def _fastest_measured(job: JobProfile) -> float:
@@ -62,7 +65,7 @@ def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: O
     price = situation.prices.per_hour(situation.job.allocation.resources)
     # What it costs to find out: the dearer pods, and the work lost while they start.
     cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
-    worth = teaches / (cost + 0.05)
+    worth = teaches / (cost + _LEAST_COST)
     # What is lost until the next round, as a share of the time in which a plan can make up for it.
     lost = np.maximum(-outcomes.gain, 0.0) / situation.samples_per_second
     lost *= situation.job.until_next_change_seconds / later

@@ -36,6 +36,9 @@ from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive,
 from elastrec.platform.scaling.model.columns import Columns, Floats
 from elastrec.platform.scaling.model.throughput import LEAST_ERROR, Prediction, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
+from elastrec.platform.specs.scaling import ScalingSettings
+
+_DEFAULTS = ScalingSettings()
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,17 +48,19 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         max_slowdown: share of Ψ that a plan that saves may lose, against the fastest allocation that it has had.
         grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
         save_efficiency: most loss of log Ψ per loss of log price.
-        least_change: share by which Ψ must grow, or the price fall; smaller changes are within the model's error.
+        least_change: share by which Ψ must grow, or the price fall. Chosen: smaller changes are within the noise of
+            a measured step, and each disturbs a job.
         payback_seconds: a change has so much time to pay for its pause and its start, or what is left of the job.
         trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain,
-            unless it only adds workers.
+            unless it only adds workers. Chosen: a doubling of the price must bring 19 %; a prediction that may be off
+            by more says nothing about that.
     """
 
-    max_slowdown: float = 0.05
-    grow_efficiency: float = 0.25
-    save_efficiency: float = 0.2
+    max_slowdown: float = _DEFAULTS.max_slowdown
+    grow_efficiency: float = _DEFAULTS.grow_efficiency
+    save_efficiency: float = _DEFAULTS.save_efficiency
     least_change: float = 0.05
-    payback_seconds: float = 3600.0
+    payback_seconds: float = _DEFAULTS.payback
     trusted_error: float = 0.25
 
     def __post_init__(self) -> None:

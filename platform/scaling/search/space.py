@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from elastrec.platform.scaling.amounts import MEMORY_STEP, Allocation, Capacity, Change
+from elastrec.platform.scaling.amounts import CORES_STEP, MEMORY_STEP, Allocation, Capacity, Change
 from elastrec.platform.scaling.model.columns import Columns, forget_columns
 from elastrec.platform.scaling.types import JobProfile
 
@@ -175,7 +175,7 @@ def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
 @lru_cache(maxsize=1024)
 def _sizes(bounds: tuple[float, float], room: float, now: float) -> tuple[float, ...]:
     """The bounds, and between them 1, 1.5, 2, 3, 4 … times a quarter: steps of at most a half, which clusters grant."""
-    values = {0.25 * 2**power * half for power in range(14) for half in (1.0, 1.5)} | {*bounds}
+    values = {CORES_STEP * 2**power * half for power in range(14) for half in (1.0, 1.5)} | {*bounds}
     return tuple(sorted({value for value in values if bounds[0] <= value <= min(bounds[1], room)} | {now}))
 
 
