@@ -6,7 +6,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import boto3
+import pytest
 from moto.server import ThreadedMotoServer
+
+from elastrec.checkpoints.stores import store as store_module
 
 
 @contextmanager
@@ -20,3 +24,17 @@ def s3_server() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+def bucket_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URI of a checkpoint store in a new bucket, which this process and those that it starts can reach."""
+    for variable, value in {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(variable, value)
+    store_module._probed.clear()
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}/team/checkpoints"

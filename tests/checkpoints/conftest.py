@@ -4,14 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import fsspec
 import pytest
 
-from elastrec.checkpoints.stores import store as store_module
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
-from tests.s3 import s3_server
+from tests.s3 import bucket_at, s3_server
 from tools.stores import servers
 from tools.stores.fetching import missing
 
@@ -24,17 +22,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    for name, value in {
-        "AWS_ENDPOINT_URL_S3": s3_endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    store_module._probed.clear()
-    bucket = f"bucket-{abs(hash(request.node.nodeid))}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    return f"s3://{bucket}/team/checkpoints"
+    return bucket_at(s3_endpoint, f"bucket-{abs(hash(request.node.nodeid))}", monkeypatch)
 
 
 def require(server: str, library: str = "") -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign.__main__ import Notes, campaign
+from tests.faults.campaign.__main__ import Notes, _numbers, campaign
 from tests.faults.campaign.outcome import Outcome
+from tests.faults.campaign.plan import draw_run
 from tests.faults.campaign.report import Report, as_page
 from tests.faults.campaign.site import site_at
 
@@ -28,6 +30,29 @@ def test_random_faults_cost_no_sample_and_hardly_any_quality(tmp_path: Path, mon
     # What was done is kept: an interrupted campaign does not do it again.
     again = Notes(tmp_path / "outcomes.jsonl", SEED)
     assert again.outcomes == notes.outcomes and again.undisturbed == notes.undisturbed
+
+
+def test_parts_of_a_campaign_make_different_runs_of_different_shapes_and_know_of_each_others(tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    one, other = Notes(file, 3), Notes(file, 3)
+    numbers = [list(islice(_numbers(notes, part, 2), 9)) for part, notes in enumerate((one, other), 1)]
+    assert sorted(numbers[0] + numbers[1]) == list(range(18))
+    shapes = [{draw_run(3, number).shape for number in each} for each in numbers]
+    assert not shapes[0] & shapes[1] and len(shapes[0] | shapes[1]) == 6
+    one.add(Outcome(seed=3, number=0, shape="async", faults=["kill -9 worker"] * 2))
+    other.look()
+    assert other.faults == one.faults == 2 and next(_numbers(other, 1, 2)) == 1
+
+
+def test_the_page_counts_kills_and_notices_by_victim_and_stage() -> None:
+    struck = ["kill -9 old server while copying"] * 3 + [
+        "SIGTERM old server while copying",
+        "kill -9 node agent after a change",
+    ]
+    page = as_page(
+        Report(seed=3, outcomes=[Outcome(seed=3, number=0, shape="s", faults=struck)], undisturbed={"s": 0.7})
+    )
+    assert "| old server | 0 + 0 | 3 + 1 | 0 + 0 | 0 + 0 |" in page and "| node agent | 0 | 0 | 0 | 1 |" in page
 
 
 def test_the_page_lists_what_did_not_hold() -> None:

@@ -1,12 +1,15 @@
 """Random faults on real jobs: `python -m tests.faults.campaign --seed S --faults N [--output FILE.md]`.
 
 Everything is drawn from the seed. A campaign that was interrupted goes on where it was when it is started again with
-the same `--state`; `--only K` makes one run again. Exit code 0: everything held in every run.
+the same `--state`; `--only K` makes one run again. Several processes share one campaign: `--part 1/2` and `--part 2/2`,
+with the same `--state`, until they have inflicted so many faults together; started once more without a part, it writes
+the page. Exit code 0: everything held in every run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import sys
@@ -22,7 +25,7 @@ from elastrec.platform.clusters.nodes import limits_enforced
 from tests.faults.campaign.drill import drill
 from tests.faults.campaign.injury import kinds_that_work
 from tests.faults.campaign.outcome import Outcome
-from tests.faults.campaign.plan import Kind, Run, Shape, draw_run
+from tests.faults.campaign.plan import RUNS_PER_SHAPE, SHAPES, Kind, Run, Shape, draw_run
 from tests.faults.campaign.report import Report, as_json, as_page, with_coverage
 from tests.faults.campaign.site import Site, site_at
 
@@ -37,12 +40,16 @@ class Notes:
         self._file, self._seed = file, seed
         self.undisturbed: dict[str, float] = {}
         self.outcomes: dict[int, Outcome] = {}
-        for line in file.read_text().splitlines() if file.exists() else ():
+        self.look()
+
+    def look(self) -> None:
+        """Takes what is there now: other processes may have added to it."""
+        for line in self._file.read_text().splitlines() if self._file.exists() else ():
             self._take(msgspec.json.decode(line, type=Outcome))
 
     def add(self, outcome: Outcome) -> None:
-        with self._file.open("ab") as file:
-            file.write(msgspec.json.encode(outcome) + b"\n")
+        with self._file.open("ab", buffering=0) as file:
+            file.write(msgspec.json.encode(outcome) + b"\n")  # a line at once, whoever adds one beside
         self._take(outcome)
 
     def _take(self, outcome: Outcome) -> None:
@@ -65,6 +72,7 @@ def campaign(site: Site, seed: int, numbers: Iterator[int], notes: Notes, eviden
     """
     kinds = kinds_that_work(limits_enforced(site.cluster.nodes()))
     for number in numbers:
+        notes.look()
         if notes.faults >= faults:
             break
         run = draw_run(seed, number, kinds)
@@ -119,6 +127,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--faults", type=int, default=300, help="make runs until so many were inflicted")
     parser.add_argument("--only", type=int, metavar="K", help="make run K, whether it was made or not")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="of the runs; needs --state")
     parser.add_argument("--state", type=Path, help="folder that keeps the outcomes; a campaign goes on from there")
     parser.add_argument("--output", type=Path, help="FILE.md or FILE.json")
     parser.add_argument("--coverage", type=Path, help="FILE.md: only renew its table of where each fault is tried")
@@ -128,16 +137,18 @@ def main() -> int:
         return 0
     if arguments.seed is None:
         parser.error("--seed: a number is needed")
+    if arguments.part[1] > 1 and arguments.state is None:
+        parser.error("--part: needs the --state that all parts have in common")
     if arguments.output and arguments.output.suffix not in (".md", ".json"):
         parser.error(f"--output {arguments.output}: a file .md or .json is allowed")
     _quiet()
     output = arguments.output.absolute() if arguments.output else None
     with _folder(arguments.state) as folder:
         notes = Notes(folder / "outcomes.jsonl", arguments.seed)
-        numbers = _numbers(notes) if arguments.only is None else iter([arguments.only])
+        numbers = _numbers(notes, *arguments.part) if arguments.only is None else iter([arguments.only])
         # MLflow and others that drop files do it there.
         os.chdir(folder)
-        with site_at(folder / "home") as site:
+        with site_at(folder / f"home-{arguments.part[0]}") as site:
             limit = arguments.faults if arguments.only is None else sys.maxsize
             report = campaign(site, arguments.seed, numbers, notes, folder / "evidence", limit)
     if output is not None:
@@ -147,12 +158,18 @@ def main() -> int:
     return 1 if report.failed else 0
 
 
-def _numbers(notes: Notes) -> Iterator[int]:
-    number = 0
-    while True:
-        if number not in notes.outcomes:
+def _numbers(notes: Notes, part: int, parts: int) -> Iterator[int]:
+    """Of the runs that were not made; parts have shapes of their own, each of which needs its undisturbed run once."""
+    for number in itertools.count():
+        if number not in notes.outcomes and number // RUNS_PER_SHAPE % parts == part - 1:
             yield number
-        number += 1
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts) <= len(SHAPES)):
+        raise argparse.ArgumentTypeError(f"{text!r}: I/N is allowed, with I from 1 to N and N up to {len(SHAPES)}")
+    return int(part), int(parts)
 
 
 if __name__ == "__main__":

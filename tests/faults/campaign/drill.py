@@ -36,7 +36,7 @@ from tests.faults.campaign.plans import Plans
 from tests.faults.campaign.site import Site, users_code
 from tests.faults.campaign.watching import Hit, Watch, recovery_seconds
 
-LONGEST_RUN_SECONDS = 400.0
+LONGEST_RUN_SECONDS = 900.0
 _OBSERVE_SECONDS = 0.5
 
 
@@ -56,7 +56,7 @@ def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> O
         ],
     )  # fmt: skip
     began, before = time.monotonic(), shared_memory()
-    prepared = site.prepare(run.shape, run.deltas, run.memory_bytes)
+    prepared = site.prepare(run)
     job_name = campaign_job(run.shape, site.data).metadata.name
     kept = Keeper(site.home / "agent", site.home / "kept")
     ports: frozenset[int] = frozenset()
@@ -102,8 +102,17 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
     threads.start(watch.run)
     threads.start(partial(kept.follow, watch.is_over))
     struck: list[list[Hit]] = []
-    striking = threads.start(lambda: _strike_all(run.strikes, watch, scene, struck, outcome))
     asking = threads.start(lambda: Plans(platform, job_id, watch, scene, struck, outcome).ask_for(run.plans))
+
+    def strike() -> None:
+        during = tuple(each for each in run.strikes if each.at < 1)
+        _strike_all(during, watch, scene, struck, outcome)
+        asking.join()
+        if run.plans:
+            site.hurry()
+        _strike_all(run.strikes[len(during) :], watch, scene, struck, outcome)
+
+    striking = threads.start(strike)
     deadline = time.monotonic() + LONGEST_RUN_SECONDS
     try:
         while not ((observation := _observe(platform, job_id)) and observation.metrics.phase.is_final):
@@ -111,7 +120,6 @@ def _live(site: Site, run: Run, prepared: Prepared, kept: Keeper, outcome: Outco
             time.sleep(_OBSERVE_SECONDS)
         # Strikes that are under way end before anything is checked; the others have no victim any more.
         striking.join()
-        asking.join()
     finally:
         watch.is_over.set()
         threads.join()

@@ -18,8 +18,9 @@ SHARD_ROWS = BATCH_ROWS * SHARD_BATCHES
 SHARDS = EPOCHS * math.ceil(ROWS / SHARD_ROWS)
 MODEL_MODULE = "paced_model"
 HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS = 3.0, 6.0
-TRAINING_SECONDS = 10.0
-"""How long the pauses of all steps take together when every worker trains."""
+TRAINING_SECONDS, CHANGING_SECONDS = 10.0, 40.0
+"""How long the pauses of all steps take together when every worker trains: without plans, and with them, since other
+pods have to start while it trains. Once nothing is to happen any more, steps do not pause."""
 
 
 def make_data(folder: Path) -> GenerateReport:
@@ -42,10 +43,19 @@ def install_model(folder: Path) -> None:
     shutil.copy(Path(__file__).with_name(f"{MODEL_MODULE}.py"), folder)
 
 
-def campaign_job(shape: Shape, data: GenerateReport, deltas: int = 0, memory_bytes: int = 0) -> TrainingJob:
+def campaign_job(
+    shape: Shape,
+    data: GenerateReport,
+    deltas: int = 0,
+    memory_bytes: int = 0,
+    seconds: float = TRAINING_SECONDS,
+    pause_while: str = "",
+) -> TrainingJob:
     """The job of a shape.
 
     Args:
+        seconds: of the pauses of all steps.
+        pause_while: path of a file; as of PacedModel.
         deltas: periodic records in a row that hold only what has changed.
         memory_bytes: of the node for each server's newest record.
     """
@@ -59,7 +69,7 @@ def campaign_job(shape: Shape, data: GenerateReport, deltas: int = 0, memory_byt
             "model": {
                 "architecture": f"{MODEL_MODULE}:PacedModel",
                 "embedding_dimension": 8,
-                "options": {"pause_seconds": TRAINING_SECONDS * shape.workers / steps},
+                "options": {"pause_seconds": seconds * shape.workers / steps, "pause_while": pause_while},
             },
             "data": json.loads(described.model_dump_json(exclude_none=True)),
             "training": {

@@ -29,7 +29,7 @@ def leftovers(
     """Sentences about what is left of a job after it was finished; empty when it went cleanly.
 
     Args:
-        ports: on which pods of the job listened.
+        ports: on which pods of the job listened; programs of others may listen there now.
         before: names in shared memory when the job began.
     """
     found = [f"pod {pod.name} is still there: {pod.phase}" for job in _jobs(job_id) for pod in cluster.list(job)]
@@ -39,8 +39,9 @@ def leftovers(
     found += [f"process {pid} is still there" for pid in _processes(job_id)]
     found += [f"folder {folder} is still there" for folder in _pod_folders(home)]
     found += [f"group {group} is still there" for group in groups(cluster.agent().agent_id)]
-    found += [f"port {port} still answers" for port in sorted(ports) if _answers(port)]
-    found += [f"shared memory {name} was left" for name in sorted(shared_memory() - before) if not _is_open(name)]
+    found += [f"port {port} still answers" for port in sorted(ports) if _answers(port, home)]
+    left = [name for name in sorted(shared_memory() - before) if not (_is_open(name) or _is_of_others(name, job_id))]
+    found += [f"shared memory {name} was left" for name in left]
     return found
 
 
@@ -78,10 +79,34 @@ def _pod_folders(home: Path) -> list[Path]:
     return [*(folder for folder in pods.iterdir() if folder.name != "trash"), *(pods / "trash").iterdir()]
 
 
-def _answers(port: int) -> bool:
+def _answers(port: int, home: Path) -> bool:
+    """Whether a pod of this home does, or somebody whom nobody may look into."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        if probe.connect_ex(("127.0.0.1", port)) != 0:
+            return False
+    listeners = [link for link in psutil.net_connections("tcp") if link.laddr and link.laddr.port == port]
+    return any(_is_at(link.pid, home) for link in listeners if link.status == psutil.CONN_LISTEN)
+
+
+def _is_at(pid: int | None, home: Path) -> bool:
+    if pid is None:
+        return True
+    try:
+        return str(home) in psutil.Process(pid).environ().get(environment.WORK, "")
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_of_others(name: str, job_id: str) -> bool:
+    """Whether it is a folder with memory of other jobs alone: another node agent's."""
+    try:
+        jobs = [entry.name for entry in (_SHARED_MEMORY / name).iterdir()]
+    except OSError:
+        return False
+    return bool(jobs) and job_id not in jobs
 
 
 def _is_open(name: str) -> bool:

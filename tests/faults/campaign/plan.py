@@ -17,7 +17,8 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, named_fields
 
 FAULTS_PER_RUN = 5, 9
-PLANS_PER_RUN = 2, 4
+CHANGES_PER_RUN = 4, 6
+"""Of servers, in a run with plans; a fault strikes during each of them."""
 MOST_PODS = {Role.PARAMETER_SERVER: 3, Role.WORKER: 4}
 """So many pods plans ask for at most."""
 CORES = 1.0, 1.25, 1.5
@@ -27,7 +28,8 @@ MEMORY_BYTES = {
 }
 """Sizes that plans ask for: none below that of the job file."""
 MEMORY_COPY_BYTES = 2**24
-STAGES = STARTING, COPYING, HANDING_OVER
+AFTER = "after a change"
+STAGES = STARTING, COPYING, HANDING_OVER, AFTER
 
 
 class Kind(StrEnum):
@@ -86,14 +88,19 @@ STAGE_PLACES = {
     Kind.CUT: (Victim.OLD_SERVER, Victim.NEW_SERVER, Victim.MASTER),
 }
 """Whom faults hit that strike while servers change."""
-STAGE_KILLS = tuple((stage, victim) for stage in (COPYING, HANDING_OVER) for victim in STAGE_VICTIMS)
-"""What `kill -9` hits in turns, so that no pair is left to chance."""
-_STAGE_WEIGHTS = {Kind.TERMINATE: 1, Kind.STOP: 1, Kind.CUT: 1}
-"""Of the other faults that strike while servers change."""
-_KILL_SHARE, _MOVE_SHARE, _AT_ONCE_SHARE = 0.7, 0.5, 0.3
-"""Of strikes: those that are a kill of `STAGE_KILLS`. Of plans: those that move a pod, and that come with the next."""
-_FEW_CHANGES_SHARE = 0.2
-"""Of plans about servers: those that need no other server where the node has the room for what they name."""
+TURNS = tuple(
+    (kind, victim, stage)
+    for victim in STAGE_VICTIMS
+    for kind in (Kind.KILL, Kind.TERMINATE)
+    if victim in STAGE_PLACES[kind]
+    for stage in STAGES
+)
+"""What strikes while servers change, one after the other through all runs, so that none is left to chance."""
+OTHERS_EVERY = 6
+"""So often, it is one of the other kinds instead, with a victim and a stage that are drawn."""
+_STAGE_WEIGHTS = {Kind.STOP: 1, Kind.CUT: 1}
+_MOVE_SHARE, _AT_ONCE_SHARE = 0.5, 0.3
+"""Of plans: those that move a pod, and that another one arrives with."""
 # Longer than the jobs' heartbeat timeout; some longer than their lease, too. A killed agent is started again so late.
 _SECONDS = {
     Kind.KILL: (0.2, 3.0),
@@ -126,6 +133,9 @@ SHAPES = tuple(
     for row, mode in enumerate(("async", "bsp", "ssp"))
     for workers in (2, 3)
 )
+
+RUNS_PER_SHAPE = 3
+"""In a row: each shape needs one run without faults to be compared with."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +175,21 @@ class Strike:
 
 @dataclass(frozen=True)
 class StageStrike:
-    """One fault as soon as servers that change are in a stage; after the change where that was too quick."""
+    """One fault as soon as servers that change are in a stage, or have changed (`AFTER`).
+
+    Where a change had no such stage, or nobody saw it, the next change of the run has it.
+    """
 
     stage: str
     fault: Fault
 
     def __str__(self) -> str:
-        return f"{self.fault.kind} {self.fault.victim} while {self.stage}"
+        return name_of_strike(self.fault.kind, self.fault.victim, self.stage)
+
+
+def name_of_strike(kind: Kind, victim: Victim, stage: str) -> str:
+    """As pages list it."""
+    return f"{kind} {victim} {stage if stage == AFTER else f'while {stage}'}"
 
 
 @dataclass(frozen=True)
@@ -228,8 +246,7 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
         kinds: those that can be inflicted on this machine.
     """
     dice = random.Random(f"{seed}/{number}")
-    # Several runs of a shape in a row: each shape needs one run without faults to be compared with.
-    shape = SHAPES[number // 3 % len(SHAPES)]
+    shape = SHAPES[number // RUNS_PER_SHAPE % len(SHAPES)]
     left = dice.randint(*FAULTS_PER_RUN)
     strikes: list[Strike] = []
     starved: set[tuple[Victim, int]] = set()
@@ -250,41 +267,50 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
 
 def _draw_plans(seed: int, number: int, shape: Shape, kinds: tuple[Kind, ...]) -> tuple[Planned, ...]:
     """Others than the faults' dice: a run has the same faults with and without plans."""
-    if not has_plans(number):
-        return ()
     dice = random.Random(f"{seed}/{number}/plans")
-    moments: list[float] = []
-    for _ in range(dice.randint(*PLANS_PER_RUN)):
-        at = dice.uniform(0.02, 0.85)
-        moments += [at, at] if dice.random() < _AT_ONCE_SHARE else [at]
+    turn = sum(_changes_of(seed, earlier) for earlier in range(number))
     counts = {Role.WORKER: shape.workers, Role.PARAMETER_SERVER: shape.servers}
     plans = []
-    for place, at in enumerate(sorted(moments)):
-        change, moved = _draw_change(dice, counts)
-        is_last_of_moment = at not in sorted(moments)[place + 1 :]
-        changes_servers = Role.PARAMETER_SERVER in change or (moved is not None and moved[0] is Role.PARAMETER_SERVER)
-        strike = None
-        if is_last_of_moment and changes_servers:
-            turn = number * PLANS_PER_RUN[1] + len([plan for plan in plans if plan.strike is not None])
-            strike = _draw_stage_strike(dice, kinds, turn)
+    for place, at in enumerate(sorted(dice.uniform(0.02, 0.85) for _ in range(_changes_of(seed, number)))):
+        strike = _draw_stage_strike(dice, kinds, turn + place)
+        if dice.random() < _AT_ONCE_SHARE:
+            plans.append(Planned(at, *_draw_change(dice, counts, dice.choice((Role.PARAMETER_SERVER, Role.WORKER)))))
+        # Who strikes while servers start needs servers that do.
+        is_moved = strike.stage == STARTING or dice.random() < _MOVE_SHARE
+        change, moved = _draw_change(dice, counts, Role.PARAMETER_SERVER, is_moved, changes_servers=True)
         plans.append(Planned(at, change, moved, strike))
     return tuple(plans)
 
 
+def _changes_of(seed: int, number: int) -> int:
+    """How many changes of servers run `number` asks for."""
+    return random.Random(f"{seed}/{number}/changes").randint(*CHANGES_PER_RUN) if has_plans(number) else 0
+
+
 def has_plans(number: int) -> bool:
-    """In three runs of four, with and without deltas; the others say what faults alone do."""
-    return number % 4 != 3
+    """In five runs of six, with and without deltas; the others say what faults alone do."""
+    return number % 6 != 5
 
 
 def _draw_change(
-    dice: random.Random, counts: dict[Role, int]
+    dice: random.Random,
+    counts: dict[Role, int],
+    role: Role,
+    is_moved: bool | None = None,
+    *,
+    changes_servers: bool = False,
 ) -> tuple[dict[Role, PlacesChange], tuple[Role, int] | None]:
-    """What one plan names; notes in `counts` how many pods are wanted from then on."""
-    # Servers twice as often: that they change is the harder part.
-    role = dice.choice((Role.PARAMETER_SERVER, Role.PARAMETER_SERVER, Role.WORKER))
-    moved = (role, dice.randrange(12)) if dice.random() < _MOVE_SHARE else None
+    """What one plan names; notes in `counts` how many pods are wanted from then on.
+
+    Args:
+        is_moved: one of the pods; None: that is drawn.
+        changes_servers: sizes alone do not, where the node has the room for what they name.
+    """
+    if is_moved is None:
+        is_moved = dice.random() < _MOVE_SHARE
+    moved = (role, dice.randrange(12)) if is_moved else None
     named = dice.sample(("count", "cores", "memory_bytes"), dice.choice((0, 1, 2) if moved else (1, 1, 2)))
-    if role is Role.PARAMETER_SERVER and moved is None and dice.random() >= _FEW_CHANGES_SHARE:
+    if changes_servers and not moved:
         named.append("count")
     values: dict[str, int | float] = {}
     if "count" in named:
@@ -298,16 +324,16 @@ def _draw_change(
 
 
 def _draw_stage_strike(dice: random.Random, kinds: tuple[Kind, ...], turn: int) -> StageStrike:
-    if dice.random() < _KILL_SHARE:
-        stage, victim = STAGE_KILLS[turn % len(STAGE_KILLS)]
-        seconds = round(dice.uniform(*_SECONDS[Kind.KILL]), 2) if victim is Victim.AGENT else 0.0
-        return StageStrike(stage, Fault(Kind.KILL, victim, dice.randrange(2), 0.0, seconds))
-    possible = [kind for kind in _STAGE_WEIGHTS if kind in kinds]
-    kind = dice.choices(possible, [_STAGE_WEIGHTS[kind] for kind in possible])[0]
-    seconds = round(dice.uniform(*_SECONDS[kind]), 2)
-    return StageStrike(
-        dice.choice(STAGES), Fault(kind, dice.choice(STAGE_PLACES[kind]), dice.randrange(2), 0.0, seconds)
-    )
+    """That of the campaign's change number `turn`."""
+    if turn % OTHERS_EVERY == OTHERS_EVERY - 1:
+        possible = [kind for kind in _STAGE_WEIGHTS if kind in kinds]
+        kind = dice.choices(possible, [_STAGE_WEIGHTS[kind] for kind in possible])[0]
+        victim, stage = dice.choice(STAGE_PLACES[kind]), dice.choice(STAGES)
+    else:
+        kind, victim, stage = TURNS[(turn - turn // OTHERS_EVERY) % len(TURNS)]
+    lasts = kind is not Kind.KILL or victim is Victim.AGENT
+    seconds = round(dice.uniform(*_SECONDS[kind]), 2) if lasts else 0.0
+    return StageStrike(stage, Fault(kind, victim, dice.randrange(2), 0.0, seconds))
 
 
 def _draw_fault(

@@ -6,16 +6,18 @@ import time
 
 from elastrec.platform import jobs
 from elastrec.platform.jobs.scaling.asking import ask_for_shape
+from elastrec.platform.master.machine.migration import STARTING
 from elastrec.platform.specs.errors import ClusterError, TransportError
-from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.metrics import MigrationMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.messages.observer import PodMove
 from tests.faults.campaign.injury import Scene, inflict
 from tests.faults.campaign.outcome import Outcome
-from tests.faults.campaign.plan import Planned, StageStrike, Victim
+from tests.faults.campaign.plan import AFTER, Planned, StageStrike, Victim
 from tests.faults.campaign.watching import Hit, Watch
 
 _AGAIN_SECONDS = 0.5
-_STAGE_SECONDS = 30.0
+_STAGE_SECONDS, _CHANGE_SECONDS = 30.0, 40.0
+"""So long a strike waits for its stage, and a plan for the end of the one before it."""
 
 
 class Plans:
@@ -38,15 +40,22 @@ class Plans:
         self._scene, self._struck, self._outcome = scene, struck, outcome
 
     def ask_for(self, plans: tuple[Planned, ...]) -> None:
-        """Asks for each plan once it is due, as often as it takes until the master answers."""
+        """Asks for each plan once it is due, as often as it takes until the master answers.
+
+        A change may pass the stage of its strike too quickly, or be given up before: the next one has it then.
+        """
         together: list[str] = []
+        due: list[StageStrike] = []
         for plan in plans:
             if self._watch.wait_for_share(plan.at) is None:
                 return
             if request := self._ask_for(plan):
                 together.append(request)
             if plan.strike is not None:
-                self._strike(plan.strike, together)
+                due.append(plan.strike)
+                if self._strike(due[0], together):
+                    del due[0]
+                self._watch.wait_for_end(together, _CHANGE_SECONDS)
                 together = []
 
     def _ask_for(self, plan: Planned) -> str:
@@ -73,28 +82,38 @@ class Plans:
         names = sorted(pod.name for pod in metrics.pods if pod.role is role and pod.state == "Running")
         return [PodMove(pod=names[number % len(names)])] if names else []
 
-    def _strike(self, strike: StageStrike, requests: list[str]) -> None:
-        metrics = self._watch.wait_for_stage(strike.stage, requests, _STAGE_SECONDS) if requests else None
-        when = f"while {strike.stage}" if metrics is not None else "after a change"
-        metrics = metrics or self._watch.last
-        if metrics is None:
-            return
-        hit = inflict(strike.fault, self._scene, _victims(strike.fault.victim, metrics))
-        if hit is not None:
-            self._struck.append([hit])
-            self._outcome.faults.append(f"{strike.fault.kind} {strike.fault.victim} {when}")
+    def _strike(self, strike: StageStrike, requests: list[str]) -> bool:
+        """Whether the change reached the stage, and the fault had a victim there."""
+        victim = strike.fault.victim
+        # The pod that a server is to start in is made a moment after the change has begun.
+        is_new_one = victim is Victim.NEW_SERVER and strike.stage == STARTING
+        change = self._watch.wait_for_stage(strike.stage, requests, _STAGE_SECONDS, joining=is_new_one)
+        metrics = self._watch.last
+        if change is None or metrics is None:
+            return False
+        hit = inflict(strike.fault, self._scene, victims(strike, change, metrics))
+        if hit is None:
+            return False
+        self._struck.append([hit])
+        self._outcome.faults.append(str(strike))
+        return True
 
 
-def _victims(victim: Victim, metrics: TrainingMetrics) -> list[str]:
+def victims(strike: StageStrike, change: MigrationMetrics, metrics: TrainingMetrics) -> list[str]:
     """Names of the pods that a fault may hit; none: its place says whom.
 
     Where no server leaves, those that give buckets away are hit as old ones; where none joins, those that take them.
+
+    Args:
+        change: in the strike's stage; where that is after it, as it was last.
+        metrics: of the job now.
     """
-    if not victim.is_server:
+    if not strike.fault.victim.is_server:
         return []
     servers = {pod.name for pod in metrics.pods if pod.role is Role.PARAMETER_SERVER}
-    migration = metrics.migration
-    joining, leaving = (set(migration.joining), set(migration.leaving)) if migration else (set[str](), set[str]())
-    if victim is Victim.OLD_SERVER:
-        return sorted(leaving or servers - joining)
-    return sorted(joining or servers - leaving)
+    joining, leaving = set(change.joining), set(change.leaving)
+    if strike.fault.victim is Victim.NEW_SERVER:
+        return sorted(joining or servers - leaving)
+    # Those that have left may be gone at any moment.
+    stayed = servers - joining - leaving
+    return sorted(stayed or leaving) if strike.stage == AFTER else sorted(leaving or servers - joining)

@@ -13,7 +13,16 @@ from tests.faults.campaign.checking import AUC_TOLERANCE
 from tests.faults.campaign.coverage import TRIED, Tried
 from tests.faults.campaign.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_SECONDS, ROWS
 from tests.faults.campaign.outcome import Outcome
-from tests.faults.campaign.plan import MOST_PODS, PLANS_PER_RUN
+from tests.faults.campaign.plan import (
+    CHANGES_PER_RUN,
+    MOST_PODS,
+    STAGE_PLACES,
+    STAGE_VICTIMS,
+    STAGES,
+    Kind,
+    Victim,
+    name_of_strike,
+)
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -115,13 +124,13 @@ def as_page(report: Report) -> str:
         *_table(("Fault", "Times"), ((name, str(count)) for name, count in sorted(report.faults.items()))),
         "",
         *([f"Not possible on the machine, and left out: {', '.join(report.left_out)}.", ""] if report.left_out else []),
-        f"In three runs of four, plans arrive at {PLANS_PER_RUN[0]} to {PLANS_PER_RUN[1]} random moments, one or two",
+        f"In five runs of six, plans arrive at {CHANGES_PER_RUN[0]} to {CHANGES_PER_RUN[1]} random moments, one or two",
         "at each: for other numbers of",
         f"servers (1 to {MOST_PODS[Role.PARAMETER_SERVER]}) or workers (1 to {MOST_PODS[Role.WORKER]}), other cores or "
         "memory of either, or another pod in the",
-        "place of one. While servers change, further faults strike in a stage that is drawn: old servers, new ones, a",
-        "worker, the master or the node agent; where the change was quicker than the fault, it strikes after it. Most",
-        "of them are kills, which hit all of these in turns, while buckets are copied and while they are handed over.",
+        "place of one. During each of these changes of servers another fault strikes: most of them are kills and",
+        "notices (SIGTERM), which go round all victims and stages, from run to run. A change that is given up, or",
+        "passes the stage too quickly, leaves the fault to the next one.",
         "",
         *_table(("Request", "Times"), ((name, str(count)) for name, count in sorted(report.requests.items()))),
         "",
@@ -138,6 +147,12 @@ def as_page(report: Report) -> str:
         "",
         "Recovery counts from the beginning of a strike until every place is held by a live pod again and more shards",
         "are done than before, lost ground included; on a busy machine most of it is the start of Python processes.",
+        "",
+        "## Kills and notices while servers change",
+        "",
+        "`kill -9` + SIGTERM, by stage of the change. On SIGTERM the node agent ends all pods, so it is killed alone.",
+        "",
+        *_table(("Victim", *STAGES), [_stage_row(report.faults, victim) for victim in STAGE_VICTIMS]),
         "",
         *coverage_section(),
         _AFTER_COVERAGE,
@@ -184,6 +199,11 @@ def with_coverage(page: str) -> str:
 def _coverage_row(tried: Tried) -> tuple[str, str, str]:
     tests = "<br>".join(f"`{test.replace('::', '` `')}`" for test in tried.tests)
     return tried.fault, "yes" if tried.campaign or tried.changes else "", tests
+
+
+def _stage_row(faults: Counter[str], victim: Victim) -> tuple[str, ...]:
+    kinds = [kind for kind in (Kind.KILL, Kind.TERMINATE) if victim in STAGE_PLACES[kind]]
+    return victim, *(" + ".join(str(faults[name_of_strike(kind, victim, stage)]) for kind in kinds) for stage in STAGES)
 
 
 def _in_flight(outcomes: Sequence[Outcome]) -> str:

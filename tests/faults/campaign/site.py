@@ -20,8 +20,15 @@ from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs import environment
 from tests.faults.campaign.injury import AGENT_CORES
-from tests.faults.campaign.job import MODEL_MODULE, campaign_job, install_model, make_data
-from tests.faults.campaign.plan import Shape
+from tests.faults.campaign.job import (
+    CHANGING_SECONDS,
+    MODEL_MODULE,
+    TRAINING_SECONDS,
+    campaign_job,
+    install_model,
+    make_data,
+)
+from tests.faults.campaign.plan import Run, Shape
 from tests.processes import processes_of, wait_for
 
 
@@ -33,17 +40,27 @@ class Site:
     data: GenerateReport
     platform: jobs.Platform
     cluster: LocalCluster
-    prepared: dict[tuple[Shape, int, int], Prepared] = field(default_factory=dict)
+    prepared: dict[tuple[Shape, int, int, bool], Prepared] = field(default_factory=dict)
 
-    def prepare(self, shape: Shape, deltas: int = 0, memory_bytes: int = 0) -> Prepared:
-        """The job of a shape, checked once and then given a new identity for every run."""
-        if (shape, deltas, memory_bytes) not in self.prepared:
-            job = campaign_job(shape, self.data, deltas, memory_bytes)
-            made = jobs.prepare(self.platform, job, jobs.job_id_for(job.metadata.name, "prepared"))
-            self.prepared[shape, deltas, memory_bytes] = made
-        prepared = self.prepared[shape, deltas, memory_bytes]
+    def prepare(self, run: Run) -> Prepared:
+        """The job of a run, checked once and then given a new identity for every one; its steps pause."""
+        self._pausing.touch()
+        kind = run.shape, run.deltas, run.memory_bytes, bool(run.plans)
+        if kind not in self.prepared:
+            seconds = CHANGING_SECONDS if run.plans else TRAINING_SECONDS
+            job = campaign_job(run.shape, self.data, run.deltas, run.memory_bytes, seconds, str(self._pausing))
+            self.prepared[kind] = jobs.prepare(self.platform, job, jobs.job_id_for(job.metadata.name, "prepared"))
+        prepared = self.prepared[kind]
         stem = prepared.job_id.rpartition("-")[0]
         return msgspec.structs.replace(prepared, job_id=jobs.job_id_for(stem, uuid.uuid4().hex))
+
+    def hurry(self) -> None:
+        """Steps do not pause any more, in this run."""
+        self._pausing.unlink(missing_ok=True)
+
+    @property
+    def _pausing(self) -> Path:
+        return self.home / "steps pause"
 
     @property
     def store(self) -> Path:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.metrics import MigrationMetrics, Phase, TrainingMetrics
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.observer import GetStatus, ShapeOutcome, ShapeRequest, Status
+from tests.faults.campaign.plan import AFTER
 
 _PERIOD_SECONDS, _STAGE_PERIOD_SECONDS = 0.1, 0.01
 """Between two questions; the latter while a stage is waited for, which may be over in a moment."""
@@ -46,7 +47,8 @@ class Watch:
     Attributes:
         count_rows: asks the servers how many rows their steps have had; None when one does not answer.
         rows: what it said when training was over; None when nobody could be asked.
-        requests: for other pods, by id, as the master reported each last.
+        requests: for other pods, by id, as the master reported each last; known: those of its last report. A master
+            that has lost its journal knows none of before.
     """
 
     client: RpcClient
@@ -55,6 +57,7 @@ class Watch:
     samples: list[Sample] = field(default_factory=list)
     last: TrainingMetrics | None = None
     requests: dict[str, ShapeRequest] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
     period_seconds: float = _PERIOD_SECONDS
     changed: threading.Condition = field(default_factory=threading.Condition)
     is_over: threading.Event = field(default_factory=threading.Event)
@@ -90,7 +93,9 @@ class Watch:
         )
         with self.changed:
             self.last = metrics
-            self.requests |= {request.request_id: request for request in status.shape_requests}
+            reported = {request.request_id: request for request in status.shape_requests}
+            self.requests |= reported
+            self.known = frozenset(reported)
             self.samples.append(sample)
             self.changed.notify_all()
         return sample
@@ -106,26 +111,48 @@ class Watch:
                     return None
                 self.changed.wait(0.2)
 
-    def wait_for_stage(self, stage: str, request_ids: Sequence[str], seconds: float) -> TrainingMetrics | None:
-        """The metrics while servers that change are in a stage; None: these requests ended before, or time is over."""
-        deadline = time.monotonic() + seconds
+    def wait_for_stage(
+        self, stage: str, request_ids: Sequence[str], seconds: float, *, joining: bool = False
+    ) -> MigrationMetrics | None:
+        """A change of servers while it is in a stage, or as it was last, where the stage is `AFTER` it.
+
+        Args:
+            joining: a pod that joins has to be there, too.
+
+        Returns:
+            None: these requests ended without that, or time is over.
+        """
+        deadline, seen = time.monotonic() + seconds, None
         self.period_seconds = _STAGE_PERIOD_SECONDS
         try:
             with self.changed:
                 while time.monotonic() < deadline and not self.is_over.is_set():
-                    if self.last is not None and self.last.migration is not None:
-                        if self.last.migration.stage == stage:
-                            return self.last
-                    elif all(self._has_ended(request) for request in request_ids):
-                        return None
+                    now = self.last.migration if self.last is not None else None
+                    seen = now or seen
+                    if now is not None and now.stage == stage and (now.joining or not joining):
+                        return now
+                    if now is None and self._have_ended(request_ids):
+                        outcomes = [self.requests[each].outcome for each in request_ids]
+                        return seen if stage == AFTER and ShapeOutcome.DONE in outcomes else None
                     self.changed.wait(0.2)
         finally:
             self.period_seconds = _PERIOD_SECONDS
         return None
 
-    def _has_ended(self, request_id: str) -> bool:
-        request = self.requests.get(request_id)
-        return request is not None and request.outcome is not ShapeOutcome.OPEN
+    def wait_for_end(self, request_ids: Sequence[str], seconds: float) -> None:
+        """Until these requests have ended, the job has, or the time is over."""
+        deadline = time.monotonic() + seconds
+        with self.changed:
+            while time.monotonic() < deadline and not self.is_over.is_set() and not self._have_ended(request_ids):
+                self.changed.wait(0.2)
+
+    def _have_ended(self, request_ids: Sequence[str]) -> bool:
+        """Whether the master has reported each, and nothing is to come of it any more."""
+        found = [self.requests.get(each) for each in request_ids]
+        return all(
+            request is not None and (request.outcome is not ShapeOutcome.OPEN or request.request_id not in self.known)
+            for request in found
+        )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,12 +28,15 @@ BATCH = 20
 LAYOUT = [Parameter("w", (2,))]
 
 
-def server_of(mode: str = "async", staleness: int = 0, workers: int = 1) -> ParameterServer:
+def server_of(
+    mode: str = "async", staleness: int = 0, workers: int = 1, layout: Sequence[Parameter] = LAYOUT
+) -> ParameterServer:
     training = {"batch_size": BATCH, "consistency": {"mode": mode, "staleness": staleness}}
     spec = job_spec(optimizers=SGD, training=training, resources={"worker": {"count": workers}})
     server = ParameterServer("ps-0", spec, capacity_rows=1000)
     server.start_empty(routing_of(["here:1"]), 1)
-    server.init_dense(InitDense(stamp=stamp("a"), layout=LAYOUT), [np.zeros(2, np.float32)])
+    elements = sum(math.prod(parameter.shape) for parameter in layout)
+    server.init_dense(InitDense(stamp=stamp("a"), layout=list(layout)), [np.zeros(elements, np.float32)])
     return server
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -12,76 +11,24 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from elastrec.checkpoints import DamagedRecordError, PartManifest, commit_record, open_store
+from elastrec.checkpoints import DamagedRecordError, open_store
 from elastrec.checkpoints.flash import PartMemory
 from elastrec.checkpoints.parts import ALIGNMENT_BYTES
-from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.platform.transport.messages.job import SaveOrder
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
-from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.records.share import restore
-from elastrec.trainers.parameter_server.serving.server import ParameterServer
-from tests.trainers.parameter_server.calls import SGD, pull, push, server_of
-from tests.trainers.parameter_server.running import routing_of, training_job
-
-IDS = list(range(50))
-
-
-class Saves:
-    """A server with rows, its saver, and what that reported."""
-
-    def __init__(self, folder: Path, memory: RecordMemory) -> None:
-        self.folder, self.memory = folder, memory
-        open_store(str(folder)).create()
-        self.server: ParameterServer = server_of()
-        self.server.spec = self.server.spec.model_copy(
-            update={"checkpoint": self.server.spec.checkpoint.model_copy(update={"deltas": 5})}
-        )
-        pull(self.server, "a", IDS)
-        push(self.server, "a", 0, IDS, 1.0)
-        self.parts: dict[str, SavedPart] = {}
-        self.changed = threading.Condition()
-        self.copied: list[str] = []
-        self.saver = Saver(
-            self.server, lambda order_id: None, self._report, lambda error: None, self.copied.append, memory
-        )
-
-    def _report(self, part: SavedPart) -> None:
-        with self.changed:
-            self.parts[part.order_id] = part
-            self.changed.notify_all()
-
-    def uri(self, name: str) -> str:
-        return f"{self.folder}/clicks/records/{name}"
-
-    def save(self, name: str, base: str = "") -> SavedPart:
-        self.saver.begin(SaveOrder(name, self.uri(name), base))
-        with self.changed:
-            assert self.changed.wait_for(lambda: name in self.parts, 60)
-        return self.parts[name]
-
-    def commit(self, name: str, base: str = "") -> Path:
-        """A complete record of a save; returns the file of its part."""
-        part = PartManifest.from_json(self.save(name, base).manifest_json)
-        commit_record(
-            self.uri(name), [part], b"{}", job=training_job(optimizers=SGD), job_id="job-1", kind="periodic", step=1,
-            generation=1, base=base and self.uri(base),
-        )  # fmt: skip
-        file = open_store(self.uri(name)).local_path(part.file)
-        assert file is not None and file.stat().st_size == part.size_bytes, "reported before it was durable"
-        return file
-
-
-def rows(server: ParameterServer) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    return np.array(pull(server, "a", IDS)[1][0])
+from tests.trainers.parameter_server.calls import push
+from tests.trainers.parameter_server.records.saves import IDS, Saves, rows
+from tests.trainers.parameter_server.running import routing_of
 
 
 def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
-    saves = Saves(tmp_path / "store", memory)
-    files = [saves.commit("save-1")]
+    saves = Saves(str(tmp_path / "store"), memory)
+    files = [saves.file("save-1", saves.commit("save-1"))]
     push(saves.server, "a", 1, IDS[:5], 1.0)
-    files.append(saves.commit("save-2", base="save-1"))
+    files.append(saves.file("save-2", saves.commit("save-2", base="save-1")))
     saved, opened = rows(saves.server), memory.opened()
     assert opened is not None and len(opened.parts()) == 2
     push(saves.server, "a", 2, IDS, 1.0)
@@ -95,7 +42,7 @@ def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
 
 @pytest.mark.parametrize("place", ["rows", "index"])
 def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMemory, volume: Path, place: str) -> None:
-    saves = Saves(tmp_path / "store", memory)
+    saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
     saved, opened = rows(saves.server), memory.opened()
     assert opened is not None
@@ -118,7 +65,7 @@ def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMe
 def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
-    saves = Saves(tmp_path / "store", memory)
+    saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
     assert memory._flusher is not None and memory._flusher._process is not None
     process = memory._flusher._process
@@ -146,7 +93,7 @@ def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
 def test_a_process_that_is_dead_before_it_gets_an_order_is_named_and_closed(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
-    saves = Saves(tmp_path / "store", memory)
+    saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
     assert memory._flusher is not None and memory._flusher._process is not None
     process = memory._flusher._process
@@ -162,7 +109,7 @@ def test_a_memory_that_another_process_writes_is_done_without(
     tmp_path: Path, memory: RecordMemory, volume: Path
 ) -> None:
     other = PartMemory(volume, writes=True)
-    saves = Saves(tmp_path / "store", memory)
+    saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
     assert not other.parts()
     other.close()

@@ -13,7 +13,7 @@ from tests.faults.campaign.plan import PLACES, STAGE_PLACES, Kind, Victim, draw_
 from tests.faults.campaign.report import with_coverage
 from tests.faults.test_campaign import NUMBERS, SEED
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("tried", TRIED, ids=lambda tried: tried.fault)
