@@ -21,7 +21,8 @@ from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 READ_AHEAD_BYTES = 16 * 2**20
-"""Neighbouring sections are fetched together up to this size: a request to S3 costs as long as about 1 MiB."""
+"""Neighbouring sections are fetched together up to this size, by all readers of a share together: a request to S3 costs
+as long as about 1 MiB."""
 
 KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
 """In the order in which they are taken in: what is gone may have come back."""
@@ -85,7 +86,7 @@ class Share:
     def read(self, kinds: Sequence[SectionKind] = KINDS, columns: Sequence[str] | None = None) -> Iterator[BucketRows]:
         """What the buckets hold, chunk by chunk: all of one kind before the next.
 
-        Memory in use stays near READ_AHEAD_BYTES as long as the caller keeps nothing.
+        Memory in use stays near twice READ_AHEAD_BYTES: the caller still has the last chunk of what was fetched before.
 
         Args:
             columns: that are fetched, `ids` and `tables` among them; None: all.
@@ -104,20 +105,21 @@ class Share:
             entries = self._entries(kind)
             if columns is not None:
                 entries = [entry.with_arrays(stored_names(columns)) for entry in entries]
-            yield from self._read(entries)
+            yield from self._read(entries, READ_AHEAD_BYTES)
 
-    def _read(self, entries: Sequence[SectionEntry]) -> Iterator[BucketRows]:
-        for entry, arrays in self.record.read(self.part, entries):
+    def _read(self, entries: Sequence[SectionEntry], ahead_bytes: int) -> Iterator[BucketRows]:
+        for entry, arrays in self.record.read(self.part, entries, ahead_bytes):
             yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
 
     def readers(self, kind: SectionKind, count: int) -> list[Iterator[BucketRows]]:
         """As `read` of one kind, by at most so many readers side by side, each of chunks that follow each other.
 
-        Not for a part of format 1.
+        All of them together fetch no more at once than one reader would, or a section each. Not for a part of format 1.
         """
         entries = sorted(self._entries(kind), key=lambda entry: entry.span)
         ends = [len(entries) * number // count for number in range(count + 1)]
-        return [self._read(entries[start:end]) for start, end in itertools.pairwise(ends) if start < end]
+        runs = [entries[start:end] for start, end in itertools.pairwise(ends) if start < end]
+        return [self._read(run, READ_AHEAD_BYTES // len(runs)) for run in runs]
 
 
 class Record:
@@ -246,13 +248,18 @@ class Record:
             if not share.tables or table in share.tables:
                 yield from (rows for rows in share.read(kinds) if table in rows.tables)
 
-    def read(self, part: PartManifest, entries: Iterable[SectionEntry]) -> Iterator[tuple[SectionEntry, Arrays]]:
+    def read(
+        self, part: PartManifest, entries: Iterable[SectionEntry], ahead_bytes: int | None = None
+    ) -> Iterator[tuple[SectionEntry, Arrays]]:
         """Sections of a part in the order of their bytes, neighbours fetched together; every array is checked.
+
+        Args:
+            ahead_bytes: of neighbours, at most; default READ_AHEAD_BYTES.
 
         Raises:
             DamagedRecordError: an array is damaged, or the part is shorter than it was.
         """
-        for start, end, group in _neighbours(entries):
+        for start, end, group in _neighbours(entries, READ_AHEAD_BYTES if ahead_bytes is None else ahead_bytes):
             data = self._bytes(part, start, end)
             for entry in group:
                 try:
@@ -357,15 +364,15 @@ def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None 
                 yield needed
 
 
-def _neighbours(entries: Iterable[SectionEntry]) -> Iterator[tuple[int, int, list[SectionEntry]]]:
-    """Runs of sections that lie closely behind each other, each run at most READ_AHEAD_BYTES long.
+def _neighbours(entries: Iterable[SectionEntry], most_bytes: int) -> Iterator[tuple[int, int, list[SectionEntry]]]:
+    """Runs of sections that lie closely behind each other, each run at most so many bytes or one section long.
 
     With each run its first byte in the part, and one past its last.
     """
     group: list[SectionEntry] = []
     start = end = 0
     for (first, last), entry in sorted(((entry.span, entry) for entry in entries), key=lambda one: one[0]):
-        if group and last and not (first - end <= 2**20 and last - start <= READ_AHEAD_BYTES):
+        if group and last and not (first - end <= 2**20 and last - start <= most_bytes):
             yield start, end, group
             group = []
         if not group:

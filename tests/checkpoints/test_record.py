@@ -12,18 +12,21 @@ import msgspec
 import numpy as np
 import pytest
 
+from elastrec.checkpoints import record as record_module
+from elastrec.checkpoints.answers import answer
 from elastrec.checkpoints.catalog import latest_record
-from elastrec.checkpoints.commit import new_record_uri
+from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import encode_manifest
-from elastrec.checkpoints.parts import PartManifest
+from elastrec.checkpoints.parts import PartManifest, PartWriter
 from elastrec.checkpoints.record import Record, open_record
 from elastrec.checkpoints.sections import SectionEntry, SectionKind
+from elastrec.checkpoints.stores.local_store import LocalStore
 from elastrec.checkpoints.stores.s3_store import S3Store
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
-from tests.checkpoints.writing import DENSE, VIRTUAL_BUCKETS, rows_of, save, write_part
+from tests.checkpoints.writing import DENSE, TABLES, VIRTUAL_BUCKETS, rows_of, save, write_bucket, write_part
 
 MakeJob = Callable[..., TrainingJob]
 
@@ -75,6 +78,37 @@ def test_a_reader_fetches_only_its_buckets_and_neighbours_in_one_request(
     assert len(asked) == 2
     read = [rows for rows in record.rows("user", [4, 5, 99]) if len(rows)]
     assert [rows.buckets.tolist() for rows in read] == [[4], [4]] and len(asked) == 3
+
+
+@pytest.mark.parametrize("readers", [1, 2, 5, 16])
+def test_readers_side_by_side_fetch_no_more_at_once_than_one_reader(
+    tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, readers: int
+) -> None:
+    uri = new_record_uri(open_store(tmp_path), "clicks", "clicks-1", 5)
+    ids = np.arange(1000)
+    with PartWriter(uri, "ps-0", groups=[answer(TABLES, range(VIRTUAL_BUCKETS))], generation=2) as writer:
+        for bucket in range(40):
+            write_bucket(writer, bucket, 0, {"ids": ids})
+        section = max(entry.span[1] - entry.span[0] for entry in writer._sections.values())
+        part = writer.finish()
+    commit_record(uri, [part], b"{}", job=make_job(), job_id="clicks-1", kind="periodic", step=5, generation=2)
+    fetched: list[int] = []
+    original = LocalStore.get_range
+
+    def get_range(self: LocalStore, key: str, start: int, length: int) -> bytes:
+        fetched.append(length)
+        return original(self, key, start, length)
+
+    (share,) = open_record(uri).shares()
+    assert share.row_counts()[0].tolist() == list(range(40))
+    monkeypatch.setattr(record_module, "READ_AHEAD_BYTES", 12 * section)
+    found = share.readers(SectionKind.ROWS, readers)
+    monkeypatch.setattr(LocalStore, "get_range", get_range)
+    buckets = [int(next(each).buckets[0]) for each in found]
+    assert len(fetched) == len(found) == readers
+    assert 10 * section <= sum(fetched) <= max(12, readers) * section
+    buckets += [int(rows.buckets[0]) for each in found for rows in each]
+    assert sorted(buckets) == list(range(40))
 
 
 def test_a_reader_of_some_buckets_reads_no_index_of_parts_that_do_not_answer_for_them(

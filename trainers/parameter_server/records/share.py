@@ -53,7 +53,7 @@ from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 Array = np.ndarray[Any, Any]
 
 _MOST_READERS = 8
-"""Threads of a restore at most: each holds READ_AHEAD_BYTES of a record."""
+"""Threads of a restore at most: each holds a few sections of a record."""
 
 log = structlog.get_logger(__name__)
 

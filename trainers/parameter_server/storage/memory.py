@@ -68,11 +68,12 @@ class Region:
 
     Attributes:
         left_bytes: whose pages are there; zeros if nobody has written them, else of any content.
+        held_bytes: that its user needs of it now, wherever they lie; the next user gets no more pages.
     """
 
     def __init__(self, size_bytes: int, *, huge: bool) -> None:
         self.size_bytes, self.huge = size_bytes, huge
-        self.left_bytes = 0
+        self.left_bytes = self.held_bytes = 0
         self._used_bytes = 0
         self._is_written = self._left_is_written = False
         self._map = reserve(size_bytes, huge=huge)
@@ -80,16 +81,20 @@ class Region:
 
     def use(self, end: int) -> None:
         """Its first bytes, up to `end`, are written from now on."""
-        self._used_bytes, self._is_written = max(self._used_bytes, end), True
+        self._used_bytes, self.held_bytes, self._is_written = max(self._used_bytes, end), end, True
 
     def make_pages(self, end: int) -> None:
         """Has the system make the pages up to `end`, for the next user. Nobody else uses the region; holds no GIL."""
         self.words[self._used_bytes // 4 : end // 4 : PAGE_BYTES // 4] = 0
-        self._used_bytes = max(self._used_bytes, end)
+        self._used_bytes = self.held_bytes = max(self._used_bytes, end)
 
     def pass_on(self) -> None:
-        """Another user has it from now on."""
+        """Another user has it from now on, and fills it from the front."""
+        # The user before may have had as many pages anywhere: those behind would be there beside the new ones.
+        self._drop_between(self.held_bytes, self._used_bytes)
+        self._used_bytes = min(self._used_bytes, self.held_bytes)
         self.left_bytes, self._left_is_written = self._used_bytes, self._is_written
+        self.held_bytes = 0
 
     def clear(self, start: int, size: int) -> None:
         """Makes zero what was left there."""
@@ -103,10 +108,13 @@ class Region:
 
     def trim(self, needed_bytes: int) -> None:
         """Returns what was left behind the first `needed_bytes`."""
-        start, end = (-(-size // PAGE_BYTES) * PAGE_BYTES for size in (needed_bytes, self.left_bytes))
+        self._drop_between(needed_bytes, self.left_bytes)
+        self.left_bytes, self._used_bytes = 0, needed_bytes
+
+    def _drop_between(self, first: int, last: int) -> None:
+        start, end = (-(-size // PAGE_BYTES) * PAGE_BYTES for size in (first, last))
         if start < end:
             self.drop(start, end - start)
-        self.left_bytes, self._used_bytes = 0, needed_bytes
 
 
 class RegionSize(msgspec.Struct, frozen=True, array_like=True):
@@ -232,6 +240,7 @@ class PoolMemory:
                     break
                 spares[0] += 1
                 spares[spares[0]] = slab
+            self.region.held_bytes = self.bytes
         if not spares[0]:
             raise self._used_up()
 
@@ -248,12 +257,14 @@ class PoolMemory:
             slabs = [*(self._free.pop() for _ in range(freed)), *range(self._next, self._next + count - freed)]
             self._next += count - freed
             self.region.use(self._next * self.slab_bytes)
+            self.region.held_bytes = self.bytes
         return np.array(slabs, np.int64)
 
     def put_back(self, slabs: Array) -> None:
         """Takes slabs that `take` gave and nobody wrote into."""
         with self._lock:
             self._free.extend(slabs[::-1].tolist())
+            self.region.held_bytes = self.bytes
 
     def trim(self) -> None:
         """Returns what a user of the region before has left and no slab has taken."""
@@ -293,6 +304,7 @@ class PoolMemory:
         with self._lock:
             # The lowest are taken again first, so that the reservation stays dense.
             self._free.extend(reversed(ordered))
+            self.region.held_bytes = self.bytes
 
 
 class IndexMemory:
@@ -333,7 +345,7 @@ class IndexMemory:
                 if first + pages > self._pages:
                     raise ServerMemoryError("no room for more rows: the address space of an index is used up")
                 self._extend(pages)
-            self._used += pages
+            self._count(pages)
         return first * LINES_PER_PAGE
 
     def take_each(self, pages: Array) -> Array:
@@ -347,9 +359,13 @@ class IndexMemory:
             if is_dense and self._next + int(pages.sum()) <= self._pages:
                 ends = self._next + np.cumsum(pages)
                 self._extend(int(pages.sum()))
-                self._used += int(pages.sum())
+                self._count(int(pages.sum()))
                 return np.asarray((ends - pages) * LINES_PER_PAGE, np.int64)
         return np.array([self.take(count) for count in pages.tolist()], np.int64)
+
+    def _count(self, pages: int) -> None:
+        self._used += pages
+        self.region.held_bytes = self.bytes
 
     def _extend(self, pages: int) -> None:
         start, self._next = self._next * PAGE_BYTES, self._next + pages
@@ -366,5 +382,5 @@ class IndexMemory:
         first, pages = line // LINES_PER_PAGE, lines // LINES_PER_PAGE
         self.region.drop(first * PAGE_BYTES, pages * PAGE_BYTES)
         with self._lock:
-            self._used -= pages
+            self._count(-pages)
             self._free.setdefault(pages, []).append(first)

@@ -64,6 +64,27 @@ def test_lines_of_an_index_are_empty_wherever_they_lie() -> None:
     assert not after.index.lines[: 4 * PAGE_BYTES // 64].any() and after.index.lines[4 * PAGE_BYTES // 64, 0] == 7
 
 
+def test_memory_is_passed_on_with_no_more_pages_than_were_held_wherever_they_lie() -> None:
+    before, rows_before = IndexMemory(4, 1000), PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
+    # Runs that grow and slabs of buckets that were given away leave others at the end.
+    runs = [before.take(pages) for pages in (1, 2, 3)]
+    for run, pages in zip(runs[:2], (1, 2), strict=True):
+        before.give(run, pages * PAGE_BYTES // 64)
+    rows_before.take(10)
+    rows_before.free([0, 1, 2, 3])
+    regions = before.region, rows_before.region
+    for region in regions:
+        region.words[: 10 * PAGE_BYTES // 4] = 7
+    used = UsedRegions([(User(), regions)])
+    after = IndexMemory(4, 1000, used)
+    rows_after = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False, used=used)
+    assert (after.region, rows_after.region) == regions
+    for region, pages in zip(regions, (3, 6), strict=True):
+        end = pages * PAGE_BYTES // 4
+        assert region.left_bytes == pages * PAGE_BYTES and region.words[:end].all()
+        assert not region.words[end : 6 * PAGE_BYTES // 4].any()
+
+
 def test_unused_memory_goes_back_to_the_system() -> None:
     before = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     regions = [(User(), [before.region])]
