@@ -62,10 +62,10 @@ def test_the_old_model_is_freed_or_used_again_before_the_first_array_of_a_record
     reads, new = [], []
 
     class WatchedRecord(Record):
-        def read(self, part: Any, entries: Any) -> Any:
+        def read(self, part: Any, entries: Any, *arguments: Any) -> Any:
             used = [store.rows_memory.shelf.pool.words for store in new]
             reads.append([kept for kept in held if kept() is not None and not any(kept() is words for words in used)])
-            return super().read(part, entries)
+            return super().read(part, entries, *arguments)
 
     def open_watched(uri: str) -> Record:
         opened = open_record(uri)
