@@ -7,8 +7,10 @@ row on, the kernel gives every pod there a fifth of the cores that it was grante
 default: nobody asks for anything. The restart is ordered as soon as the master of the moved job has decided, saves, and
 goes on with both workers on the good node, because the slow one takes no pods any more.
 
+All jobs continue one model, as a job of every day does: a restart saves and restores its rows.
+
 With `--role parameter_server` one of two servers is on the slow node, and the only worker is not. Every step asks both
-servers, so it waits for the slow one in every mode.
+servers, so it waits for the slow one in every mode. There is no model to continue.
 
 With `bsp` every step waits for the slow worker; it is what a job has whose steps shall not depend on timing, and the
 only mode in which one slow worker costs more than its own share. With `async`, the default, shards are taken as workers
@@ -32,6 +34,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.common.continued import make_model
 from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.common.groups import hold_back, outweigh_other_load
 from benchmarks.common.jobs import expect_limits, platform_on, private_home
@@ -63,7 +66,11 @@ _LIMITS: dict[str, dict[str, Any]] = {
 _GOALS = {"worker": {"restart": -37.0, "none": -48.5}, "parameter_server": {"restart": -27.6, "none": -36.4}}
 _WORDS = {"worker": "worker-", "parameter_server": "ps-"}
 """In the names of its pods."""
-_ROWS, _NODE, _WEIGHT = 20_000, PodSize(3.0, 16 * 2**30), 8
+_MODEL_ROWS = 8_000_000
+"""Of the tables that the jobs of a slow worker continue, together; some 0.75 GB."""
+_EPOCHS = {"worker": 22, "parameter_server": 44}
+_LOG = GenerateSpec(path="clicks", rows_per_day=20_000, days=2, seed=1, lists=0)
+_NODE, _WEIGHT = PodSize(3.0, 16 * 2**30), 8
 _CONSISTENCY: dict[str, dict[str, Any]] = {
     "async": {"mode": "async"},
     "bsp": {"mode": "bsp"},
@@ -80,17 +87,14 @@ class Surroundings:
         without_slow: the same, where the slow node takes no new pods.
         slow_agent: of the slow node.
         log: what all of them train on.
+        folder: for other logs.
     """
 
     platform: jobs.Platform
     without_slow: jobs.Platform
     slow_agent: LocalCluster
     log: GenerateReport
-
-
-def click_log(folder: Path) -> GenerateReport:
-    """An ordinary one."""
-    return generate(GenerateSpec(path=str(folder), rows_per_day=_ROWS, days=2, seed=1, lists=0))
+    folder: Path
 
 
 def job_content(
@@ -107,7 +111,7 @@ def job_content(
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
             "worker": {"memory": "2Gi", **limits["worker"]},
-            "parameter_server": {"memory": "1Gi", **limits["parameter_server"]},
+            "parameter_server": {"memory": "2Gi", **limits["parameter_server"]},
         },
         "checkpoint": {"interval": "0s"},
     }  # fmt: skip
@@ -161,16 +165,15 @@ def moved_seconds(trained: Trained) -> float:
 
 @contextlib.contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """Both nodes, empty, and a click log."""
+    """Both nodes, empty, and an ordinary click log."""
     with private_home() as home, started_nodes(home / "nodes", {GOOD: _NODE, SLOW: _NODE}) as config:
         cluster = connect(config)
         for agent in cluster.agents.values():
             outweigh_other_load(agent.agent().agent_id, _WEIGHT)
         cordoned = msgspec.structs.replace(config, unschedulable=(SLOW,))
         try:
-            yield Surroundings(
-                platform_on(home, config), platform_on(home, cordoned), cluster.agents[SLOW], click_log(home / "clicks")
-            )
+            log = generate(_LOG.model_copy(update={"path": str(home / "clicks")}))
+            yield Surroundings(platform_on(home, config), platform_on(home, cordoned), cluster.agents[SLOW], log, home)
         finally:
             cluster.close()
 
@@ -197,9 +200,12 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     with surroundings() as around, OtherLoad() as load:
         expect_limits(around.platform, "slow_worker")
         role = arguments.role
-        content, alone = (
-            job_content(around.log, arguments.mode, arguments.epochs, role, moves=moves) for moves in (True, False)
-        )
+        epochs = arguments.epochs or _EPOCHS[role]
+        content, alone = (job_content(around.log, arguments.mode, epochs, role, moves=moves) for moves in (True, False))
+        if role == "worker":
+            record = make_model(around.platform, content, _LOG, around.folder / "model", _MODEL_ROWS)
+            for each in (content, alone):
+                each["spec"]["continual"] = {"start_from": record}
         sides = Sides(
             "moved",
             _WORDS[role],
@@ -221,7 +227,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=tuple(_LIMITS), default="worker", help="of the slow pod (default worker)")
     parser.add_argument("--mode", choices=tuple(_CONSISTENCY), default="bsp", help="how workers wait (default bsp)")
     parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
-    parser.add_argument("--epochs", type=int, default=22, help="over 20,000 rows (default 22)")
+    parser.add_argument("--epochs", type=int, help=f"over 20,000 rows (default {_EPOCHS})")
 
 
 if __name__ == "__main__":
