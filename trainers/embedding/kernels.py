@@ -10,13 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from elastrec.platform.specs.numba_cache import kernels_of
+from elastrec.trainers.embedding.numbers import add_numbers, copy_numbers
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.kernel import SOURCES
 from elastrec.trainers.parameter_server.prefetch import prefetch
 
-_kernel = kernels_of(Path(__file__), SOURCES)()
+_HERE = Path(__file__)
+_kernel = kernels_of(_HERE, _HERE.with_name("numbers.py"), SOURCES)()
 
-_BAGS_AHEAD = 32  # whose part of a row of the batch is asked for: rows lie too far apart for the processor to foresee
+# What is asked for long before it is read or written: rows lie anywhere, and those of the batch too far apart for the
+# processor to foresee. Of the latter the first line and the last: most runs are as long as one, and few begin with it.
+_IDS_AHEAD, _BAGS_AHEAD = 16, 32
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the high bits of a product spread any ids
 
 
@@ -129,40 +133,42 @@ def pool_rows(  # type: ignore[no-untyped-def]
         apart: how many numbers of each pooled row go to `firsts`.
         firsts, out: [B, ...] float32, the first numbers of the pooled rows, and all others.
     """
-    dimension, width, flat = rows.shape[1] - apart, out.shape[1], out.reshape(-1)
+    dimension, width, apart_width = rows.shape[1], out.shape[1], firsts.shape[1]
+    numbers, flat, flat_firsts = rows.reshape(-1), out.reshape(-1), firsts.reshape(-1)
+    others, last = dimension - apart, max(inverse.shape[0] - 1, 0)
+    places = inverse if inverse.shape[0] else np.zeros(1, np.int32)
     # Feature by feature: the rows of one table stay in the cache, and offsets and places are read in their order.
     for k in range(features.shape[0]):
         for b in range(batch):
-            prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
-            first = firsts[b, first_columns[k] : first_columns[k] + apart]
-            target = out[b, columns[k] : columns[k] + dimension]
+            ahead = (b + _BAGS_AHEAD) * width + columns[k]
+            prefetch(numbers, places[min(start + _IDS_AHEAD, last)] * dimension)
+            prefetch(flat, ahead)
+            prefetch(flat, ahead + others - 1)
+            first, target = b * apart_width + first_columns[k], b * width + columns[k]
             if start == end:
-                first[:] = np.float32(0.0)
-                for d in range(dimension):
-                    target[d] = np.float32(0.0)
+                for d in range(apart):
+                    flat_firsts[first + d] = np.float32(0.0)
+                for d in range(others):
+                    flat[target + d] = np.float32(0.0)
                 continue
-            row = rows[inverse[start]]
+            row = inverse[start] * dimension
             for d in range(apart):
-                first[d] = row[d]
-            others = row[apart:]
-            for d in range(dimension):
-                target[d] = others[d]
+                flat_firsts[first + d] = numbers[row + d]
+            copy_numbers(flat, target, numbers, row + apart, others)
             if end - start > 1:
                 for j in range(start + 1, end):
-                    row = rows[inverse[j]]
+                    row = inverse[j] * dimension
                     for d in range(apart):
-                        first[d] += row[d]
-                    others = row[apart:]
-                    for d in range(dimension):
-                        target[d] += others[d]
+                        flat_firsts[first + d] += numbers[row + d]
+                    add_numbers(flat, target, numbers, row + apart, np.float32(1.0), others)
                 if is_mean[k]:
                     scale = np.float32(1.0) / np.float32(end - start)
                     for d in range(apart):
-                        first[d] *= scale
-                    for d in range(dimension):
-                        target[d] *= scale
+                        flat_firsts[first + d] *= scale
+                    for d in range(others):
+                        flat[target + d] *= scale
 
 
 @_kernel
@@ -170,21 +176,24 @@ def spread_gradient(  # type: ignore[no-untyped-def]
     firsts, gradient, inverse, offsets, features, columns, first_columns, is_mean, batch, apart, out
 ):
     """The reverse of `pool_rows`: adds gradients of its two outputs to that of rows, out [U, D], zeroed before."""
-    dimension, width, flat = out.shape[1] - apart, gradient.shape[1], gradient.reshape(-1)
+    dimension, width, apart_width = out.shape[1], gradient.shape[1], firsts.shape[1]
+    numbers, flat, flat_firsts = out.reshape(-1), gradient.reshape(-1), firsts.reshape(-1)
+    others, last = dimension - apart, max(inverse.shape[0] - 1, 0)
+    places = inverse if inverse.shape[0] else np.zeros(1, np.int32)
     for k in range(features.shape[0]):
         for b in range(batch):
-            prefetch(flat, (b + _BAGS_AHEAD) * width + columns[k])
             bag = features[k] * batch + b
             start, end = offsets[bag], offsets[bag + 1]
-            first = firsts[b, first_columns[k] : first_columns[k] + apart]
-            source = gradient[b, columns[k] : columns[k] + dimension]
+            ahead = (b + _BAGS_AHEAD) * width + columns[k]
+            prefetch(numbers, places[min(start + _IDS_AHEAD, last)] * dimension)
+            prefetch(flat, ahead)
+            prefetch(flat, ahead + others - 1)
+            first, source = b * apart_width + first_columns[k], b * width + columns[k]
             scale = np.float32(1.0)
             if is_mean[k] and end - start > 1:
                 scale = np.float32(1.0) / np.float32(end - start)
             for j in range(start, end):
-                row = out[inverse[j]]
+                row = inverse[j] * dimension
                 for d in range(apart):
-                    row[d] += scale * first[d]
-                target = row[apart:]
-                for d in range(dimension):
-                    target[d] += scale * source[d]
+                    numbers[row + d] += scale * flat_firsts[first + d]
+                add_numbers(numbers, row + apart, flat, source, scale, others)
