@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.owned_memory import without_owner
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.surroundings import Platform
@@ -77,13 +78,15 @@ def ask_profiles(
         return dict(zip(masters, threads.map(ask, masters.values()), strict=True))
 
 
-def largest_bytes_of(platform: Platform, job_ids: Iterable[str]) -> dict[str, float]:
+def largest_bytes_of(
+    nodes: Sequence[Node], pods: Iterable[PodStatus], job_ids: Iterable[str]
+) -> dict[str, float]:  # fmt: skip
     """The most memory that a server of each job could have.
 
-    Raises:
-        ClusterError: the cluster cannot be reached.
+    Args:
+        pods: all of the cluster.
     """
-    nodes, of_job = platform.launcher.nodes(), dict[str, list[PodStatus]]()
-    for pod in map(without_owner, platform.launcher.pods()):
+    of_job = dict[str, list[PodStatus]]()
+    for pod in map(without_owner, pods):
         of_job.setdefault(pod.job, []).append(pod)
     return {job_id: largest_server_bytes(nodes, of_job.get(job_id, ())) for job_id in job_ids}

@@ -16,15 +16,15 @@ import structlog
 from elastrec.platform.jobs.scaling.learned import Learned, learned
 from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_bytes_of, masters_of
 from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
-from elastrec.platform.jobs.scaling.standing import room_of, standing
+from elastrec.platform.jobs.scaling.standing import room_of, standing_of
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.masters import live_master
 from elastrec.platform.master.scaling.memory_seen import memory_seen
 from elastrec.platform.master.scaling.requests import request_of
+from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.across_jobs.one_change import describe, one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.across_jobs.shared_round import decide_shared
-from elastrec.platform.scaling.amounts import PriceList
 from elastrec.platform.scaling.executors.strategy import StrategySettings
 from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.memory_outlook import curve_of
@@ -58,15 +58,11 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
 
 
-def view(platform: Platform, settings: ScalingSettings, overheads: Overheads) -> View:
-    """The cluster as policies see it.
-
-    Raises:
-        ClusterError: the cluster cannot be reached.
-    """
-    prices = PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
+def view(capacity: amounts.Capacity, settings: ScalingSettings, overheads: Overheads) -> View:
+    """The cluster as policies see it."""
+    prices = amounts.PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
     return View(
-        capacity=room_of(platform.launcher.nodes()),
+        capacity=capacity,
         prices=prices,
         overheads=overheads,
         rules=Rules(
@@ -105,15 +101,16 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
             if isinstance(answer, str) or answer.phase == Phase.TRAINING
         }
     known = learned(platform, settings) if answers else Learned()
-    largest = largest_bytes_of(platform, answers)
+    nodes, pods = platform.launcher.nodes(), platform.launcher.pods()
+    largest = largest_bytes_of(nodes, pods, answers)
     found = [
         NotNow(job_id, answer) if isinstance(answer, str)
         else profile_of(job_id, answer, settings, known.past, largest[job_id])
         for job_id, answer in answers.items()
     ]  # fmt: skip
     profiles = [each for each in found if isinstance(each, JobProfile)]
-    around = view(platform, settings, known.overheads)
-    decided = decide_shared(policy, profiles, around, standing(platform, settings, holders_of(found)))
+    around = view(room_of(nodes), settings, known.overheads)
+    decided = decide_shared(policy, profiles, around, standing_of(pods, nodes, settings, holders_of(found)))
     decided = with_forecasts(decided, found, around.strategy)
     planned = {each.job_id for each in decided.plans}
     curves = {plan.job_id: _curve(answers[plan.job_id]) for plan in decided.plans if plan.changes}

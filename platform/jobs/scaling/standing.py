@@ -10,7 +10,6 @@ import msgspec
 
 from elastrec.platform.clusters.nodes import Capacity, Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.pods.launch import TEAM_LABEL
 from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.across_jobs.quota import Holder, Shares
@@ -23,22 +22,15 @@ if TYPE_CHECKING:
     from elastrec.platform.scaling.across_jobs.shared_round import Standing
 
 
-def standing(platform: Platform, settings: ScalingSettings, holders: Sequence[Holder] = ()) -> Standing:
-    """The cluster now.
+def standing_of(
+    pods: Iterable[PodStatus], nodes: Iterable[Node], settings: ScalingSettings, holders: Sequence[Holder]
+) -> Standing:
+    """Who holds what of these nodes, and who waits for room.
 
     Args:
+        pods: all of the cluster.
         holders: jobs that can give workers back.
-
-    Raises:
-        ClusterError: the cluster cannot be reached.
     """
-    return standing_of(platform.launcher.pods(), Capacity.of(platform.launcher.nodes()), settings, holders)
-
-
-def standing_of(
-    pods: Iterable[PodStatus], capacity: Capacity, settings: ScalingSettings, holders: Sequence[Holder]
-) -> Standing:
-    """As `standing`, of pods and a capacity that were read before."""
     # scipy comes with it: every step of a job's life would load that.
     from elastrec.platform.scaling.across_jobs.shared_round import Standing
 
@@ -57,7 +49,7 @@ def standing_of(
         msgspec.structs.replace(each, pending_workers=min(waiting_workers[each.job_id], each.allocation.workers))
         for each in holders
     ]
-    return Standing(Shares(total=resources_of(capacity.total), entitled=entitled, held=held), known, waiting)
+    return Standing(Shares(total=resources_of(Capacity.of(nodes).total), entitled=entitled, held=held), known, waiting)
 
 
 def room_of(nodes: Iterable[Node]) -> amounts.Capacity:

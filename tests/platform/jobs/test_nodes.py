@@ -44,13 +44,13 @@ def platform(nodes: list[Node], pods: list[PodStatus] | None = None) -> Any:
 
 def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
-    assert largest_bytes_of(platform(nodes), ["clicks-1"]) == {"clicks-1": 6 * GIB}
+    assert largest_bytes_of(nodes, [], ["clicks-1"]) == {"clicks-1": 6 * GIB}
 
 
 def test_a_server_keeps_what_it_has_on_its_own_node_alone() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
     on_b = [server("b", 4), server("b", 2), server("a", 9, Role.WORKER)]
-    found = largest_bytes_of(platform(nodes, on_b), ["clicks-1", "clicks-2"])
+    found = largest_bytes_of(nodes, on_b, ["clicks-1", "clicks-2"])
     assert found == {"clicks-1": 9 * GIB, "clicks-2": 6 * GIB}
 
 
@@ -91,7 +91,7 @@ def test_a_server_grows_by_its_own_memory_not_by_that_which_its_pod_has_beside()
     more = 3 * GIB
     pod = server("b", 7)
     beside = msgspec.structs.replace(pod, labels={BYTES_LABEL: str(more)})
-    assert largest_bytes_of(platform([node("b", 16, 5)], [beside]), ["clicks-1"]) == {"clicks-1": 9 * GIB}
+    assert largest_bytes_of([node("b", 16, 5)], [beside], ["clicks-1"]) == {"clicks-1": 9 * GIB}
 
 
 def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:

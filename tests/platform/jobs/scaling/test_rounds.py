@@ -53,6 +53,22 @@ def test_a_master_that_does_not_answer_costs_only_its_own_job_the_round(
     assert time.monotonic() - begun < 3 * 0.5 + 5.0, "they are asked side by side"
 
 
+def test_nodes_and_pods_are_read_once_however_many_jobs_there_are(
+    cluster: Masters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    for name in ("nodes", "pods", "jobs"):
+        listed = getattr(cluster.platform.launcher, name)
+        monkeypatch.setattr(
+            cluster.platform.launcher, name, lambda name=name, listed=listed: reads.append(name) or listed()
+        )
+    for job_id in ("clicks-1", "clicks-2"):
+        cluster.add(job_id, measured_profile())
+    decided, _ = rounds.plan(cluster.platform, SETTINGS)
+    assert len(decided.plans) == 2
+    assert sorted(reads) == ["jobs", "nodes", "pods"]
+
+
 def test_masters_are_asked_side_by_side(cluster: Masters) -> None:
     for number in range(8):
         cluster.add_silent(f"silent-{number}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrec.platform.clusters.nodes import Capacity
+from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
 from elastrec.platform.jobs.scaling.standing import standing_of
@@ -15,7 +15,7 @@ from elastrec.platform.specs.scaling import ScalingSettings, Team
 from tests.platform.jobs.scaling.test_profiles import ONE, TWO, measured_profile
 
 SETTINGS = ScalingSettings(teams={"ads": Team(share=0.5, priority=3, minimum_workers=2)})
-CAPACITY = Capacity(PodSize(8.0, 2**34), PodSize(1.0, 2**30), PodSize(8.0, 2**34))
+NODES = [Node(name="node", size=PodSize(8.0, 2**34), free=PodSize(1.0, 2**30))]
 
 
 def pod(name: str, team: str | None, phase: PodPhase = PodPhase.RUNNING, waits_for_room: bool = False) -> PodStatus:
@@ -34,7 +34,7 @@ def test_pods_count_for_their_team_and_those_that_wait_for_room_hold_nothing() -
         pod("e", None),
     ]
     found = profile_of("clicks-1", measured_profile(is_settled=False, configuration=TWO), SETTINGS)
-    known = standing_of(pods, CAPACITY, SETTINGS, holders_of([found]))
+    known = standing_of(pods, NODES, SETTINGS, holders_of([found]))
     assert known.shares.held == {"ads": Resources(4.0, 2.0**32), "default": Resources(2.0, 2.0**31)}
     assert known.waiting == {"ads": [Resources(2.0, 2.0**31)]}
     assert known.shares.free == Resources(2.0, 2.0**34 - 3 * 2.0**31)
