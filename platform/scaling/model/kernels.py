@@ -108,8 +108,8 @@ def all_seconds(table_FN, constants, fitted):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def variance(table_FN, n, constants, fitted, covariance_KK):  # type: ignore[no-untyped-def]
-    """Of the logarithm of one allocation's T_iter, by the covariance of the coefficients."""
+def _slope(table_FN, n, constants, fitted):  # type: ignore[no-untyped-def]
+    """Of the logarithm of one allocation's T_iter by each coefficient."""
     row = _row(table_FN, n, constants)
     own = row[0] * fitted.gradient + row[5] * fitted.fan_out + fitted.fixed
     servers = (
@@ -120,10 +120,14 @@ def variance(table_FN, n, constants, fitted, covariance_KK):  # type: ignore[no-
     if fitted.overlap != 1.0:
         of_own *= (own / seconds) ** (fitted.overlap - 1.0)
         of_servers *= (servers / seconds) ** (fitted.overlap - 1.0)
-    slope = (
+    return (
         row[0] * of_own, row[1] * of_servers, row[2] * of_servers, row[3] * of_servers, row[4] * of_servers,
         row[5] * of_own, of_own,
     )  # fmt: skip
+
+
+@_kernel
+def _spread(slope, covariance_KK):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(7):
         part = 0.0
@@ -131,6 +135,23 @@ def variance(table_FN, n, constants, fitted, covariance_KK):  # type: ignore[no-
             part += covariance_KK[i, j] * slope[j]
         total += slope[i] * part
     return max(total, 0.0)
+
+
+@_kernel
+def variance(table_FN, n, constants, fitted, covariance_KK):  # type: ignore[no-untyped-def]
+    """Of the logarithm of one allocation's T_iter, by the covariance of the coefficients."""
+    return _spread(_slope(table_FN, n, constants, fitted), covariance_KK)
+
+
+@_kernel
+def variance_of_change(table_FN, n, other_F1, constants, fitted, covariance_KK):  # type: ignore[no-untyped-def]
+    """Of the logarithm of what T_iter of one allocation is to that of another one: 0 where both are equal."""
+    one, other = _slope(table_FN, n, constants, fitted), _slope(other_F1, 0, constants, fitted)
+    difference = (
+        one[0] - other[0], one[1] - other[1], one[2] - other[2], one[3] - other[3], one[4] - other[4],
+        one[5] - other[5], one[6] - other[6],
+    )  # fmt: skip
+    return _spread(difference, covariance_KK)
 
 
 @_kernel

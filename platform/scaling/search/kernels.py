@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from elastrec.platform.scaling.model import kernels as model_kernels
-from elastrec.platform.scaling.model.kernels import step_seconds, variance
+from elastrec.platform.scaling.model.kernels import step_seconds, variance, variance_of_change
 from elastrec.platform.scaling.search import point_kernels
 from elastrec.platform.scaling.search.point_kernels import around, order_of, rising, unfold
 from elastrec.platform.specs.numba_cache import kernels_of
@@ -180,27 +180,42 @@ def excess(table_FN, found_7N, room):  # type: ignore[no-untyped-def]
 
 
 @_kernel
-def _doubt(table_FN, n, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
+def _doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
     """By how much a plan's prediction is too uncertain to be acted on; ≤ 0 where it is to be trusted (`objectives`)."""
-    now = present
-    only_workers_are_added = (
-        table_FN[0, n] > now.workers
-        and table_FN[1, n] == now.parameter_servers
+    now, kept = present, found_7N[GAIN, n] / present.speed - present.least_kept
+    all_else_stays = (
+        table_FN[1, n] == now.parameter_servers
         and table_FN[2, n] == now.worker_cores
         and table_FN[3, n] == now.parameter_server_cores
     )
-    if only_workers_are_added:
+    if all_else_stays and table_FN[0, n] > now.workers:
         return -np.inf
     error = variance(table_FN, n, constants, fitted, covariance_KK) + now.least_error * now.least_error
-    return np.sqrt(error) - now.trusted_error
+    doubt = np.sqrt(error) - now.trusted_error
+    if table_FN[0, n] < now.workers and found_7N[COST, n] <= 0:
+        if all_else_stays and table_FN[0, n] / now.workers - 1.0 >= now.least_kept:
+            return -np.inf
+        error = np.sqrt(variance_of_change(table_FN, n, now_F1, constants, fitted, covariance_KK))
+        doubt = max(doubt, error - kept)
+    return doubt
 
 
 @_kernel
-def doubts(table_FN, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
+def _now(present):  # type: ignore[no-untyped-def]
+    """What the job has as a table, [F, 1]."""
+    now_F1 = np.empty((6, 1))
+    now_F1[0, 0], now_F1[1, 0] = present.workers, present.parameter_servers
+    now_F1[2, 0], now_F1[3, 0] = present.worker_cores, present.parameter_server_cores
+    now_F1[4, 0], now_F1[5, 0] = present.worker_memory_bytes, present.parameter_server_memory_bytes
+    return now_F1
+
+
+@_kernel
+def doubts(table_FN, found_7N, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
     """`_doubt` of N plans, [N]."""
-    found_N = np.empty(table_FN.shape[1])
+    found_N, now_F1 = np.empty(table_FN.shape[1]), _now(present)
     for n in range(len(found_N)):
-        found_N[n] = _doubt(table_FN, n, constants, fitted, covariance_KK, present)
+        found_N[n] = _doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, present)
     return found_N
 
 
@@ -210,14 +225,14 @@ def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, presen
 
     Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
     """
-    found, count = np.empty(table_FN.shape[1], np.int64), 0
+    found, count, now_F1 = np.empty(table_FN.shape[1], np.int64), 0, _now(present)
     for n in range(len(found)):
         if not found_7N[AGAINST_RULES, n] <= 0:
             continue
         over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
         if over_cores > 0 or over_bytes > 0 or short > 0 or too_large > 0:
             continue
-        if (_doubt(table_FN, n, constants, fitted, covariance_KK, present) > 0) == doubted:
+        if (_doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, present) > 0) == doubted:
             found[count] = n
             count += 1
     return found[:count]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Capacity, Change, Resources
 from elastrec.platform.scaling.model.columns import FIELDS, Columns
+from elastrec.platform.scaling.model.step_form import vector
 from elastrec.platform.scaling.search.front import allowed_rows, excess, front_of
 from elastrec.platform.scaling.search.objectives import Rules, Situation
 from elastrec.platform.scaling.search.pareto import front
@@ -53,12 +54,29 @@ def price(of: Allocation) -> float:
     return PRICES.core_hour * amount.cores + PRICES.gibibyte_hour * amount.memory_bytes / GIBIBYTE
 
 
+def error_of_change(asked: Situation, plan: Allocation) -> float:
+    """One standard deviation of the logarithm of Ψ with a plan over Ψ now."""
+    columns = Columns.of([asked.job.allocation, plan])
+    seconds_N, slopes_NK = MODEL.form.slopes(MODEL.form.rows(MODEL.shape, columns), vector(MODEL.coefficients))
+    now_K, then_K = slopes_NK / seconds_N[:, None]
+    return float(np.sqrt((then_K - now_K) @ MODEL.covariance_KK @ (then_K - now_K)))
+
+
 def is_trusted(asked: Situation, plan: Allocation) -> bool:
     """Whether a prediction is to be acted on, by the rule of `objectives`."""
     fields = ("parameter_servers", "worker_cores", "parameter_server_cores")
-    is_alike = all(getattr(plan, field) == getattr(asked.job.allocation, field) for field in fields)
-    error = float(MODEL.relative_error(Columns.of([plan]))[0])
-    return (is_alike and plan.workers > asked.job.allocation.workers) or error <= asked.rules.trusted_error
+    now = asked.job.allocation
+    is_alike = all(getattr(plan, field) == getattr(now, field) for field in fields)
+    if is_alike and plan.workers > now.workers:
+        return True
+    found = expected(asked, plan)
+    if plan.workers < now.workers and found["cost_per_hour"] <= 0:
+        least = asked.present(0.0).least_kept  # type: ignore[attr-defined]
+        if is_alike and plan.workers / now.workers - 1.0 >= least:
+            return True
+        if found["gain"] / asked.samples_per_second - error_of_change(asked, plan) < least:
+            return False
+    return float(MODEL.relative_error(Columns.of([plan]))[0]) <= asked.rules.trusted_error
 
 
 def expected(asked: Situation, plan: Allocation) -> dict[str, float]:

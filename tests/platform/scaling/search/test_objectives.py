@@ -141,6 +141,30 @@ def test_only_workers_are_added_on_a_prediction_that_is_not_to_be_trusted() -> N
     assert (outcomes.violation <= 0).tolist() == [True, False, False, False]
 
 
+def test_a_job_whose_server_is_slow_for_a_while_keeps_its_workers_until_it_is_known_that_they_are_idle() -> None:
+    """Its steps were measured in two sizes, in the last one while servers took twice as long."""
+    few, here = allocation(8, 2), allocation(12, 2)
+    slow = coefficients((0.6, 0.2, 0.1, 0.3, 0.1))
+    young = profile(allocation=here, observations=(*measure(TRUE, [few]), *measure(slow, [here])))
+    taking = Columns.of([allocation(9, 2)])
+    outcomes = Situation(young, fit_job(young), PRICES).outcomes(taking)
+    assert outcomes.relative_error[0] < 0.25
+    assert outcomes.against_rules[0] <= 0 < outcomes.violation[0]
+    idle = coefficients((0.02, 0.9, 0.0, 0.03, 0.05))
+    known = situation(idle, allocation=here).outcomes(taking)
+    assert known.violation[0] <= 0
+
+
+def test_a_few_workers_of_many_leave_whatever_the_model_is_worth() -> None:
+    """One of 24 does at most a twenty-fourth of the work."""
+    bound, here = coefficients((0.05, 0.9, 0.0, 0.0, 0.05)), allocation(24, 1)
+    job = profile(allocation=here, observations=measure(bound, [here]))
+    outcomes = Situation(job, fit_job(job), PRICES, rules=Rules(least_change=0.0)).outcomes(
+        Columns.of([allocation(23, 1), allocation(22, 1)])
+    )
+    assert (outcomes.violation <= outcomes.against_rules).tolist() == [True, False]
+
+
 shares = st.lists(st.floats(0.01, 1), min_size=5, max_size=5)
 places = st.tuples(
     st.integers(1, 30), st.integers(1, 8), st.sampled_from([0.5, 1.0, 2.0, 4.0]), st.sampled_from([0.5, 1.0, 2.0])
