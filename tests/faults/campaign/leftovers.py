@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from elastrec.checkpoints.manifest import MANIFEST
+from elastrec.platform.clusters.local.agent.volumes import volumes_of
 from elastrec.platform.clusters.local.client import LocalCluster
 from elastrec.platform.master.pods.launch import evaluator_job
 from elastrec.platform.specs import environment
@@ -40,7 +41,7 @@ def leftovers(
     found += [f"folder {folder} is still there" for folder in _pod_folders(home)]
     found += [f"group {group} is still there" for group in groups(cluster.agent().agent_id)]
     found += [f"port {port} still answers" for port in sorted(ports) if _answers(port, home)]
-    left = [name for name in sorted(shared_memory() - before) if not (_is_open(name) or _is_of_others(name, job_id))]
+    left = [name for name in sorted(shared_memory() - before) if not (_is_open(name) or _is_of_others(name, home))]
     found += [f"shared memory {name} was left" for name in left]
     return found
 
@@ -100,13 +101,10 @@ def _is_at(pid: int | None, home: Path) -> bool:
         return False
 
 
-def _is_of_others(name: str, job_id: str) -> bool:
-    """Whether it is a folder with memory of other jobs alone: another node agent's."""
-    try:
-        jobs = [entry.name for entry in (_SHARED_MEMORY / name).iterdir()]
-    except OSError:
-        return False
-    return bool(jobs) and job_id not in jobs
+def _is_of_others(name: str, home: Path) -> bool:
+    """Whether it is the folder of another node agent's volumes, which may be there for a moment only."""
+    own = volumes_of(home / "agent")
+    return name != own.name and name.startswith(own.name.rpartition("-")[0])
 
 
 def _is_open(name: str) -> bool:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
+from elastrec.platform.clusters.local.agent.volumes import volumes_of
 from elastrec.platform.specs import environment
 from tests.faults.campaign.leftovers import _answers, _is_of_others
 
@@ -40,13 +37,8 @@ def test_a_port_counts_where_a_pod_of_the_home_listens(tmp_path: Path) -> None:
         assert not _answers(unused.getsockname()[1], tmp_path / "one")
 
 
-@pytest.mark.parametrize(("jobs", "is_of_others"), [(["other"], True), (["other", "mine"], False), ([], False)])
-def test_memory_of_other_jobs_alone_is_another_agents(jobs: list[str], is_of_others: bool) -> None:
-    folder = Path("/dev/shm") / f"test-leftovers-{uuid.uuid4().hex}"
-    folder.mkdir()
-    try:
-        for job in jobs:
-            (folder / job).mkdir()
-        assert _is_of_others(folder.name, "mine") is is_of_others
-    finally:
-        shutil.rmtree(folder)
+def test_volumes_count_where_the_agent_of_the_home_made_them(tmp_path: Path) -> None:
+    one = volumes_of(tmp_path / "one" / "agent").name
+    assert not _is_of_others(one, tmp_path / "one")
+    assert _is_of_others(one, tmp_path / "another")
+    assert not _is_of_others("elastrec-frames", tmp_path / "another")

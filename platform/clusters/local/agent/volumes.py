@@ -42,6 +42,11 @@ def bytes_to_make(pods: Iterable[_Waiting], present: Mapping[VolumeKey, int]) ->
     return sum(missing.values())
 
 
+def volumes_of(state: Path, root: Path = ROOT) -> Path:
+    """The folder of the volumes of the agent whose state is in this folder."""
+    return root / f"{_PREFIX}{xxhash.xxh64_hexdigest(str(state.absolute()).encode())}"
+
+
 class MemoryVolumes:
     """Those of one agent; they survive it. The caller serialises the calls.
 
@@ -53,7 +58,7 @@ class MemoryVolumes:
     """
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
-        self._folder = root / f"{_PREFIX}{xxhash.xxh64_hexdigest(str(folder.absolute()).encode())}"
+        self._folder = volumes_of(folder, root)
         volumes = self._folder.glob("*/*") if self._folder.is_dir() else ()
         self.sizes: dict[VolumeKey, int] = {(path.parent.name, path.name): path.stat().st_size for path in volumes}
 
