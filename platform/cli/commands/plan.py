@@ -62,9 +62,8 @@ def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bo
     if explain:
         for each in decided.plans:
             console.print(_candidates(each))
-        for proposal in decided.proposals:
-            for note in proposal.notes:
-                click.echo(f"{proposal.job_id}: {note}")
+    for job_id, notes in _notes(decided).items():
+        click.echo(f"{job_id}: {'; '.join(notes)}")
     for problem in decided.problems.values():
         click.echo(f"left as it is: {problem}", err=True)
     for done in applied:
@@ -80,6 +79,16 @@ def _overview(decided: Round, left_alone: list[NotNow]) -> Table:
     for other in left_alone:
         table.add_row(other.job_id, "", "left alone", other.reason)
     return table
+
+
+def _notes(decided: Round) -> dict[str, list[str]]:
+    """By job id, how far its model is to be trusted and why; not what the reason of its plan has said already."""
+    reasons = {each.job_id: each.reason for each in decided.plans}
+    found = {
+        each.job_id: [note for note in each.notes if note not in reasons.get(each.job_id, "")]
+        for each in decided.proposals
+    }
+    return {job_id: notes for job_id, notes in found.items() if notes}
 
 
 def _candidates(each: Plan) -> Table:
@@ -122,6 +131,7 @@ def _plain(decided: Round, left_alone: list[NotNow], applied: list[Applied], *, 
     return {
         "plans": plans,
         "left_alone": msgspec.to_builtins(left_alone),
+        "notes": {each.job_id: list(each.notes) for each in decided.proposals},
         "problems": decided.problems,
         "applied": msgspec.to_builtins(applied),
     }
