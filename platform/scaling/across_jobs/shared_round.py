@@ -62,9 +62,9 @@ def select_shared(
     # What is asked for by right and is not there yet is nobody's to grow into.
     selection.keep_free(reclaimed.rightful.values())
     together = selection.rest()
-    for team in selection.teams:
-        selection.grow_if_short(team, together)
-    return selection.rest()
+    short = [selection.grow_if_short(team, together) for team in selection.teams]
+    # Without a team that chose first, all jobs have chosen together already.
+    return selection.rest() if any(short) else together
 
 
 class _Selection:
@@ -120,15 +120,20 @@ class _Selection:
         for amount in amounts:
             self._free = self._free - amount
 
-    def grow_if_short(self, team: str, together: Round) -> None:
-        """Rule 2: a team to which one choice over all jobs gives less than it could take by right chooses first."""
+    def grow_if_short(self, team: str, together: Round) -> bool:
+        """Rule 2: a team to which one choice over all jobs gives less than it could take by right chooses first.
+
+        Returns:
+            Whether it did.
+        """
         mine = self._of(team)
         found = self._select(mine, _least(self._free, self._shares.claim(team)), {})
         if self._growth(mine, found) <= self._growth(mine, together) + 1e-6:
-            return
+            return False
         plans = [plan for plan in found.plans if plan.changes]
         self.keep_free(plan.allocation.resources - plan.before.resources for plan in plans)
         self._add(plans)
+        return True
 
     def _growth(self, jobs: Sequence[JobProfile], found: Round) -> float:
         known = {job.job_id for job in jobs}

@@ -11,7 +11,7 @@ from elastrec.platform.scaling.across_jobs.shared_round import Standing, decide_
 from elastrec.platform.scaling.amounts import Capacity, Change, Resources
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import Round, View, decide
-from elastrec.platform.scaling.types import JobProfile, Limits
+from elastrec.platform.scaling.types import JobProfile, Limits, Plan, Proposal
 from tests.platform.scaling.jobs import GIB, PRICES, allocation, profile
 
 TOTAL = Resources(24.0, 400.0 * GIB)
@@ -53,6 +53,19 @@ def test_without_shares_a_round_is_what_the_policy_decides_alone() -> None:
         decide_shared(ThreeStage(), jobs, view(jobs), standing(jobs)).plans
         == decide(ThreeStage(), jobs, view(jobs)).plans
     )
+
+
+def test_without_shares_the_policy_chooses_once() -> None:
+    class Counting(ThreeStage):
+        selections = 0
+
+        def select(self, proposals: Sequence[Proposal], view: View) -> tuple[Plan, ...]:
+            self.selections += 1
+            return super().select(proposals, view)
+
+    policy, jobs = Counting(), [job("a", "ads", 2), job("b", "search", 2)]
+    assert len(decide_shared(policy, jobs, view(jobs), standing(jobs)).plans) == 2
+    assert policy.selections == 1
 
 
 def test_a_job_grows_beyond_its_teams_share_into_what_is_idle() -> None:
