@@ -44,8 +44,9 @@ from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
-CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33)
-"""Rules (payback, efficiencies), warm start and search were chosen after results of these: no headline uses them."""
+CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33, *range(201, 213))
+"""Rules (payback, efficiencies, trust), warm start and search were chosen after results of these: no headline
+uses them."""
 HEADLINE_SEEDS = (101, 102, 103, 104, 105)
 SYMMETRIC = Habits(asks_beyond=4.0)
 """Owners miss the right number of workers either way; everything else as in `Habits`."""
