@@ -12,9 +12,10 @@ from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
 from elastrec.checkpoints.quantized import quantized
-from elastrec.checkpoints.record import Record, chain_shares, open_record
+from elastrec.checkpoints.record import Record, open_record
 from elastrec.checkpoints.rows import BucketRows
 from elastrec.checkpoints.sections import Attribute, SectionKind
+from elastrec.checkpoints.shares import chain_shares
 from elastrec.checkpoints.stores.local_store import expect_existing_stores
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, TableSummary, summarize

@@ -13,9 +13,9 @@ from elastrec.checkpoints.summary import ModelSummary
 from elastrec.platform.specs.errors import CheckpointError
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 2
-READABLE_FORMATS = (1, FORMAT_VERSION)
-"""Format 1: a section per virtual bucket and table, without versions."""
+FORMAT_VERSION = 3
+READABLE_FORMATS = (1, 2, FORMAT_VERSION)
+"""Format 1: a section per virtual bucket and table, without versions. Format 2: all rows as columns."""
 
 
 class RecordKind(StrEnum):

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from elastrec.checkpoints.answers import GroupPart
+from elastrec.checkpoints.rows import CELLS, cell_names
 from elastrec.checkpoints.sections import (
     ArrayEntry,
     Attribute,
@@ -197,6 +198,7 @@ class PartWriter:
             buckets, counts: [b] integers, and how many entries of the columns each has.
             columns: [n, ...] each; `ids` [n] int64 and `tables` [n], numbers of tables in the group, are
                 among them. By custom rows have `versions` [n] uint32, `state` [n, S] and `values` [n, D] float32.
+                Or rows as `cells` alone (`rows.CELLS`), with their attributes; of LINES any.
 
         Raises:
             CheckpointError: the part does not answer for a bucket, or lengths differ.
@@ -213,10 +215,11 @@ class PartWriter:
         self._chunks += 1
         key = SectionKey(kind, str(group), self._chunks)
         written = self.write(key, columns, attributes, packed_buckets=buckets.tobytes(), packed_counts=counts.tobytes())
-        if not total:
+        if not total or kind is SectionKind.LINES:
             return
         tables = self._groups[group].tables
-        shares = np.bincount(columns["tables"], minlength=len(tables))
+        numbers = cell_names(columns[CELLS])["tables"] if CELLS in columns else columns["tables"]
+        shares = np.bincount(numbers, minlength=len(tables))
         if len(shares) > len(tables):
             raise CheckpointError(f"{where}: table number {len(shares) - 1}; allowed: 0 to {len(tables) - 1}")
         for name, entries in zip(tables, shares.tolist(), strict=True):

@@ -60,8 +60,3 @@ def dequantized(columns: Columns, attributes: dict[str, Attribute], where: str) 
         )
     values = steps.astype(np.float32) * np.repeat(scales, widths, axis=1)
     return {name: column for name, column in columns.items() if name not in (QUANTIZED, SCALES)} | {VALUES: values}
-
-
-def stored_names(columns: Sequence[str]) -> list[str]:
-    """The arrays that hold these columns, quantized or not."""
-    return [*columns, QUANTIZED, SCALES] if VALUES in columns else list(columns)

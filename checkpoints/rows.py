@@ -1,4 +1,8 @@
-"""What buckets hold, as it is read from a record: columns over many buckets, whatever format it was written in."""
+"""What buckets hold, as it is read from a record: columns over many buckets, whatever format it was written in.
+
+Rows that were written whole stand as cells, words in the order in which a server holds them, so that it takes them in
+as they are. All other readers take their columns.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,58 @@ from typing import Any
 import numpy as np
 
 from elastrec.checkpoints.errors import DamagedRecordError
-from elastrec.checkpoints.quantized import dequantized
-from elastrec.checkpoints.sections import SectionEntry, SectionKind
+from elastrec.checkpoints.quantized import QUANTIZED, SCALES, VALUES, dequantized
+from elastrec.checkpoints.sections import Attribute, SectionEntry, SectionKind
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
+CELLS = "cells"
+"""Rows as one array [n, W] uint32. Words of a cell: id (two), version, number of the table in the group (the lower half
+of a word), last sighting if kept, then state and values as float32."""
+SEEN_WORD, STATE_WORD, VALUE_WORD = "seen_word", "state_word", "value_word"
+"""Attributes of a section with cells: where these begin; a `seen_word` of 0: no last sighting is kept."""
+
+_ID, _VERSION, _TABLE = 0, 2, 3
+_TABLE_BITS = 0xFFFF
 _MINUTES = (1 << 23) - 1
 """Format 1 keeps so many low bits of a candidate's minute, 16 years."""
+
+
+def cell_names(cells: Array) -> Arrays:
+    """`ids` [n] int64, `tables` [n] uint16 and `versions` [n] uint32 of cells [n, W] uint32."""
+    return {
+        "ids": np.ascontiguousarray(cells[:, _ID : _ID + 2]).view(np.int64).reshape(-1),
+        "tables": (cells[:, _TABLE] & _TABLE_BITS).astype(np.uint16),
+        "versions": np.ascontiguousarray(cells[:, _VERSION]),
+    }
+
+
+def cell_columns(cells: Array, seen_word: int, state_word: int, value_word: int) -> Arrays:
+    """The columns of rows' cells [n, W] uint32, in their order; see `BucketRows`."""
+    numbers = cells.view(np.float32)
+    columns = cell_names(cells)
+    if seen_word:
+        columns["last_seen"] = np.ascontiguousarray(cells[:, seen_word])
+    columns["state"] = np.ascontiguousarray(numbers[:, state_word:value_word])
+    columns["values"] = np.ascontiguousarray(numbers[:, value_word:])
+    return columns
+
+
+def _of_cells(arrays: Arrays, attributes: dict[str, Attribute], where: str) -> Arrays:
+    """Columns in place of cells; others as they are."""
+    if CELLS not in arrays:
+        return arrays
+    cells, words = arrays[CELLS], [attributes.get(name) for name in (SEEN_WORD, STATE_WORD, VALUE_WORD)]
+    seen, state, value = (word if isinstance(word, int) else -1 for word in words)
+    if cells.ndim != 2 or not (seen == 0 or seen == _TABLE + 1) or not _TABLE < state <= value <= cells.shape[1]:
+        raise DamagedRecordError(f"{where}: cells {list(cells.shape)} do not have their numbers from the words {words}")
+    return cell_columns(cells, seen, state, value)
+
+
+def stored_names(columns: Sequence[str]) -> list[str]:
+    """The arrays that hold these columns, in whichever way they were written."""
+    return [*columns, CELLS, *((QUANTIZED, SCALES) if VALUES in columns else ())]
 
 
 @dataclass(frozen=True)
@@ -71,6 +119,7 @@ def chunk(entry: SectionEntry, arrays: Arrays, tables: Sequence[str], where: str
     Raises:
         DamagedRecordError: its arrays contradict each other.
     """
+    arrays = _of_cells(arrays, entry.attributes, f"{where}: section {entry.key}")
     arrays = dequantized(arrays, entry.attributes, f"{where}: section {entry.key}")
     rows = BucketRows(entry.key.kind, where, tables, entry.buckets, entry.counts, arrays)
     total = len(rows)

@@ -22,7 +22,8 @@ Attribute = int | float | str | bool
 class SectionKind(StrEnum):
     """What a section holds."""
 
-    ROWS = "rows"  # rows of many virtual buckets of one table group
+    ROWS = "rows"  # rows of many virtual buckets of one table group, as columns or as cells
+    LINES = "lines"  # of such cells, by bucket: where a server's index has their ids; readers do without
     CANDIDATES = "candidates"  # ids of them that were not seen often enough to have a row
     DELETED = "deleted"  # ids of them that are gone since the record before
     MARKS = "marks"  # what of the workers' pushes is in the part's buckets, opaque bytes

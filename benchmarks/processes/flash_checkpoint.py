@@ -28,7 +28,7 @@ from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
 _NAME = "benchmark"
-_MEMORY_PER_PART = 2.4
+_MEMORY_PER_PART = 2.8
 
 
 class FlashCheckpoints:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from elastrec.checkpoints.errors import DamagedRecordError
-from elastrec.checkpoints.quantized import QUANTIZED, SCALES, STEPS, VALUES, dequantized, quantized, stored_names
+from elastrec.checkpoints.quantized import QUANTIZED, SCALES, STEPS, VALUES, dequantized, quantized
 
 WIDTHS = (1, 3)
 LARGEST, SMALLEST = 2.0**100, 2.0**-100
@@ -63,7 +63,3 @@ def test_a_section_that_does_not_say_its_segments_is_damaged(attributes: dict[st
     small, _ = quantized({VALUES: np.ones((2, 4), np.float32)}, WIDTHS)
     with pytest.raises(DamagedRecordError, match=r"here: 4 numbers per row in segments of \[.*\], but 2 scales"):
         dequantized(small, dict(attributes), "here")
-
-
-def test_a_request_for_values_reads_the_arrays_that_hold_them() -> None:
-    assert stored_names(["ids", VALUES]) == ["ids", VALUES, QUANTIZED, SCALES] and stored_names(["ids"]) == ["ids"]

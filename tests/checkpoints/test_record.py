@@ -167,10 +167,10 @@ def test_a_folder_without_a_manifest_is_no_record(store: Store, make_job: MakeJo
 def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path, make_job: MakeJob) -> None:
     uri = save(open_store(tmp_path), make_job())
     store = open_store(uri)
-    newer = msgspec.structs.replace(open_record(uri).manifest, format_version=3)
+    newer = msgspec.structs.replace(open_record(uri).manifest, format_version=4)
     store.delete("manifest.json")
     store.put("manifest.json", encode_manifest(newer))
-    with pytest.raises(CheckpointError, match="format_version 3 is not allowed; allowed: 1, 2"):
+    with pytest.raises(CheckpointError, match="format_version 4 is not allowed; allowed: 1, 2, 3"):
         open_record(uri)
 
 

@@ -14,8 +14,10 @@ from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.serving.gradients import Gradient, GroupGradient, average
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.columns import row_columns
-from elastrec.trainers.parameter_server.storage.copying import ROWS, copy_frozen
+from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied, copy_frozen
+from elastrec.trainers.parameter_server.storage.lines import LineMaker
 from elastrec.trainers.parameter_server.storage.loading import expect_rows, load, load_columns, unload
+from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
 
 @without_collector()
@@ -45,6 +47,7 @@ def warm_kernels() -> None:
             if copied.kind == ROWS and expect_rows(restored, copied.buckets, copied.counts):
                 columns, tables = row_columns(store.layout, copied.cells), np.arange(len(store.salts))
                 load_columns(restored, copied.buckets, copied.counts, tables, columns)
+                _warm_slabs(RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64), copied)
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)
         # What servers that give and take buckets run while they serve.
@@ -55,3 +58,15 @@ def warm_kernels() -> None:
             changed = store.bucket(bucket).changes(whole.version)
             store.bucket(bucket).take_in(whole)
             store.bucket(bucket).take_in(changed)
+
+
+def _warm_slabs(store: RowStore, copied: Copied) -> None:
+    """What a save makes of rows beside their cells, and what takes both in."""
+    maker = LineMaker(store, most_share=np.inf)
+    made = [*maker.add(copied), *maker.finish()]
+    expect_rows(store, copied.buckets, copied.counts)
+    slabs = SlabLoader(store, copied.buckets, copied.counts)
+    slabs.take_cells(copied.buckets, copied.counts, np.zeros(len(copied.counts), np.int64), copied.cells)
+    slabs.finish()
+    for each in made:
+        slabs.take_lines(each.buckets, each.counts, each.lines)

@@ -7,20 +7,29 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from elastrec.checkpoints import BucketRows, DamagedRecordError, RecordManifest, SectionKind
-from elastrec.checkpoints.record import KINDS, Share
+from elastrec.checkpoints import Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind
+from elastrec.checkpoints.rows import CELLS, Arrays, chunk
+from elastrec.checkpoints.sections import SectionEntry
+from elastrec.checkpoints.shares import KINDS, Share
 from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import JobSpec, first_order_columns
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.storage import RowStore
-from elastrec.trainers.parameter_server.storage.columns import Columns, candidate_cells, deleted_cells, row_cells
-from elastrec.trainers.parameter_server.storage.conversion import SegmentError, converted_states
+from elastrec.trainers.parameter_server.storage.columns import (
+    Columns,
+    candidate_cells,
+    cell_words,
+    deleted_cells,
+    row_cells,
+)
+from elastrec.trainers.parameter_server.storage.conversion import SegmentError, converted_states, is_kept
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VERSION
+from elastrec.trainers.parameter_server.storage.lines import LINES, place_words
 from elastrec.trainers.parameter_server.storage.loading import (
     ForeignCellError,
     expect_rows,
@@ -28,11 +37,14 @@ from elastrec.trainers.parameter_server.storage.loading import (
     load_columns,
     unload,
 )
+from elastrec.trainers.parameter_server.storage.memory import LINE_BYTES
+from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
 Array = np.ndarray[Any, Any]
+_T = TypeVar("_T")
 
 
-def _side_by_side(readers: Sequence[Iterator[BucketRows]], enter: Callable[[BucketRows], None]) -> Iterator[None]:
+def _side_by_side(readers: Sequence[Iterator[_T]], enter: Callable[[_T], None]) -> Iterator[None]:
     """Enters all chunks of several readers, each in a thread of its own; yields after each chunk.
 
     Raises what the first of the readers that failed has raised, when none goes on any more.
@@ -40,10 +52,10 @@ def _side_by_side(readers: Sequence[Iterator[BucketRows]], enter: Callable[[Buck
     entered: queue.SimpleQueue[bool] = queue.SimpleQueue()
     is_over = threading.Event()
 
-    def run(reader: Iterator[BucketRows]) -> None:
+    def run(reader: Iterator[_T]) -> None:
         try:
-            for rows in reader:
-                enter(rows)
+            for chunk in reader:
+                enter(chunk)
                 entered.put(True)
                 if is_over.is_set():
                     return
@@ -66,6 +78,18 @@ def _side_by_side(readers: Sequence[Iterator[BucketRows]], enter: Callable[[Buck
             is_over.set()
     for each in running:
         each.result()
+
+
+def _holds(entry: SectionEntry, name: str, width: int, store: RowStore, attributes: dict[str, Attribute]) -> bool:
+    """Whether a section is one array of words [n, width] with these attributes, of buckets that a store may have."""
+    buckets, counts = entry.buckets, entry.counts
+    once = np.unique(buckets)
+    if len(once) != len(counts) or len(once) != len(buckets) or (counts < 0).any():
+        return False
+    if len(once) and not 0 <= once[0] <= once[-1] < len(store.owned):
+        return False
+    arrays = [(array.name, array.dtype, *array.shape) for array in entry.arrays]
+    return entry.attributes == attributes and arrays == [(name, "<u4", int(counts.sum()), width)]
 
 
 class Loader:
@@ -131,9 +155,12 @@ class Loader:
         kinds: Sequence[SectionKind] = KINDS
         if self._fresh is not None:
             # Nothing is deleted by a part to which everything is new.
-            enter = functools.partial(self._enter_fresh, *self._fresh)
-            yield from _side_by_side(share.readers(SectionKind.ROWS, self._threads), enter)
             kinds = (SectionKind.CANDIDATES,)
+            if (slabs := self._slabs(share, *self._fresh)) is not None:
+                yield from self._copy_slabs(share, self._fresh[0], slabs)
+            else:
+                enter = functools.partial(self._enter_fresh, *self._fresh)
+                yield from _side_by_side(share.readers(SectionKind.ROWS, self._threads), enter)
         for rows in share.read(kinds):
             self._enter(rows)
             yield
@@ -149,6 +176,59 @@ class Loader:
             number = targets.pop()
             if expect_rows(self._stores[number], *share.row_counts()):
                 self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
+
+    def _slabs(self, share: Share, number: int, numbers: Array) -> SlabLoader | None:
+        """What takes the share's cells as they are; None: rows of the store would have others, or lie elsewhere."""
+        store = self._stores[number]
+        is_here = np.array_equal(numbers, np.arange(len(store.salts)))
+        if not is_here or not all(is_kept(self._segments[table], store.group.segments) for table in share.tables):
+            return None
+        rows = share.entries(SectionKind.ROWS)
+        if not all(_holds(entry, CELLS, store.layout.width, store, cell_words(store.layout)) for entry in rows):
+            return None
+        buckets, counts = share.row_counts()
+        mine = store.owned[buckets]
+        slabs = SlabLoader(store, buckets[mine], counts[mine])
+        return slabs if slabs.has_room else None
+
+    def _copy_slabs(self, share: Share, number: int, slabs: SlabLoader) -> Iterator[None]:
+        """Takes the sections of rows in as they are, and of lines those that fit the store."""
+        store = self._stores[number]
+        rows = sorted(share.entries(SectionKind.ROWS), key=lambda entry: entry.key.bucket)
+        lines = [
+            entry
+            for entry in share.entries(SectionKind.LINES)
+            if _holds(entry, LINES, LINE_BYTES // 4, store, place_words(store))
+        ]
+        held, firsts = np.zeros(len(store.owned), np.int64), {}
+        for entry in rows:
+            firsts[entry.key] = held[entry.buckets]
+            held[entry.buckets] += entry.counts
+
+        def enter(section: tuple[SectionEntry, Arrays]) -> None:
+            entry, arrays = section
+            if entry.key.kind is SectionKind.LINES:
+                bucket = slabs.take_lines(entry.buckets, entry.counts, arrays[LINES])
+                if bucket >= 0:
+                    raise DamagedRecordError(
+                        f"{share.where}: section {entry.key}: the index of bucket {bucket} is not that of its rows; "
+                        "use an older record"
+                    )
+                return
+            try:
+                slabs.take_cells(entry.buckets, entry.counts, firsts[entry.key], arrays[CELLS])
+            except ForeignCellError as error:
+                found, at = chunk(entry, arrays, share.tables, share.where), error.number
+                table = share.tables[found.columns["tables"][at]]
+                raise self._foreign(found, found.columns["ids"][at], table, found.bucket_of_entry[at]) from error
+
+        try:
+            yield from _side_by_side(share.sections([*rows, *lines], self._threads), enter)
+        except BaseException:
+            slabs.abandon()
+            raise
+        slabs.finish()
+        self._entered[number][slabs.buckets] += slabs.counts
 
     def _enter(self, rows: BucketRows) -> None:
         target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)

@@ -30,6 +30,7 @@ from elastrec.checkpoints import (
     quantized,
 )
 from elastrec.checkpoints.flash import MemoryStore, PartMemory
+from elastrec.checkpoints.rows import CELLS
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.transport.messages.job import RoutingTable
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
@@ -43,11 +44,13 @@ from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 from elastrec.trainers.parameter_server.storage.columns import (
     Columns,
     candidate_columns,
+    cell_words,
     deleted_columns,
     row_columns,
 )
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS, Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
+from elastrec.trainers.parameter_server.storage.lines import LINES, LineMaker, Lines, place_words
 from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 
 Array = np.ndarray[Any, Any]
@@ -116,14 +119,23 @@ def save_part(
             for number, (store, buckets, since) in enumerate(groups):
                 last_cut = np.full(server.plan.virtual_buckets, -1, np.int64)
                 last_cut[buckets] = since
+                # Cells of a part that holds everything are taken in as they are, and so are their lines.
+                makers = [LineMaker(store)] if (since < 0).all() else []
                 for copied in _copied(store, buckets, since, check):
                     check()
+                    if makers and copied.kind == ROWS:
+                        _write_cells(writer, number, store, copied)
+                        _write_lines(writer, number, store, makers[0].add(copied))
+                        server.transfers += 1
+                        continue
                     kind, columns = _columns(store, copied)
                     attributes: dict[str, Attribute] = {}
                     if is_small and kind is SectionKind.ROWS and (last_cut[copied.buckets] >= 0).all():
                         columns, attributes = quantized(columns, [segment.width for segment in store.group.segments])
                     writer.write_chunk(number, kind, copied.buckets, copied.counts, columns, attributes)
                     server.transfers += 1
+                for maker in makers:
+                    _write_lines(writer, number, store, maker.finish())
             for piece, arrays in dense.saved() if dense is not None else ():
                 check()
                 writer.write_dense(piece.parameter.name, piece.parameter.shape, piece.start, arrays)
@@ -145,6 +157,17 @@ def _tables(store: RowStore) -> list[str]:
 def _answer(store: RowStore, buckets: Array, since: Array) -> GroupPart:
     """What a part says of frozen buckets; one that holds no row is answered for, too."""
     return answer(_tables(store), buckets, first=since + 1, last=np.maximum(store.marks[buckets, FROZEN], since + 1))
+
+
+def _write_cells(writer: PartWriter, group: int, store: RowStore, copied: Copied) -> None:
+    attributes = cell_words(store.layout)
+    writer.write_chunk(group, SectionKind.ROWS, copied.buckets, copied.counts, {CELLS: copied.cells}, attributes)
+
+
+def _write_lines(writer: PartWriter, group: int, store: RowStore, made: Iterator[Lines]) -> None:
+    for each in made:
+        columns, attributes = {LINES: each.lines}, place_words(store)
+        writer.write_chunk(group, SectionKind.LINES, each.buckets, each.counts, columns, attributes)
 
 
 def _columns(store: RowStore, copied: Copied) -> tuple[SectionKind, Columns]:

@@ -6,22 +6,21 @@ from typing import Any
 
 import numpy as np
 
+from elastrec.checkpoints import Attribute
+from elastrec.checkpoints.rows import SEEN_WORD, STATE_WORD, VALUE_WORD, cell_columns, cell_names
 from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, ID, REST, TABLE
-from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout, ids_of
+from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
 
 Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
 
-_TABLE_BITS, _SIGHTINGS_SHIFT = 0xFFFF, 16
+_SIGHTINGS_SHIFT = 16
 DELETED_WORDS = 4
 
 
-def _names(cells: Array) -> Columns:
-    return {
-        "ids": ids_of(cells),
-        "tables": (cells[:, TABLE] & _TABLE_BITS).astype(np.uint16),
-        "versions": np.ascontiguousarray(cells[:, CELL_VERSION]),
-    }
+def cell_words(layout: RowLayout) -> dict[str, Attribute]:
+    """Attributes of a section with cells of this layout."""
+    return {SEEN_WORD: layout.seen_word, STATE_WORD: layout.state_word, VALUE_WORD: layout.value_word}
 
 
 def row_columns(layout: RowLayout, cells: Array) -> Columns:
@@ -30,24 +29,18 @@ def row_columns(layout: RowLayout, cells: Array) -> Columns:
     `ids` [n] int64, `tables` [n] uint16, numbers in the group, `versions` [n] uint32, with eviction `last_seen` [n]
     uint32, seconds, `state` [n, S] and `values` [n, D] float32.
     """
-    numbers = cells.view(np.float32)
-    columns = _names(cells)
-    if layout.keeps_seen:
-        columns["last_seen"] = np.ascontiguousarray(cells[:, REST])
-    columns["state"] = np.ascontiguousarray(numbers[:, layout.state_word : layout.value_word])
-    columns["values"] = np.ascontiguousarray(numbers[:, layout.value_word :])
-    return columns
+    return cell_columns(cells, layout.seen_word, layout.state_word, layout.value_word)
 
 
 def candidate_columns(cells: Array) -> Columns:
     """As `row_columns`, of candidates' cells [c, 5]: `ids`, `tables`, `versions`, `last_seen`, `sightings` uint16."""
     sightings = (cells[:, TABLE] >> _SIGHTINGS_SHIFT).astype(np.uint16)
-    return {**_names(cells), "last_seen": np.ascontiguousarray(cells[:, REST]), "sightings": sightings}
+    return {**cell_names(cells), "last_seen": np.ascontiguousarray(cells[:, REST]), "sightings": sightings}
 
 
 def deleted_columns(cells: Array) -> Columns:
     """`ids`, `tables` and `versions` of tombstones [d, 4]."""
-    return _names(cells)
+    return cell_names(cells)
 
 
 def _cells(columns: Columns, width: int) -> Array:

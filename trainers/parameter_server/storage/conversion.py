@@ -21,6 +21,12 @@ class SegmentError(Exception):
     """Rows do not have the segments that their record names."""
 
 
+def is_kept(recorded: Sequence[SegmentSummary], segments: Sequence[RowSegment]) -> bool:
+    """Whether states of recorded rows are those of rows of `segments` as they are, whatever numbers the rules have."""
+    is_same = [(one.width, one.optimizer) for one in recorded] == [(one.width, one.rule.kind) for one in segments]
+    return is_same and all(one.optimizer is not OptimizerKind.FTRL for one in recorded)
+
+
 def converted_states(
     recorded: Sequence[SegmentSummary], segments: Sequence[RowSegment], values: Array, states: Array
 ) -> Array:
@@ -39,10 +45,9 @@ def converted_states(
             f"{values.shape[1]} values and {states.shape[1]} optimiser numbers do not fit the segments {named} that "
             "their record names"
         )
-    wanted = [SegmentSummary(name=one.name, width=one.width, optimizer=one.rule.kind) for one in segments]
-    is_same = [(one.width, one.optimizer) for one in recorded] == [(one.width, one.optimizer) for one in wanted]
-    if is_same and all(one.optimizer is not OptimizerKind.FTRL for one in wanted):
+    if is_kept(recorded, segments):
         return states
+    wanted = [SegmentSummary(name=one.name, width=one.width, optimizer=one.rule.kind) for one in segments]
     rules = RowRules(segments)
     out = rules.first_states(values)
     column, at = 0, 0

@@ -260,6 +260,16 @@ class PoolMemory:
             self.region.held_bytes = self.bytes
         return np.array(slabs, np.int64)
 
+    def take_run(self, count: int) -> int:
+        """The first of so many slabs of no bucket that follow each other; -1: there are none."""
+        with self._lock:
+            if count > self._slabs - self._next:
+                return -1
+            first, self._next = self._next, self._next + count
+            self.region.use(self._next * self.slab_bytes)
+            self.region.held_bytes = self.bytes
+        return first
+
     def put_back(self, slabs: Array) -> None:
         """Takes slabs that `take` gave and nobody wrote into."""
         with self._lock:

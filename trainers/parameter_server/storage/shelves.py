@@ -36,6 +36,11 @@ def detach(pool: Pool, bucket: int) -> tuple[Array, int]:
     return slabs, count
 
 
+def pages_for(cells: Array) -> Array:
+    """Pages [b] of the smallest runs in which so many cells [b] int64 have a slot."""
+    return -(-index_kernels.lines_for(cells) // LINES_PER_PAGE)
+
+
 class ShelfMemory:
     """One shelf and its memory.
 
@@ -126,7 +131,7 @@ class ShelfMemory:
         runs = self.shelf.slots.runs
         for line, lines in runs[buckets[runs[buckets, LINES] > 0]].tolist():
             self.index.give(line, lines)
-        pages = -(-np.array([index_kernels.lines_for(count) for count in cells.tolist()], np.int64) // LINES_PER_PAGE)
+        pages = pages_for(cells)
         runs[buckets, LINES] = 0
         runs[buckets, START] = self.index.take_each(pages)
         runs[buckets, LINES] = pages * LINES_PER_PAGE

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.checkpoints import BucketRows, DamagedRecordError, SectionKind, open_record
-from elastrec.checkpoints.record import Share
+from elastrec.checkpoints.shares import Share
 from elastrec.trainers.parameter_server.records import share as records
-from elastrec.trainers.parameter_server.records.loader import _side_by_side
+from elastrec.trainers.parameter_server.records.loader import Loader, _side_by_side
 from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage.columns import row_columns
@@ -50,6 +50,7 @@ def counts_of(server: ParameterServer) -> list[list[Any]]:
     chunk_bytes=st.sampled_from([1000, 5000, 30_000]),
     threads=st.integers(2, 6),
     before=st.integers(1, 2),
+    as_columns=st.booleans(),
 )
 @settings(deadline=None, max_examples=30)
 def test_every_bucket_holds_what_was_saved_however_many_threads_restore_it(
@@ -59,6 +60,7 @@ def test_every_bucket_holds_what_was_saved_however_many_threads_restore_it(
     chunk_bytes: int,
     threads: int,
     before: int,
+    as_columns: bool,
 ) -> None:
     job = job_with(BUCKETS, **tables)
     servers = servers_of(job, before)
@@ -67,6 +69,8 @@ def test_every_bucket_holds_what_was_saved_however_many_threads_restore_it(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(records, "CHUNK_BYTES", chunk_bytes)
         uri = save(servers, job, str(tmp_path_factory.mktemp("record") / "record"))
+        if as_columns:
+            patched.setattr(Loader, "_slabs", lambda *arguments: None)
         # The same memory twice: the second time it held something else before.
         (restored,) = servers_of(job, 1)
         counts = []
@@ -103,13 +107,13 @@ def test_a_restore_has_as_many_readers_as_threads_up_to_a_limit(
     (server,) = servers_of(job, 1)
     push([server], range(100), 1.0)
     uri = save([server], job, str(tmp_path / "record"))
-    readers = Share.readers
+    sections = Share.sections
 
-    def counted(share: Share, kind: SectionKind, count: int) -> Any:
+    def counted(share: Share, entries: Any, count: int) -> Any:
         counts.append(count)
-        return readers(share, kind, count)
+        return sections(share, entries, count)
 
-    monkeypatch.setattr(Share, "readers", counted)
+    monkeypatch.setattr(Share, "sections", counted)
     restore(server, uri, routing_of(["nowhere"], buckets=BUCKETS), 1, threads=threads)
     assert counts == [readers_wanted]
 

@@ -28,9 +28,13 @@ def trailing_zeros(typing_context: Any, value: Any) -> Any:
 
 
 @inlined
+def zero_bytes(word):  # type: ignore[no-untyped-def]
+    """A uint64 whose bytes are 1 where those of `word` are 0, else 0."""
+    # Bit 7 of exactly those bytes.
+    return ~(((word & _LOWS) + _LOWS) | word | _LOWS) >> _S7
+
+
+@inlined
 def matches(word, byte):  # type: ignore[no-untyped-def]
     """8 bits: which bytes of `word` equal `byte`; all are uint64."""
-    different = word ^ (byte * _ONES)
-    # Bit 7 of exactly those bytes that are zero, and then byte i's to bit i.
-    equal = ~(((different & _LOWS) + _LOWS) | different | _LOWS)
-    return ((equal >> _S7) * _GATHER) >> _S56
+    return (zero_bytes(word ^ (byte * _ONES)) * _GATHER) >> _S56

@@ -7,12 +7,14 @@ Shi, "Open-sourcing F14 for faster, more memory-efficient hash tables", Meta, 20
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, FOLLOWING, ID, LINES, START, TABLE
-from elastrec.trainers.parameter_server.storage.kernels.bits import matches, trailing_zeros
+from elastrec.trainers.parameter_server.storage.kernels.bits import matches, trailing_zeros, zero_bytes
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
 from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
 
@@ -20,6 +22,7 @@ ABSENT = -1
 RING = 4 * AHEAD
 PASSED, PLACES = 3, 4  # words of a line
 _BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
+_ONES, _S56, _LOW_HALF = np.uint64(0x0101010101010101), np.uint64(56), np.uint64(0xFFFFFFFF)
 _LAST_FOUR, _THREE, _SEVEN, _ZERO = np.uint64(15), np.uint64(3), np.uint64(7), np.uint64(0)
 _TABLE_BITS = np.uint32(0xFFFF)
 
@@ -40,6 +43,14 @@ def _tag_of(row_hash):  # type: ignore[no-untyped-def]
 def _slots(longs, line, tag):  # type: ignore[no-untyped-def]
     """12 bits: which slots of a line have the tag."""
     return matches(longs[line, _ZERO], tag) | ((matches(longs[line, _ONE], tag) & _LAST_FOUR) << _EIGHT)
+
+
+@inlined
+def entries_of(longs, line):  # type: ignore[no-untyped-def]
+    """How many places a line has."""
+    # A bit for each tag that is 0, in the lowest bit of its byte; their sum in the highest byte.
+    first, second = longs[line, _ZERO], longs[line, _ONE] & _LOW_HALF
+    return 12 - np.int64(((zero_bytes(first) + (zero_bytes(second) & _LOW_HALF)) * _ONES) >> _S56)
 
 
 @inlined
@@ -122,8 +133,8 @@ def has_slot(pool, index, bucket):  # type: ignore[no-untyped-def]
     return 10 * (pool.buckets[bucket, COUNT] + 1) <= 96 * index.runs[bucket, LINES]
 
 
-def lines_for(cells: int) -> int:
-    """Lines of a run in which so many cells have a slot."""
+def lines_for(cells: Any) -> Any:
+    """Lines of a run in which so many cells, a number or several, have a slot."""
     return -(-10 * cells // 96)
 
 
@@ -169,6 +180,34 @@ def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, pl
     else:
         _put(lines, longs, start, count, row_hash, place)
     return True
+
+
+@inlined
+def put_once(hashes, tables, shape, lines, longs, start, count, first, number, place):  # type: ignore[no-untyped-def]
+    """As `_put` of a bucket's cell of this number; false: a cell of the same id is there already.
+
+    Args:
+        hashes, tables: [n], of the bucket's cells from `first` on; these lie in slabs 0, 1, ...
+    """
+    row_hash, table, tag = hashes[first + number], tables[first + number], _tag_of(hashes[first + number])
+    mask, at = (1 << shape.shift) - 1, home_of(row_hash, count)
+    while True:
+        line = np.uint64(start + at)
+        slots = _slots(longs, line, tag)
+        while slots:
+            held = np.int64(lines[line, np.uint64(PLACES) + trailing_zeros(slots)])
+            other = first + (held >> shape.shift) * shape.per_slab + (held & mask)
+            if hashes[other] == row_hash and tables[other] == table:
+                return False
+            slots &= slots - _ONE
+        free = _slots(longs, line, np.uint64(0))
+        if free:
+            slot = trailing_zeros(free)
+            longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
+            lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
+            return True
+        lines[line, np.uint64(PASSED)] += np.uint32(1)
+        at = at + 1 if at + 1 < count else 0
 
 
 @kernel

@@ -1,0 +1,210 @@
+"""Rows of a full record taken in as they lie there: cells into slabs and lines into the index, both copied.
+
+`SlabLoader` takes sections in any order and from several threads: it knows beforehand where each cell and line goes. A
+bucket has its rows once all sections are there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elastrec.trainers.parameter_server.hashing import splitmix64
+from elastrec.trainers.parameter_server.prefetch import AHEAD
+from elastrec.trainers.parameter_server.storage.handle import guarded_of, rows_of
+from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    COUNT,
+    FIRST,
+    FOLLOWING,
+    ID,
+    LAST,
+    LINES,
+    ORDINAL,
+    OWNER,
+    PREVIOUS,
+    START,
+    TABLE,
+    read_only_view,
+)
+from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
+from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
+from elastrec.trainers.parameter_server.storage.kernels.words import copy_words
+from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
+
+if TYPE_CHECKING:
+    from elastrec.trainers.parameter_server.storage.store import RowStore
+
+Array = np.ndarray[Any, Any]
+
+_S32, _ZERO, _ONE = np.uint64(32), np.uint64(0), np.uint64(1)
+_TABLE_BITS = np.uint32(0xFFFF)
+_TAG_WORDS = index_kernels.PLACES
+_LINE_WORDS = 16
+
+
+@kernel
+def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
+    """Copies cells [n * W] into the slabs of their buckets; returns the number of one that is foreign, else -1.
+
+    Args:
+        buckets, counts, firsts: [b] int64, how many of the cells each bucket has, and the first one's number in it.
+        slabs: [b] int64, the first slab of each bucket, -1: its cells are left out.
+        entered: [T] int64, zeros, scratch.
+    """
+    rows, guarded = rows_of(handle), guarded_of(handle)
+    words, shape = rows.pool.words, rows.pool.shape
+    width, tables = np.uint64(shape.width), np.uint32(salts.shape[0])
+    virtual_buckets = np.uint64(guarded.owned.shape[0])
+    mask = virtual_buckets - _ONE
+    is_power = virtual_buckets & mask == _ZERO
+    cell = 0
+    for run in range(buckets.shape[0]):
+        end, number = cell + counts[run], firsts[run]
+        if slabs[run] < 0:
+            cell = end
+            continue
+        bucket = np.uint64(buckets[run])
+        # A slab at a time: it is still in the processor's cache when it is copied.
+        while cell < end:
+            in_slab = number % shape.per_slab
+            some = min(end - cell, shape.per_slab - in_slab)
+            at = np.uint64(cell) * width
+            for k in range(some):
+                table = cells[at + np.uint64(TABLE)] & _TABLE_BITS
+                if table >= tables:
+                    return cell + k
+                key = np.uint64(cells[at + np.uint64(ID)]) | (np.uint64(cells[at + np.uint64(ID + 1)]) << _S32)
+                row_hash = splitmix64(key ^ salts[np.uint64(table)])
+                if (row_hash & mask if is_power else row_hash % virtual_buckets) != bucket:
+                    return cell + k
+                entered[np.uint64(table)] += 1
+                at += width
+            to = (slabs[run] + number // shape.per_slab) * shape.slab_words + in_slab * shape.width
+            copy_words(words, np.uint64(to), cells, np.uint64(cell) * width, np.uint64(some) * width)
+            cell += some
+            number += some
+        stripe = guarded.stripe_of[buckets[run]]
+        lock(guarded.locks, stripe)
+        for table in range(entered.shape[0]):
+            guarded.usage[buckets[run], table, 0] += entered[table]
+            entered[table] = 0
+        unlock(guarded.locks, stripe)
+    return -1
+
+
+@kernel
+def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, tops):  # type: ignore[no-untyped-def]
+    """Copies lines [n, 16] into the runs of their buckets [b], of as many lines; fills `entries` and `tops` [b].
+
+    Args:
+        slabs: see `_copy_cells`.
+        entries, tops: how many places each bucket's lines have, and one that none of these exceeds.
+    """
+    first = 0
+    for run in range(buckets.shape[0]):
+        if slabs[run] < 0:
+            first += counts[run]
+            continue
+        begin, base = np.uint64(index.runs[buckets[run], START]), np.uint32(slabs[run] << shift)
+        held, top = 0, np.uint32(0)
+        for line in range(counts[run]):
+            to, source = begin + np.uint64(line), np.uint64(first + line)
+            held += index_kernels.entries_of(longs, source)
+            for word in range(_TAG_WORDS):
+                index.lines[to, np.uint64(word)] = lines[source, np.uint64(word)]
+            for word in range(_TAG_WORDS, _LINE_WORDS):
+                place = lines[source, np.uint64(word)]
+                top = max(top, place)
+                index.lines[to, np.uint64(word)] = place + base
+        entries[run], tops[run] = held, top
+        first += counts[run]
+
+
+class SlabLoader:
+    """Takes the rows of some buckets in. Buckets for which `expect_rows` made room and said that they hold nothing.
+
+    Args:
+        buckets, counts: [b] int64, those of which rows are there, and how many.
+
+    Attributes:
+        has_room: false: there are not so many slabs that follow each other, and nothing can be taken.
+    """
+
+    def __init__(self, store: RowStore, buckets: Array, counts: Array) -> None:
+        self._store, self.buckets, self.counts = store, buckets, counts
+        self._slabs = -(-counts // store.rows_memory.shelf.pool.shape.per_slab)
+        self._first_slab = first_slab = store.rows_memory.rows.take_run(int(self._slabs.sum()))
+        self.has_room = first_slab >= 0
+        # [V] the first slab of each bucket; -1: it is not one of these.
+        self._slab_of = np.full(len(store.owned), -1, np.int64)
+        self._slab_of[buckets] = first_slab + np.cumsum(self._slabs) - self._slabs
+        self._rows = np.zeros(len(store.owned), np.int64)
+        self._rows[buckets] = counts
+        self._has_lines = np.zeros(len(store.owned), np.bool_)
+
+    def take_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> None:
+        """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each, of which the first has the number `firsts` [b].
+
+        Raises:
+            ForeignCellError: a cell is of another bucket, of a table that there is not, or beyond the bucket's rows.
+        """
+        buckets, counts, firsts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts, firsts))
+        slabs = self._slab_of[buckets]
+        beyond = (slabs >= 0) & (firsts + counts > self._rows[buckets])
+        if beyond.any():
+            raise ForeignCellError(int(counts[: np.flatnonzero(beyond)[0]].sum()))
+        foreign = _copy_cells(
+            self._store.handle, self._store.salts, read_only_view(cells.reshape(-1)), buckets, counts, firsts, slabs,
+            np.zeros(len(self._store.salts), np.int64),
+        )  # fmt: skip
+        if foreign >= 0:
+            raise ForeignCellError(int(foreign))
+
+    def take_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
+        """Copies lines [n, 16] uint32 of buckets [b], `counts` [b] each.
+
+        Returns a bucket with which they do not agree; -1: there is none.
+        """
+        buckets, counts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts))
+        slots, shape = self._store.rows_memory.shelf.slots, self._store.rows_memory.shelf.pool.shape
+        slabs, rows = self._slab_of[buckets], self._rows[buckets]
+        is_mine = slabs >= 0
+        odd = is_mine & (slots.runs[buckets, LINES] != counts)
+        if not odd.any():
+            entries, tops = np.zeros(len(buckets), np.int64), np.zeros(len(buckets), np.int64)
+            lines = read_only_view(lines)
+            _copy_lines(slots, shape.shift, lines, lines.view(np.uint64), buckets, counts, slabs, entries, tops)
+            odd = is_mine & ((entries != rows) | ((tops >> shape.shift) * shape.per_slab >= rows))
+            self._has_lines[buckets[is_mine]] = True
+        return int(buckets[odd][0]) if odd.any() else -1
+
+    def finish(self) -> None:
+        """All sections were taken: gives the buckets their rows, and makes the lines of those that came without."""
+        store, memory = self._store, self._store.rows_memory
+        pool, last = memory.shelf.pool, np.cumsum(self._slabs) + self._first_slab - 1
+        first = last + 1 - self._slabs
+        slabs = np.arange(self._first_slab, self._first_slab + int(self._slabs.sum()))
+        chain = pool.slabs[slabs[0] : slabs[-1] + 1] if len(slabs) else pool.slabs[:0]
+        chain[:, PREVIOUS], chain[:, FOLLOWING] = slabs - 1, slabs + 1
+        chain[:, OWNER] = np.repeat(self.buckets, self._slabs)
+        chain[:, ORDINAL] = slabs - np.repeat(first, self._slabs)
+        chain[first - self._first_slab, PREVIOUS] = chain[last - self._first_slab, FOLLOWING] = -1
+        for stripe in np.unique(store.stripe_of[self.buckets]).tolist():
+            chosen = store.stripe_of[self.buckets] == stripe
+            mine = self.buckets[chosen]
+            with store.locks.held(stripe):
+                store.moves[stripe] += 1
+                pool.buckets[mine, COUNT] = self.counts[chosen]
+                pool.buckets[mine, FIRST], pool.buckets[mine, LAST] = first[chosen], last[chosen]
+                for bucket in mine[~self._has_lines[mine]].tolist():
+                    index_kernels.lay_out(
+                        pool, memory.shelf.slots, bucket, *memory.shelf.slots.runs[bucket].tolist(), store.salts,
+                        np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
+                    )  # fmt: skip
+
+    def abandon(self) -> None:
+        """Gives the slabs of buckets back that have not got them."""
+        end = self._first_slab + int(self._slabs.sum())
+        self._store.rows_memory.rows.free(range(self._first_slab, end))
