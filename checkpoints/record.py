@@ -82,20 +82,6 @@ class Record:
         for part in self.manifest.parts:
             self.index(part)
 
-    def verify(self) -> int:
-        """Reads every array and checks it, of the records that it builds on, too; returns how many sections there are.
-
-        Raises:
-            DamagedRecordError: something is damaged.
-        """
-        self.positions()
-        return sum(
-            1
-            for record in self.chain()
-            for part in record.manifest.parts
-            for _ in record.read(part, record.index(part))
-        )
-
     def chain(self) -> list[Record]:
         """The records that together hold what this one stands for: a full one first, then deltas, this one last.
 

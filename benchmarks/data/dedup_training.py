@@ -38,6 +38,7 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.data.deduplicating.dedupe_factor import WORTH_ABOVE
+from elastrec.platform.data.deduplicating.deduplication import deduplicate_jagged
 from elastrec.trainers.deduplication import (
     AttentionPooling,
     DeduplicatedBags,
@@ -94,10 +95,10 @@ def make_batch(rows: int, repeats: int, seed: int) -> Batch:
         lengths=torch.from_numpy(lengths_S[session_B].astype(np.int32)),
         stride=rows,
     )
-    plain.offsets()
+    group = deduplicate_jagged({"history": (plain.values().numpy(), plain.offsets().numpy().astype(np.int64))})
     return Batch(
         plain,
-        DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_keyed_jagged(plain, ["history"]),)),
+        DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_numpy(group),)),
         torch.from_numpy(rng.integers(0, _IDS, (rows, _SINGLE))),
         torch.from_numpy(rng.standard_normal((rows, _DENSE), np.float32)),
         torch.from_numpy((rng.random(rows) < 0.3).astype(np.float32)),

@@ -18,6 +18,7 @@ from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.checkpoints.terms import SupersededError, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from tests.checkpoints.verifying import verify
 from tests.checkpoints.writing import save, write_part
 
 MakeJob = Callable[..., TrainingJob]
@@ -146,7 +147,7 @@ def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3
     assert left() == {complete, killed, running, others}
     assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [running]) == [killed]
     assert left() == {running, others}
-    assert open_record(complete).verify() > 0
+    assert verify(open_record(complete)) > 0
     assert discard(running) and left() == {others}
 
 

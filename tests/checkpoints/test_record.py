@@ -26,6 +26,7 @@ from elastrec.checkpoints.stores.s3_store import S3Store
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from tests.checkpoints.verifying import verify
 from tests.checkpoints.writing import DENSE, TABLES, VIRTUAL_BUCKETS, rows_of, save, write_bucket, write_part
 
 MakeJob = Callable[..., TrainingJob]
@@ -147,7 +148,7 @@ def test_one_flipped_bit_in_an_array_is_found_and_named(tmp_path: Path, make_job
     with pytest.raises(DamagedRecordError, match=rf"array 'values' of section {entry.key} is damaged.*older record"):
         list(record.rows("user", [4]))
     with pytest.raises(DamagedRecordError):
-        record.verify()
+        verify(record)
 
 
 def section_of(record: Record, bucket: int) -> tuple[PartManifest, SectionEntry]:
@@ -201,5 +202,5 @@ def test_killed_at_any_moment_the_last_complete_record_opens_whole(
         writer.join()
     found = latest_record(str(tmp_path), "clicks")
     assert found is not None
-    assert found.verify() == 14
+    assert verify(found) == 14
     assert found.positions() == f'{{"step": {found.manifest.step}}}'.encode()

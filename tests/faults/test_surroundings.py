@@ -23,6 +23,7 @@ from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.observer import GetStatus, Status
+from tests.checkpoints.verifying import verify
 from tests.disks import SmallDisk, small_disk
 from tests.faults.jumping_clock import JumpingClock
 from tests.faults.mlflow_server import MlflowServer
@@ -104,7 +105,7 @@ def test_a_full_checkpoint_disk_costs_records_and_no_training(
     done = run.metrics().shards_done
     last = run.metrics().checkpoint
     assert last is not None
-    assert open_record(last).verify() > 0, "the last complete record is still there"
+    assert verify(open_record(last)) > 0, "the last complete record is still there"
     run.when(lambda found: found.shards_done > done, "training that goes on")
     store_disk.free()
     metrics = check_end(run, undisturbed)

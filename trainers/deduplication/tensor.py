@@ -6,7 +6,6 @@ Legend of shapes: B batch, K features of the group, U distinct rows, L ids of al
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate_jagged
+from elastrec.platform.data.deduplicating.deduplication import InverseJagged
 from elastrec.trainers.deduplication.jagged import jagged_index_select
 
 
@@ -97,25 +96,3 @@ class InverseKeyedJaggedTensor:
                 torch.from_numpy(np.ascontiguousarray(group.offsets)),
                 torch.from_numpy(group.inverse_lookup.astype(np.int64)),
             )
-
-    @classmethod
-    def from_keyed_jagged(cls, features: KeyedJaggedTensor, keys: Sequence[str]) -> InverseKeyedJaggedTensor:
-        """Deduplicate some features of a plain batch, on the CPU.
-
-        Raises:
-            ValueError: the batch has weights, or no such feature.
-            DataError: `keys` is empty.
-        """
-        if features.weights_or_none() is not None:
-            raise ValueError("features: weighted lists are not supported; use a KeyedJaggedTensor without weights")
-        known = features.keys()
-        missing = [key for key in keys if key not in known]
-        if missing:
-            raise ValueError(f"keys: {missing} is not allowed; allowed: {', '.join(known)}")
-        values, offsets = features.values().cpu().numpy(), features.offsets().cpu().numpy().astype(np.int64)
-        parts = {}
-        for key in keys:
-            k, rows = known.index(key), features.stride()
-            bounds = offsets[k * rows : (k + 1) * rows + 1]
-            parts[key] = (values[bounds[0] : bounds[-1]], bounds - bounds[0])
-        return cls.from_numpy(deduplicate_jagged(parts)).to(features.values().device)

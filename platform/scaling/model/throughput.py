@@ -26,7 +26,6 @@ from elastrec.platform.scaling.model.columns import (
     kernels,
     linear_kernels,
 )
-from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
 from elastrec.platform.scaling.model.profile import Profile, require_rows, summarise
 from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
 from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form, vector
@@ -87,7 +86,6 @@ class ThroughputModel:
         notes: for people; why it is not identified, what was refused, what was assumed.
         form: how the parts make up the step.
         information_KK: Σ x·xᵀ/σ² over relative rows, K × K: confidence comes from it.
-        measured: rows of the plain sum, (C, K), and seconds, (C,), of the measured steps.
     """
 
     shape: ModelShape
@@ -101,13 +99,6 @@ class ThroughputModel:
     notes: tuple[str, ...]
     form: Form
     information_KK: Floats
-    measured: tuple[Floats, Floats]
-
-    @cached_property
-    def plain_rmsle(self) -> float:
-        """Of plain NNLS on the measured steps."""
-        rows_CK, seconds_C = self.measured
-        return rmsle(rows_CK, seconds_C, fit_plain(rows_CK, seconds_C))
 
     def predict(self, columns: Columns) -> Prediction:
         """What these allocations would do."""
@@ -227,7 +218,7 @@ def fit(
         fitted = solve(form, equations_of(form))
     if fitted.form.refinements:
         notes.append(_described(fitted.form))
-    return _model(shape, profile, fitted, summed_CK, (rank, columns, condition), tuple(notes))
+    return _model(shape, profile, fitted, (rank, columns, condition), tuple(notes))
 
 
 def _described(form: Form) -> str:
@@ -237,10 +228,9 @@ def _described(form: Form) -> str:
 
 
 def _model(
-    shape: ModelShape, profile: Profile, fitted: Fitted, summed_CK: Floats, known: tuple[int, int, float],
-    notes: tuple[str, ...],
-) -> ThroughputModel:  # fmt: skip
-    """What is known of a fit; `summed_CK`: the measured rows of the plain sum; `known`: rank, columns, condition."""
+    shape: ModelShape, profile: Profile, fitted: Fitted, known: tuple[int, int, float], notes: tuple[str, ...]
+) -> ThroughputModel:
+    """What is known of a fit; `known`: rank, columns, condition."""
     count, (rank, columns, condition) = len(COLUMNS), known
     form, equations = fitted.form, fitted.equations
     # A split β is in the last two columns; of a total both are 1.
@@ -264,7 +254,6 @@ def _model(
         notes=notes,
         form=form,
         information_KK=information_KK,
-        measured=(summed_CK, profile.iteration_seconds),
     )
 
 

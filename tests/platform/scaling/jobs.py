@@ -10,6 +10,9 @@ import numpy as np
 
 from elastrec.platform.scaling.amounts import Allocation, Capacity, PriceList, Resources
 from elastrec.platform.scaling.model.columns import TERMS, Columns, features
+from elastrec.platform.scaling.model.least_squares import fit_plain, rmsle
+from elastrec.platform.scaling.model.profile import summarise
+from elastrec.platform.scaling.model.step_form import Form
 from elastrec.platform.scaling.model.throughput import ThroughputModel, fit
 from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation
@@ -36,6 +39,13 @@ def coefficients(shares: Sequence[float] = (0.6, 0.1, 0.05, 0.15, 0.1), seconds:
     row = features(SHAPE, Columns.of([allocation(1, 1)]))[0]
     values = {term: float(share * seconds / each) for term, share, each in zip(TERMS, shares, row, strict=False)}
     return Coefficients(**values, fixed=shares[4] * seconds)
+
+
+def plain_rmsle(shape: ModelShape, observations: Sequence[Observation]) -> float:
+    """Of plain NNLS on the measured steps, which a fit is compared with."""
+    profile = summarise(observations)
+    rows_CK, seconds_C = Form().rows(shape, profile.columns), profile.iteration_seconds
+    return rmsle(rows_CK, seconds_C, fit_plain(rows_CK, seconds_C))
 
 
 def step_seconds(true: Coefficients, of: Allocation) -> float:

@@ -17,7 +17,6 @@ from elastrec.trainers.deduplication import (
     AttentionPooling,
     DeduplicatedBags,
     DeduplicatedFeatures,
-    InverseKeyedJaggedTensor,
     Lists,
     TargetAttention,
     TransformerPooling,
@@ -27,6 +26,7 @@ from elastrec.trainers.deduplication import (
 from elastrec.trainers.deduplication.jagged import expand_rows, softmax_lists, sum_lists
 from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
+from tests.trainers.deduplication.grouping import grouped
 
 D, IDS = 8, 40
 POOLINGS: dict[str, Callable[[], nn.Module]] = {
@@ -94,7 +94,7 @@ def test_pooling_gives_the_same_values_and_gradients_on_distinct_rows(kind: str)
     plain = Pooled(POOLINGS[kind]).double()
     deduplicated = copy.deepcopy(plain)
     features = sessions()
-    group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
+    group = grouped(features, ["f0", "f1"])
     assert group.distinct_rows <= 9
     repeated = DeduplicatedFeatures(None, (group,))
     assert_same_step(plain, deduplicated, lambda: plain(features), lambda: deduplicated(repeated))
@@ -178,7 +178,7 @@ def test_target_attention_is_the_same_on_distinct_rows_and_follows_the_paper() -
     plain = nn.ModuleDict({"attention": TargetAttention(D, 6), "rows": nn.Embedding(IDS, D)}).double()
     deduplicated = copy.deepcopy(plain)
     features = sessions()
-    group = InverseKeyedJaggedTensor.from_keyed_jagged(features, ["f0", "f1"])
+    group = grouped(features, ["f0", "f1"])
     target = torch.randn(60, D, dtype=torch.float64)
     jagged, (values, offsets) = features["f1"], group.feature("f1")
 
@@ -222,7 +222,7 @@ def test_attention_takes_the_place_of_the_collections_own_pooling(names: tuple[s
     given: DeduplicatedFeatures | KeyedJaggedTensor = features
     if deduplicates:
         keys = ["f0", "f1", "f2", "f3"]
-        given = DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_keyed_jagged(features, keys),))
+        given = DeduplicatedFeatures(None, (grouped(features, keys),))
     pooled, plain = bags(given), collection(features)
     assert list(pooled.keys()) == list(plain.keys()) == ["f0", "f2", "f1", "f3"]
     tables = {"f0": "t0", "f1": "t1", "f2": "t0", "f3": "t2"}
@@ -246,8 +246,8 @@ def test_a_model_of_the_zoo_trains_alike_on_deduplicated_bags(groups: list[list[
     plain = Dlrm(DeduplicatedBags(_collection()), schema, bottom_layer_sizes=(8,), top_layer_sizes=(8,))
     deduplicated = copy.deepcopy(plain)
     features = sessions(features=4)
-    grouped = [name for group in groups for name in group]
-    rest = [name for name in features.keys() if name not in grouped]  # noqa: SIM118
+    in_groups = {name for group in groups for name in group}
+    rest = [name for name in features.keys() if name not in in_groups]  # noqa: SIM118
     left = None
     if rest:
         parts = features.split([1] * 4)
@@ -257,9 +257,7 @@ def test_a_model_of_the_zoo_trains_alike_on_deduplicated_bags(groups: list[list[
             values=torch.cat([part.values() for part in chosen]),
             lengths=torch.cat([part.lengths() for part in chosen]),
         )
-    mixed = DeduplicatedFeatures(
-        left, tuple(InverseKeyedJaggedTensor.from_keyed_jagged(features, group) for group in groups)
-    )
+    mixed = DeduplicatedFeatures(left, tuple(grouped(features, group) for group in groups))
     dense = torch.randn(60, 1)
     # torchrec's collection gives float32 whatever its rows are.
     assert_same_step(

@@ -15,7 +15,6 @@ from elastrec.trainers.deduplication import (
     AttentionBags,
     DeduplicatedBags,
     DeduplicatedFeatures,
-    InverseKeyedJaggedTensor,
 )
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters
@@ -24,6 +23,7 @@ from elastrec.trainers.models import FeatureSchema
 from elastrec.trainers.models.dlrm import Dlrm
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from tests.splits import origin_of
+from tests.trainers.deduplication.grouping import grouped
 from tests.trainers.embedding.test_parity_with_torchrec import DENSE, DIMENSION, configs, job_spec, running_servers
 
 ROWS, SESSION, STEPS, TOKEN = 48, 6, 8, "token-of-the-test"
@@ -50,7 +50,7 @@ def _batches() -> list[tuple[torch.Tensor, KeyedJaggedTensor, torch.Tensor]]:
 
 def _deduplicated(sparse: KeyedJaggedTensor) -> DeduplicatedFeatures:
     item = sparse.split([1, 1, 1])[2]
-    return DeduplicatedFeatures(item, (InverseKeyedJaggedTensor.from_keyed_jagged(sparse, ["user", "clicked"]),))
+    return DeduplicatedFeatures(item, (grouped(sparse, ["user", "clicked"]),))
 
 
 def _train(servers: int, deduplicate: bool, attention: tuple[str, ...] = ()) -> tuple[list[float], dict[str, int]]:

@@ -14,6 +14,7 @@ from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_
 from elastrec.platform.data.deduplicating.deduplication import deduplicate
 from elastrec.trainers.deduplication import DeduplicatedFeatures, InverseKeyedJaggedTensor, jagged_index_select
 from elastrec.trainers.worker.inputs import inputs_of
+from tests.trainers.deduplication.grouping import grouped
 
 _lists = st.lists(st.sampled_from([[], [1], [1, 2], [2, 1], [7, 7, 7], [-(2**63)]]), min_size=1, max_size=12)
 
@@ -36,13 +37,13 @@ def lists_of(features: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
 @settings(max_examples=60, deadline=None)
 def test_a_keyed_jagged_tensor_comes_back_from_its_deduplicated_form(pair: tuple[list[list[int]], ...]) -> None:
     plain = keyed(a=pair[0], b=list(pair[1]))
-    group = InverseKeyedJaggedTensor.from_keyed_jagged(plain, ["b", "a"])
+    group = grouped(plain, ["b", "a"])
     assert group.distinct_rows == len({(tuple(a), tuple(b)) for a, b in zip(*pair, strict=True)})
     assert lists_of(group.expand()) == {"b": list(pair[1]), "a": pair[0]}
 
 
 def test_the_distinct_rows_are_a_keyed_jagged_tensor_on_the_same_memory() -> None:
-    group = InverseKeyedJaggedTensor.from_keyed_jagged(keyed(a=[[3, 4], [5], [3, 4]]), ["a"])
+    group = grouped(keyed(a=[[3, 4], [5], [3, 4]]), ["a"])
     assert lists_of(group.distinct()) == {"a": [[3, 4], [5]]}
     assert group.distinct().values().data_ptr() == group.values.data_ptr()
     assert group.inverse_lookup.tolist() == [0, 1, 0]
@@ -51,7 +52,7 @@ def test_the_distinct_rows_are_a_keyed_jagged_tensor_on_the_same_memory() -> Non
 def test_arrow_and_torch_deduplicate_alike() -> None:
     lists = [[1, 2], [], [1, 2], [3]]
     ours = InverseKeyedJaggedTensor.from_numpy(deduplicate({"a": pa.array(lists, pa.list_(pa.int64()))}))
-    theirs = InverseKeyedJaggedTensor.from_keyed_jagged(keyed(a=lists), ["a"])
+    theirs = grouped(keyed(a=lists), ["a"])
     for name in ("values", "offsets", "inverse_lookup"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name))
 
@@ -90,26 +91,6 @@ def test_a_batch_from_the_reader_gives_the_same_features_as_its_plain_form() -> 
         assert lists_of(features.expand()) == lists_of(inputs_of(batch).sparse)
 
 
-@pytest.mark.parametrize(
-    ("features", "keys", "message"),
-    [
-        (keyed(a=[[1]]), ["b"], r"keys: \['b'\] is not allowed; allowed: a"),
-        (
-            KeyedJaggedTensor(
-                keys=["a"], values=torch.tensor([1]), lengths=torch.tensor([1]), weights=torch.tensor([0.5])
-            ),
-            ["a"],
-            "weighted lists are not supported",
-        ),
-    ],
-)
-def test_features_that_cannot_be_deduplicated_are_refused(
-    features: KeyedJaggedTensor, keys: list[str], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        InverseKeyedJaggedTensor.from_keyed_jagged(features, keys)
-
-
 def test_an_unknown_feature_of_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match="feature: 'b' is not allowed; allowed: a"):
-        InverseKeyedJaggedTensor.from_keyed_jagged(keyed(a=[[1]]), ["a"]).feature("b")
+        grouped(keyed(a=[[1]]), ["a"]).feature("b")

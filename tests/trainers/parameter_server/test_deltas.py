@@ -22,6 +22,7 @@ from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import copying
+from tests.checkpoints.verifying import verify
 from tests.trainers.parameter_server.filled import Contents as Rows
 from tests.trainers.parameter_server.filled import contents, push, servers_of
 from tests.trainers.parameter_server.running import routing_of, training_job
@@ -128,7 +129,7 @@ def test_a_delta_holds_what_has_changed_and_names_its_base(tmp_path: Path) -> No
     assert changed.found == unchanged.found == "row"
     assert changed.optimizer_state["accumulator"] > unchanged.optimizer_state["accumulator"]
     assert find_row(delta, "user", 5000).found == "absent"
-    assert delta.verify() > open_record(base).verify()
+    assert verify(delta) > verify(open_record(base))
 
 
 def test_buckets_that_changed_much_or_have_a_new_server_are_written_whole(tmp_path: Path) -> None:

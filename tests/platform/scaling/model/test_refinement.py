@@ -10,7 +10,7 @@ from elastrec.platform.scaling.model.refinement import FORMS, LEAST_CONFIGURATIO
 from elastrec.platform.scaling.model.step_form import Form, vector
 from elastrec.platform.scaling.model.throughput import fit
 from elastrec.platform.scaling.types import Coefficients, Observation, Prior
-from tests.platform.scaling.jobs import SHAPE, coefficients, measure, spread
+from tests.platform.scaling.jobs import SHAPE, coefficients, measure, plain_rmsle, spread
 
 SUM = coefficients((0.3, 0.45, 0.05, 0.1, 0.1))
 OVERLAPPED = msgspec.structs.replace(SUM, overlap=2.0)
@@ -73,8 +73,8 @@ def test_it_is_never_worse_than_plain_least_squares(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(throughput, "LEAST_ERROR", 0.0)
     for seed in range(10):
         for true in (SUM, OVERLAPPED):
-            model = fit(SHAPE, seen(true, 12, noise=0.2, seed=seed))
-            assert model.rmsle <= model.plain_rmsle + 1e-9
+            observations = seen(true, 12, noise=0.2, seed=seed)
+            assert fit(SHAPE, observations).rmsle <= plain_rmsle(SHAPE, observations) + 1e-9
 
 
 def test_too_few_configurations_leave_the_papers_sum() -> None:

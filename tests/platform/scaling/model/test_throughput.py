@@ -11,7 +11,16 @@ from elastrec.platform.scaling.model.least_squares import fit_plain, fit_relativ
 from elastrec.platform.scaling.model.throughput import FADED_AFTER, LEAST_ERROR, fit
 from elastrec.platform.scaling.types import Coefficients, Prior
 from elastrec.platform.specs.errors import ScalingError
-from tests.platform.scaling.jobs import SHAPE, allocation, coefficients, measure, speed, spread, step_seconds
+from tests.platform.scaling.jobs import (
+    SHAPE,
+    allocation,
+    coefficients,
+    measure,
+    plain_rmsle,
+    speed,
+    spread,
+    step_seconds,
+)
 
 TRUE = coefficients()
 
@@ -55,8 +64,7 @@ def test_the_slowest_configuration_does_not_decide_alone() -> None:
     seen = list(measure(TRUE, many))
     slow = allocation(1, 1, worker_cores=0.25, server_cores=0.25)
     seen += [msgspec.structs.replace(each, iteration_seconds=1.3) for each in measure(TRUE, [slow])]
-    model = fit(SHAPE, seen)
-    assert model.rmsle < 0.6 * model.plain_rmsle
+    assert fit(SHAPE, seen).rmsle < 0.6 * plain_rmsle(SHAPE, seen)
 
 
 def test_a_measured_compute_part_splits_the_fixed_time() -> None:

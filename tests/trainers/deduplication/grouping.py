@@ -1,0 +1,22 @@
+"""Groups made of plain batches, which a job's reader makes while it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from elastrec.platform.data.deduplicating.deduplication import deduplicate_jagged
+from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
+
+
+def grouped(features: KeyedJaggedTensor, keys: Sequence[str]) -> InverseKeyedJaggedTensor:
+    """The named features of a plain batch as one group."""
+    values, offsets = features.values().numpy(), features.offsets().numpy().astype(np.int64)
+    parts = {}
+    for key in keys:
+        k, rows = features.keys().index(key), features.stride()
+        bounds = offsets[k * rows : (k + 1) * rows + 1]
+        parts[key] = (values[bounds[0] : bounds[-1]], bounds - bounds[0])
+    return InverseKeyedJaggedTensor.from_numpy(deduplicate_jagged(parts))
