@@ -3,13 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastrec.platform.simulator.mixes import Habits, recurring, synthetic
+from elastrec.platform.simulator.mixes import Habits, recurring
 from elastrec.platform.specs.errors import ScalingError
 
 
 def test_equal_seeds_give_equal_jobs_and_other_seeds_others() -> None:
     assert recurring(20, seed=1) == recurring(20, seed=1) != recurring(20, seed=2)
-    assert synthetic(5, seed=1) == synthetic(5, seed=1) != synthetic(5, seed=2)
 
 
 def test_jobs_of_one_model_are_alike_and_ask_for_different_things() -> None:

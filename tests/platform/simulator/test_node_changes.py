@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from elastrec.platform.scaling.policies.static import Static
-from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
+from tests.platform.simulator.made_up import synthetic
 
 SMALL = msgspec.structs.replace(NODE, cores=8.0)
 """Room for four pods of two cores; `job` has six."""

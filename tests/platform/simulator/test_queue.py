@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Resources
-from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.queue import Queue
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.settings import Settings
+from tests.platform.simulator.made_up import synthetic
 
 (JOB,) = synthetic(1)
 ASKED = st.tuples(st.sampled_from([1.0, 2.0]), st.integers(0, 3), st.sampled_from([1, 2, 4, 8]))

@@ -12,12 +12,12 @@ from elastrec.platform.scaling.amounts import GIBIBYTE, Change, Resources
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
-from elastrec.platform.simulator.mixes import synthetic
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.placing import Moved, Placing, move, place
 from elastrec.platform.simulator.simulation import Settings, Simulation
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
+from tests.platform.simulator.made_up import synthetic
 
 WORKERS = frozenset({Change.WORKERS})
 FULL = Resources(12.0, 16.0 * GIBIBYTE)

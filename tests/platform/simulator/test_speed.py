@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.simulator.mixes import refined, synthetic, with_queues
+from elastrec.platform.simulator.mixes import refined, with_queues
 from elastrec.platform.simulator.speed import Step, queued, response, service_of, steps_of
+from tests.platform.simulator.made_up import synthetic
 
 PARTS = st.floats(0.001, 1.0)
 STEPS = st.builds(Step, compute=PARTS, update=PARTS, network=PARTS, lookup=PARTS, fixed=PARTS)
