@@ -12,6 +12,8 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+from elastrec.trainers.memory_owner.control_group import memory_groups
+
 _GROWTH = 1.25
 _SLACK_BYTES = 256 << 20
 
@@ -32,19 +34,11 @@ def room_bytes(root: Path = Path("/")) -> int:
     """
     numbers = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
     rooms = [1024 * int(numbers["MemAvailable"].split()[0])]
-    resident, mount = resident_bytes(), root / "sys/fs/cgroup"
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        places = [(mount, "memory.max"), (mount / "unified", "memory.max")]
-        if controllers:
-            places = [(mount / "memory", "memory.limit_in_bytes")] if "memory" in controllers.split(",") else []
-        # Inside a container the group's own path may not be there: its limit is that of the mount's root.
-        folders = [Path(group.lstrip("/")), *Path(group.lstrip("/")).parents]
-        for place, name in places:
-            for file in (place / folder / name for folder in folders):
-                limit = file.read_text().strip() if file.exists() else "max"
-                if limit != "max":
-                    rooms.append(int(limit) - max(resident, _used_bytes(file.with_name("memory.stat"))))
+    resident = resident_bytes()
+    for files in memory_groups(root / "proc/self/cgroup", root / "sys/fs/cgroup"):
+        limit = files.limit.read_text().strip() if files.limit.exists() else "max"
+        if limit != "max":
+            rooms.append(int(limit) - max(resident, _used_bytes(files.limit.with_name("memory.stat"))))
     return min(rooms)
 
 

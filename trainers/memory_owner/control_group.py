@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_UNIFIED = ("memory.max", "memory.events")
-_VERSION_1 = ("memory.limit_in_bytes", "memory.oom_control")
 _KILLS = "oom_kill "
+
+
+class MemoryFiles(NamedTuple):
+    """What a control group says of memory."""
+
+    limit: Path
+    events: Path
+
+
+def memory_groups(membership: Path, root: Path) -> Iterator[MemoryFiles]:
+    """The files of each control group that bounds a process's memory, in version 1 or 2, from its own group upwards.
+
+    Not all of these files have to be there. A container has its own group mounted at the top, whatever its path is
+    outside.
+
+    Args:
+        membership: lists the groups of the process; nothing is known without it.
+        root: under which they are mounted.
+    """
+    try:
+        entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, path in entries:
+        own = Path(path.lstrip("/"))
+        if not controllers:
+            mounts, names = [root, root / "unified"], ("memory.max", "memory.events")
+        elif "memory" in controllers.split(","):
+            mounts, names = [root / "memory"], ("memory.limit_in_bytes", "memory.oom_control")
+        else:
+            continue
+        for mount in mounts:
+            for group in (own, *own.parents):
+                yield MemoryFiles(*(mount / group / name for name in names))
 
 
 class ControlGroup:
@@ -18,36 +52,18 @@ class ControlGroup:
     """
 
     def __init__(self, membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> None:
-        self._limit, self._events = _files(membership, root)
+        there = (files for files in memory_groups(membership, root) if all(file.is_file() for file in files))
+        self._files: MemoryFiles | None = next(there, None)
 
     def limit_bytes(self) -> int | None:
         """None: it has no limit of its own, or nothing is known."""
-        if self._limit is None or (text := self._limit.read_text().strip()) == "max":
+        if self._files is None or (text := self._files.limit.read_text().strip()) == "max":
             return None
         return int(text)
 
     def memory_kills(self) -> int:
         """How many processes of the pod the kernel has killed for memory; 0 where nothing is known."""
-        if self._events is None:
+        if self._files is None:
             return 0
-        lines = self._events.read_text().splitlines()
+        lines = self._files.events.read_text().splitlines()
         return next((int(line.removeprefix(_KILLS)) for line in lines if line.startswith(_KILLS)), 0)
-
-
-def _files(membership: Path, root: Path) -> tuple[Path | None, Path | None]:
-    try:
-        entries = [line.split(":", 2) for line in membership.read_text().splitlines()]
-    except OSError:
-        return None, None
-    for _, controllers, path in entries:
-        if "memory" in controllers.split(","):
-            top, names = root / "memory", _VERSION_1
-        elif not controllers:
-            top, names = root, _UNIFIED
-        else:
-            continue
-        # A container has its own group mounted at the top, whatever its path is outside.
-        for folder in (top / path.lstrip("/"), top):
-            if all((folder / name).is_file() for name in names):
-                return folder / names[0], folder / names[1]
-    return None, None

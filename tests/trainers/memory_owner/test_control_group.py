@@ -29,14 +29,21 @@ def group(folder: Path, membership: str, files: dict[str, str]) -> ControlGroup:
         ("0::/\n", ".", "memory.max", "memory.events"),
         ("9:cpu:/x\n4:memory:/pods/a\n0::/\n", "memory/pods/a", "memory.limit_in_bytes", "memory.oom_control"),
         ("4:memory,cpu:/docker/1f\n0::/\n", "memory", "memory.limit_in_bytes", "memory.oom_control"),
+        ("3:cpu:/x\n0::/pods/a\n", "unified/pods/a", "memory.max", "memory.events"),
     ],
-    ids=["version 2", "version 2, in a container", "version 1", "version 1, in a container"],
+    ids=[
+        "version 2",
+        "version 2, in a container",
+        "version 1",
+        "version 1, in a container",
+        "both, memory in version 2",
+    ],
 )
 def test_limit_and_kills_are_those_of_the_pod(
     tmp_path: Path, membership: str, folder: str, limit: str, events: str
 ) -> None:
-    found = group(tmp_path, membership, {f"{folder}/{limit}": "1048576\n", f"{folder}/{events}": EVENTS[events]})
-    assert (found.limit_bytes(), found.memory_kills()) == (1048576, 3)
+    pod = group(tmp_path, membership, {f"{folder}/{limit}": "1048576\n", f"{folder}/{events}": EVENTS[events]})
+    assert (pod.limit_bytes(), pod.memory_kills()) == (1048576, 3)
 
 
 def test_a_group_of_its_own_goes_before_the_one_at_the_top(tmp_path: Path) -> None:
@@ -44,8 +51,8 @@ def test_a_group_of_its_own_goes_before_the_one_at_the_top(tmp_path: Path) -> No
         ("", "memory.limit_in_bytes", "7"), ("", "memory.oom_control", "oom_kill 9\n"),
         ("/a", "memory.limit_in_bytes", "5"), ("/a", "memory.oom_control", "oom_kill 1\n"),
     )}  # fmt: skip
-    found = group(tmp_path, "4:memory:/a\n", files)
-    assert (found.limit_bytes(), found.memory_kills()) == (5, 1)
+    own = group(tmp_path, "4:memory:/a\n", files)
+    assert (own.limit_bytes(), own.memory_kills()) == (5, 1)
 
 
 def test_without_a_limit_or_a_group_there_is_none(tmp_path: Path) -> None:
