@@ -134,7 +134,9 @@ def test_an_index_that_is_not_that_of_its_rows_is_damage(tmp_path: Path, monkeyp
         patched.setattr(records, "_write_lines", of_no_rows)
         uri, _ = saved(tmp_path, job_with(BUCKETS))
     (server,) = servers_of(job_with(BUCKETS), 1)
-    with pytest.raises(DamagedRecordError, match="the index of bucket .* is not that of its rows; use an older record"):
+    with pytest.raises(
+        DamagedRecordError, match=r"the index of bucket .* is not that of its rows; use an older record"
+    ):
         restore(server, uri, ROUTING, 1)
 
 
