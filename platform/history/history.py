@@ -214,7 +214,7 @@ class History(Connection):
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
         self.set_phase(run_id, phase, reason)
-        self.logcompared_figures(run_id)
+        self.log_figures(run_id)
         with self._explained(f"close run {run_id}"):
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
@@ -226,7 +226,7 @@ class History(Connection):
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
         _log.info("run finished", run_id=run_id, phase=phase.value)
 
-    def logcompared_figures(self, run_id: str) -> list[str]:
+    def log_figures(self, run_id: str) -> list[str]:
         """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
         with self._explained(f"read run {run_id}"):
             latest: Mapping[str, float] = self._client.get_run(run_id).data.metrics
