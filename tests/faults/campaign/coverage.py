@@ -52,6 +52,11 @@ _UPSET = (
     f"{_INTERRUPTED}twice_ends_on_one_owner_per_bucket",
 )
 _CUT_OVER = f"{_NOTICE}a_notice_while_buckets_are_handed_over_leaves_each_of_them_with_one_owner"
+_STRUCK = (
+    "trainers/parameter_server/migration/test_struck_in_cut_over.py::"
+    "test_a_server_struck_in_the_cut_over_leaves_every_bucket_with_one_owner"
+)
+_CUT_OFF = "faults/test_cut_off_master.py::test_a_master_that_"
 _MOVES = "trainers/parameter_server/migration/test_moves.py::test_"
 _MACHINE = "platform/master/machine/test_migration.py::test_"
 _MEMORY = "trainers/parameter_server/records/test_memory.py::test_a_"
@@ -234,13 +239,13 @@ TRIED = (
         "kill -9 of an old server, a new server, a worker, the master or the node agent while servers start, copy or "
         "hand over, and after that",
         (),
-        (*_UPSET, _KILLS),
+        (*_UPSET, _KILLS, _STRUCK),
         tuple((Kind.KILL, victim) for victim in STAGE_VICTIMS),
     ),
     Tried(
         "SIGTERM to an old or a new server in each stage of a change, also at the moment of the cut-over",
         (),
-        (_CUT_OVER,),
+        (_CUT_OVER, _STRUCK),
         ((Kind.TERMINATE, Victim.OLD_SERVER), (Kind.TERMINATE, Victim.NEW_SERVER)),
     ),
     Tried(
@@ -264,6 +269,8 @@ TRIED = (
         (
             "operators/test_scaling.py::test_every_try_of_a_task_asks_for_the_same_plan_and_a_cleared_task_for_another",
             "operators/test_scaling.py::test_a_task_that_is_ended_takes_its_request_back",
+            "faults/live/test_killed_task.py::"
+            "test_a_task_killed_while_servers_change_is_found_again_by_its_next_tries_and_the_job_changes_once",
         ),
     ),
     Tried(
@@ -273,12 +280,14 @@ TRIED = (
         ((Kind.CUT, Victim.OLD_SERVER), (Kind.CUT, Victim.NEW_SERVER)),
     ),
     Tried(
-        "network cut between the master and all pods while servers change",
+        "network cut between the master and all pods, and the cluster, while servers change",
         (),
         (
             "trainers/test_master_client.py::"
             "test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before",
             "trainers/worker/test_session.py::test_progress_waits_for_a_master_that_is_away",
+            f"{_CUT_OFF}hears_of_nobody_for_less_than_the_timeout_goes_on_with_the_change",
+            f"{_CUT_OFF}has_given_up_everybody_meanwhile_reaches_the_change_with_others",
         ),
         ((Kind.CUT, Victim.MASTER),),
     ),
@@ -292,6 +301,7 @@ TRIED = (
         (),
         (
             f"{_LIVE}trains_on_and_every_row_counts_once",
+            f"{_LIVE_JOBS}a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_has",
             "platform/master/machine/test_stalls.py::"
             "test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack",
         ),

@@ -71,19 +71,25 @@ class Scene:
 
     def _candidates(self, fault: Fault, pods: Sequence[str], *, is_patient: bool) -> list[psutil.Process]:
         if pods:
-            everybody = pod_processes(self.job_id, "", self.home)
+            everybody = self._processes("")
             named = [process for process in everybody if process.environ()["ELASTREC_POD"] in pods]
             names = sorted({process.environ()["ELASTREC_POD"] for process in named})
             chosen = names[fault.index % len(names)] if names else ""
             return [process for process in named if process.environ()["ELASTREC_POD"] == chosen]
         role = _ROLE[fault.victim]
         if fault.victim is Victim.MASTER:
-            return pod_processes(self.job_id, role, self.home)
-        found = pod_processes(self.job_id, f"{role}-{fault.index}", self.home)
+            return self._processes(role)
+        found = self._processes(f"{role}-{fault.index}")
         # A place that runs out of memory twice is given up for good reason: there is no other place for that.
         if found or is_patient or fault.kind is Kind.OUT_OF_MEMORY:
             return found
-        return pod_processes(self.job_id, f"{role}-", self.home)
+        return self._processes(f"{role}-")
+
+    def _processes(self, role: str) -> list[psutil.Process]:
+        """Of pods, without those that a pod's process has started: a server with memory of its node has a copier."""
+        found = pod_processes(self.job_id, role, self.home)
+        pids = {process.pid for process in found}
+        return [process for process in found if process.ppid() not in pids]
 
 
 def inflict(fault: Fault, scene: Scene, pods: Sequence[str] = ()) -> Hit | None:

@@ -14,6 +14,7 @@ import pytest
 from elastrec.checkpoints import list_records, open_record
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import DONE
 from elastrec.platform.transport.messages.observer import ShapeOutcome
 from tests.faults.campaign.checking import AUC_TOLERANCE
 from tests.faults.campaign.injury import AGENT_CORES, kinds_that_work, starve
@@ -26,6 +27,8 @@ from tests.processes import pod_processes, wait_for
 GLOBAL_BATCH = WORKERS * BATCH_ROWS
 STALL_SECONDS = 45.0
 """Longer than a pod takes to get ready on a busy machine."""
+NO_ROOM_SECONDS = 10.0
+"""For pods that are not waited for: no node has the room."""
 LARGER_BYTES = 640 * 2**20
 """Memory of a server that was made with less."""
 
@@ -144,6 +147,28 @@ def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
         accounts, _ = job.accounts()
     assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
+    assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
+
+
+@pytest.mark.timeout(400)
+def test_a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_has(
+    site: Site, undisturbed_auc: float
+) -> None:
+    with live_job(site, "no-room", faults={"migration_timeout": NO_ROOM_SECONDS}) as job:
+        wait_for(job.has_workers(2), PATIENCE_SECONDS, "two workers that train")
+        uids = {name: pod.uid for role in Role for name, pod in job.pods(role).items()}
+        before = job.metrics().samples_trained
+        given_up = job.give_up(parameter_servers=3, parameter_server_cores=int(AGENT_CORES) - 1)
+        assert given_up.outcome is ShapeOutcome.TIMED_OUT and "insufficient cpu: asked 15" in given_up.reason
+        metrics = job.metrics()
+        assert before < metrics.samples_trained < EPOCHS * ROWS and metrics.migration is None
+        # Nobody was replaced, and nobody was added.
+        assert {name: pod.uid for role in Role for name, pod in job.pods(role).items()} == uids
+        metrics = job.train_to_the_end()
+        assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
+        accounts, story = job.accounts()
+    assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
+    assert not [migration for migration in story.migrations if migration.outcome == DONE]
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
 

@@ -32,7 +32,7 @@ class Stage:
             step is a request.
 
     Attributes:
-        history: of the next master that is started.
+        history: of the next master that is started; is_far: its pods talk to it over TCP alone, as from other machines.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Stage:
         self.cluster.on_create = self._play
         self.address = ""
         self.history: HistorySink | None = None
+        self.is_far = False
         self.service: JobService
         self.server: RpcServer
 
@@ -69,7 +70,7 @@ class Stage:
     def start(self) -> None:
         port = int(self.address.rpartition(":")[2] or 0)
         self.service = JobService(self.request, self.cluster, self.folder, token="secret", history=self.history)
-        self.server = RpcServer(self.service.handlers(), token="secret", port=port)
+        self.server = RpcServer(self.service.handlers(), token="secret", port=port, local_streams=not self.is_far)
         self.address = self.server.address
         self.service.start(self.address)
         self.server.serve_in_background()

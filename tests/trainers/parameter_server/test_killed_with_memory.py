@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,43 +11,14 @@ import pytest
 
 from elastrec.checkpoints import open_store
 from elastrec.checkpoints.flash import PartMemory
-from elastrec.platform.clusters.pods import MemoryVolume, PodSpec
-from elastrec.platform.specs import environment
+from elastrec.platform.clusters.pods import MemoryVolume
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.observer import SaveNow
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
+from tests.trainers.parameter_server.migration.server_processes import Servers
 
 PLACE = "clicks-1-ps-0"
-
-
-class Servers:
-    """Processes of server pods on one node, which keeps their memory volumes."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def volume(self, wanted: MemoryVolume) -> Path:
-        path = self.folder / wanted.name
-        with path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, wanted.size_bytes)
-        return path
-
-    def start(self, spec: PodSpec) -> None:
-        assert spec.memory_volume is not None and spec.memory_volume.name == "ps-0"
-        files = self.folder / spec.name
-        files.mkdir()
-        for name, text in (spec.files | spec.secrets).items():
-            (files / name).write_text(text)
-        variables = {**os.environ, **spec.environment, environment.FILES: str(files), environment.HOST: "127.0.0.1"}
-        variables[environment.MEMORY] = str(self.volume(spec.memory_volume))
-        with (self.folder / f"{spec.name}.log").open("ab") as log:
-            command = [sys.executable, "-m", "elastrec.trainers.parameter_server"]
-            self.processes.append(subprocess.Popen(command, env=variables, stderr=log))
-
-    def log(self, pod: str) -> str:
-        return (self.folder / f"{pod}.log").read_text()
 
 
 @pytest.fixture
@@ -68,7 +36,7 @@ def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
     play = made.cluster.on_create
     made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
     with contextlib.ExitStack() as stack:
-        for close in (made.close, lambda: [(each.kill(), each.wait(10)) for each in servers.processes]):
+        for close in (made.close, servers.close):
             stack.callback(close)
         made.start()
         yield made
@@ -81,7 +49,7 @@ def test_a_killed_servers_successor_restores_the_record_from_its_memory(stage: S
     stage.wait(lambda: stage.service.state.saves.completed == 1, 60)
     record = stage.service.state.recovery.record
     assert record is not None and "part_durable" in servers.log(PLACE)
-    servers.processes[0].kill()
+    servers.processes[PLACE].kill()
     stage.wait(lambda: stage.service.state.phases.generation == 1, 60)
     stage.wait_for(Phase.TRAINING, 120)
     log = servers.log(f"{PLACE}-r1")

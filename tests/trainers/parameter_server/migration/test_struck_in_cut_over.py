@@ -1,0 +1,77 @@
+"""A real master and real server processes: one is struck at the moment at which buckets begin to change hands."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastrec.checkpoints import open_store
+from elastrec.platform.master.machine import migration
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer, ShapeOutcome
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
+from tests.shapes import change
+from tests.trainers.parameter_server.migration.server_processes import Servers
+
+OLD, NEW = "clicks-1-ps-0", "clicks-1-ps-1"
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Servers:
+    return Servers(tmp_path)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
+    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
+    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
+    made = Stage(tmp_path, job(faults=faults, resources=resources, checkpoint={"interval": 0}), rows=1_000_000)
+    open_store(made.request.store).create()
+    play = made.cluster.on_create
+    made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
+    with contextlib.ExitStack() as stack:
+        for close in (made.close, servers.close):
+            stack.callback(close)
+        made.start()
+        yield made
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("struck", "by", "rollbacks"),
+    [(OLD, signal.SIGTERM, 0), (OLD, signal.SIGKILL, 1), (NEW, signal.SIGTERM, 0), (NEW, signal.SIGKILL, 1)],
+    ids=["old-notice", "old-killed", "new-notice", "new-killed"],
+)
+def test_a_server_struck_in_the_cut_over_leaves_every_bucket_with_one_owner(
+    stage: Stage, servers: Servers, monkeypatch: pytest.MonkeyPatch, struck: str, by: signal.Signals, rollbacks: int
+) -> None:
+    hand_over, strikes = migration._hand_over, list[str]()
+
+    def hand_over_and_strike(*arguments: Any) -> None:
+        hand_over(*arguments)
+        if not strikes:
+            servers.processes[struck].send_signal(by)
+            strikes.append(struck)
+
+    monkeypatch.setattr(migration, "_hand_over", hand_over_and_strike)
+    stage.wait_for(Phase.TRAINING, 240)
+    assert stage.call(ChangeShape(change=change(parameter_servers=2)), ShapeAnswer).accepted
+    state = stage.service.state
+
+    def has_settled() -> bool:
+        owners = set(state.ownership.servers)
+        is_left = bool(strikes) and struck not in owners and servers.processes[struck].poll() is not None
+        return is_left and len(owners) == 2 and state.migration is None and state.phase is Phase.TRAINING
+
+    stage.wait(has_settled, 200)
+    assert strikes == [struck] and state.recovery.rollbacks == rollbacks
+    assert state.shape_requests[0].outcome is ShapeOutcome.DONE
+    assert sorted(state.ownership.owners) == [0] * 32 + [1] * 32 == sorted(state.ownership.dense_owners)
+    serving = [name for name, process in servers.processes.items() if process.poll() is None]
+    assert set(state.ownership.servers) <= set(serving)
