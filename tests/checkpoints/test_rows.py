@@ -18,6 +18,7 @@ from elastrec.checkpoints.rows import CELLS, SEEN_WORD, STATE_WORD, VALUE_WORD, 
 from elastrec.checkpoints.sections import Attribute, SectionKind
 from elastrec.checkpoints.stores.store import open_store
 from elastrec.platform.specs.job import TrainingJob
+from tests.checkpoints.verifying import verify
 from tests.checkpoints.writing import DIMENSION, TABLES, VIRTUAL_BUCKETS
 
 IDS = np.array([7, -5, 2**40, 9])
@@ -66,7 +67,7 @@ def test_cells_are_read_as_columns(tmp_path: Path, make_job: Callable[..., Train
     (share,) = record.shares([8])
     (some,) = share.read((SectionKind.ROWS,), ("ids", "tables", "values"))
     assert some.columns["ids"].tolist() == IDS[1:].tolist()
-    assert record.verify() == 2
+    assert verify(record) == 2
 
 
 @pytest.mark.parametrize(
