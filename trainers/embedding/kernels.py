@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from elastrec.platform.specs.numba_cache import kernels_of
-from elastrec.trainers.embedding.numbers import add_numbers, copy_numbers
+from elastrec.trainers.embedding.numbers import add_numbers
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.kernel import SOURCES
 from elastrec.trainers.parameter_server.prefetch import prefetch
+from elastrec.trainers.parameter_server.words import copy_words
 
 _HERE = Path(__file__)
 _kernel = kernels_of(_HERE, _HERE.with_name("numbers.py"), SOURCES)()
@@ -156,7 +157,7 @@ def pool_rows(  # type: ignore[no-untyped-def]
             row = inverse[start] * dimension
             for d in range(apart):
                 flat_firsts[first + d] = numbers[row + d]
-            copy_numbers(flat, target, numbers, row + apart, others)
+            copy_words(flat, target, numbers, row + apart, others)
             if end - start > 1:
                 for j in range(start + 1, end):
                     row = inverse[j] * dimension

@@ -1,7 +1,7 @@
-"""Runs of float32 inside compiled kernels: copied, and added up.
+"""Runs of float32 that are added up inside compiled kernels.
 
 A loop over the numbers of a row is turned into vectors of more numbers than most rows have, and then takes one by one:
-so these take vectors of 8, and what is left in vectors of 4 and 2. Nothing is checked.
+so these are vectors of 8, and what is left is taken in vectors of 4 and 2. Nothing is checked.
 """
 
 from __future__ import annotations
@@ -19,21 +19,6 @@ _NUMBER_BYTES = 4
 
 def _start(context: Any, builder: Any, kind: Any, array: Any, place: Any) -> Any:
     return builder.gep(context.make_array(kind)(context, builder, array).data, [place])
-
-
-@intrinsic
-def copy_numbers(typing_context: Any, target: Any, at: Any, source: Any, begin: Any, count: Any) -> Any:
-    """target[at : at + count] = source[begin : begin + count], both [n] float32 and contiguous."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to = _start(context, builder, signature.args[0], *arguments[0:2])
-        cgutils.raw_memcpy(
-            builder, to, _start(context, builder, signature.args[2], *arguments[2:4]), arguments[4],
-            ir.Constant(_PLACE, _NUMBER_BYTES),
-        )  # fmt: skip
-        return context.get_dummy_value()
-
-    return types.void(target, types.int64, source, types.int64, types.int64), generate
 
 
 @intrinsic

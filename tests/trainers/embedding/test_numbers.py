@@ -1,4 +1,4 @@
-"""Runs of numbers inside compiled kernels are those that numpy copies and adds."""
+"""Runs of numbers inside compiled kernels are those that numpy adds."""
 
 from __future__ import annotations
 
@@ -8,28 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.trainers.embedding.numbers import add_numbers, copy_numbers
+from elastrec.trainers.embedding.numbers import add_numbers
 
 LONGEST = 40
 
 
 @numba.njit
-def copied(target, at, source, begin, count):
-    copy_numbers(target, at, source, begin, count)
-
-
-@numba.njit
 def added(target, at, source, begin, scale, count):
     add_numbers(target, at, source, begin, scale, count)
-
-
-@given(at=st.integers(0, 9), begin=st.integers(0, 9), count=st.integers(0, LONGEST), seed=st.integers(0, 99))
-def test_a_run_is_copied_and_nothing_beside_it(at: int, begin: int, count: int, seed: int) -> None:
-    target, source = np.random.default_rng(seed).random((2, LONGEST + 20), np.float32)
-    expected = target.copy()
-    expected[at : at + count] = source[begin : begin + count]
-    copied(target, at, source, begin, count)
-    np.testing.assert_array_equal(target, expected)
 
 
 @given(

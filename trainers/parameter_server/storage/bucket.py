@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from elastrec.checkpoints.rows import cell_ids, cell_tables
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError, IncompatibleError
 from elastrec.trainers.parameter_server.storage.columns import DELETED_WORDS
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
@@ -22,7 +23,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     Shelf,
 )
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_back, copy_before, copy_logged
-from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, ids_of, tables_of
+from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, look_up_cells
 
 if TYPE_CHECKING:
@@ -319,10 +320,10 @@ class Bucket:
         try:
             return look_up_cells(self._store, cells, np.full(len(cells), self.number, np.int32))
         except ForeignCellError as error:
-            tables = len(self._store.salts)
+            tables, cell = len(self._store.salts), cells[error.number : error.number + 1]
             raise IncompatibleError(
-                f"bucket {self.number}: {what}, cell {error.number}: id {int(ids_of(cells)[error.number])} of table "
-                f"{int(tables_of(cells)[error.number])} is not allowed; allowed: ids of this bucket in the tables 0 to "
+                f"bucket {self.number}: {what}, cell {error.number}: id {int(cell_ids(cell)[0])} of table "
+                f"{int(cell_tables(cell)[0])} is not allowed; allowed: ids of this bucket in the tables 0 to "
                 f"{tables - 1}; {IncompatibleError.remedy}"
             ) from error
 

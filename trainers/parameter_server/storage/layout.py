@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, REST, TABLE
-
-Array = np.ndarray[Any, Any]
+from elastrec.trainers.parameter_server.storage.kernels.arrays import REST
 
 CANDIDATE_WORDS = 5
-_TABLE_BITS = 0xFFFF
 
 
 @dataclass(frozen=True)
@@ -42,13 +36,3 @@ class RowLayout:
     @property
     def width(self) -> int:
         return self.value_word + self.dimension
-
-
-def ids_of(cells: Array) -> Array:
-    """Ids [n] int64 of cells [n, W] uint32."""
-    return np.ascontiguousarray(cells[:, ID : ID + 2]).view(np.int64).reshape(-1)
-
-
-def tables_of(cells: Array) -> Array:
-    """Numbers of their tables in the group [n] int64."""
-    return (cells[:, TABLE] & _TABLE_BITS).astype(np.int64)

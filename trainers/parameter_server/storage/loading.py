@@ -33,7 +33,7 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import enter_new, home_of
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.kernels.pools import chain, offset_of
-from elastrec.trainers.parameter_server.storage.kernels.words import copy_row
+from elastrec.trainers.parameter_server.words import copy_row
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import Lookup, RowStore

@@ -30,8 +30,8 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
-from elastrec.trainers.parameter_server.storage.kernels.words import copy_words
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
+from elastrec.trainers.parameter_server.words import copy_words
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore

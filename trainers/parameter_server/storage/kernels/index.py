@@ -138,18 +138,25 @@ def lines_for(cells: Any) -> Any:
     return -(-10 * cells // 96)
 
 
+@inlined
+def _fill(lines, longs, line, free, tag, place):  # type: ignore[no-untyped-def]
+    """Puts a place into the first of a line's free slots."""
+    # Unsigned: a signed number may count from the end, which numba would test for every word.
+    slot = trailing_zeros(free)
+    longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
+    lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
+
+
 @kernel
 def _put(lines, longs, start, count, row_hash, place):  # type: ignore[no-untyped-def]
     number, tag = home_of(row_hash, count), _tag_of(row_hash)
     while True:
-        line = start + number
+        line = np.uint64(start + number)
         free = _slots(longs, line, np.uint64(0))
         if free:
-            slot = trailing_zeros(free)
-            longs[line, np.int64(slot >> _THREE)] |= tag << ((slot & _SEVEN) << _THREE)
-            lines[line, PLACES + np.int64(slot)] = np.uint32(place)
+            _fill(lines, longs, line, free, tag, place)
             return
-        lines[line, PASSED] += np.uint32(1)
+        lines[line, np.uint64(PASSED)] += np.uint32(1)
         number = number + 1 if number + 1 < count else 0
 
 
@@ -174,9 +181,7 @@ def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, pl
         return False
     free = _slots(longs, line, np.uint64(0))
     if free:
-        slot = trailing_zeros(free)
-        longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
-        lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
+        _fill(lines, longs, line, free, tag, place)
     else:
         _put(lines, longs, start, count, row_hash, place)
     return True
@@ -202,9 +207,7 @@ def put_once(hashes, tables, shape, lines, longs, start, count, first, number, p
             slots &= slots - _ONE
         free = _slots(longs, line, np.uint64(0))
         if free:
-            slot = trailing_zeros(free)
-            longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
-            lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
+            _fill(lines, longs, line, free, tag, place)
             return True
         lines[line, np.uint64(PASSED)] += np.uint32(1)
         at = at + 1 if at + 1 < count else 0
