@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from elastrec.checkpoints.answers import GroupPart
-from elastrec.checkpoints.rows import CELLS, cell_names
+from elastrec.checkpoints.rows import CELLS, cell_tables
 from elastrec.checkpoints.sections import (
     ArrayEntry,
     Attribute,
@@ -218,7 +218,7 @@ class PartWriter:
         if not total or kind is SectionKind.LINES:
             return
         tables = self._groups[group].tables
-        numbers = cell_names(columns[CELLS])["tables"] if CELLS in columns else columns["tables"]
+        numbers = cell_tables(columns[CELLS]) if CELLS in columns else columns["tables"]
         shares = np.bincount(numbers, minlength=len(tables))
         if len(shares) > len(tables):
             raise CheckpointError(f"{where}: table number {len(shares) - 1}; allowed: 0 to {len(tables) - 1}")

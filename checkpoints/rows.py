@@ -31,11 +31,21 @@ _MINUTES = (1 << 23) - 1
 """Format 1 keeps so many low bits of a candidate's minute, 16 years."""
 
 
+def cell_ids(cells: Array) -> Array:
+    """Ids [n] int64 of cells [n, W] uint32."""
+    return np.ascontiguousarray(cells[:, _ID : _ID + 2]).view(np.int64).reshape(-1)
+
+
+def cell_tables(cells: Array) -> Array:
+    """Numbers of their tables in the group [n] uint16."""
+    return (cells[:, _TABLE] & _TABLE_BITS).astype(np.uint16)
+
+
 def cell_names(cells: Array) -> Arrays:
-    """`ids` [n] int64, `tables` [n] uint16 and `versions` [n] uint32 of cells [n, W] uint32."""
+    """`ids`, `tables` and `versions` [n] uint32 of cells [n, W] uint32."""
     return {
-        "ids": np.ascontiguousarray(cells[:, _ID : _ID + 2]).view(np.int64).reshape(-1),
-        "tables": (cells[:, _TABLE] & _TABLE_BITS).astype(np.uint16),
+        "ids": cell_ids(cells),
+        "tables": cell_tables(cells),
         "versions": np.ascontiguousarray(cells[:, _VERSION]),
     }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastrec.checkpoints.rows import cell_ids
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.platform.specs.optimizers import OptimizerSpec
@@ -20,7 +21,6 @@ from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 from elastrec.trainers.parameter_server.storage import bucket as bucket_module
 from elastrec.trainers.parameter_server.storage.copying import copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, TABLE
-from elastrec.trainers.parameter_server.storage.layout import ids_of
 from tests.trainers.parameter_server.storage.copies import columns_of
 
 BUCKETS, DIMENSION = 4, 16
@@ -205,7 +205,7 @@ def moving_stores() -> tuple[RowStore, RowStore, int]:
 def assert_equal_rows(here: RowStore, there: RowStore) -> None:
     mine, theirs = (store.bucket(0).changes(-1).rows for store in (here, there))
     for each in mine, theirs:
-        each[:] = each[np.argsort(ids_of(each))]
+        each[:] = each[np.argsort(cell_ids(each))]
     np.testing.assert_array_equal(mine, theirs)
 
 

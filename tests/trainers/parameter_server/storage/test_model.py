@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from elastrec.checkpoints.rows import cell_ids, cell_tables
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
@@ -20,7 +21,6 @@ from elastrec.trainers.parameter_server.storage import store as store_module
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.copying import Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import LOGGING
-from elastrec.trainers.parameter_server.storage.layout import ids_of, tables_of
 from tests.trainers.parameter_server.storage.copies import copied, take
 
 BUCKETS, DIMENSION, TABLES = 4, 2, ("a", "b")
@@ -186,7 +186,7 @@ class Buckets(RuleBasedStateMachine):
             named = np.repeat(chunk.buckets, chunk.counts).tolist()
             assert named == [
                 bucket_of((TABLES[table], key))
-                for table, key in zip(tables_of(chunk.cells), ids_of(chunk.cells).tolist(), strict=True)
+                for table, key in zip(cell_tables(chunk.cells), cell_ids(chunk.cells).tolist(), strict=True)
             ]
             found.append(chunk)
 
