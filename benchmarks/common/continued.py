@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +52,20 @@ def replace_ids(folder: Path, ids_of: Callable[[str, int], Array]) -> None:
         pq.write_table(table, file, row_group_size=16_384)
 
 
-def make_model(platform: jobs.Platform, content: dict[str, Any], spec: GenerateSpec, folder: Path, rows: int) -> str:
-    """The URI of a final record for a job to continue (`continual.start_from`), trained by one worker and one server.
+def continue_model(
+    platform: jobs.Platform, contents: Sequence[dict[str, Any]], spec: GenerateSpec, folder: Path, rows: int
+) -> None:
+    """Has jobs continue one model (`continual.start_from`), which one worker and one server train.
 
     Args:
-        content: the job file; the log and the pods are replaced.
+        contents: the job files; the model is that of the first, with another log and other pods.
         folder: for the log, which is removed afterwards.
 
     Raises:
         RuntimeError: the job failed.
     """
     log = wide_log(spec, folder, rows)
-    mine = copy.deepcopy(content)
+    mine = copy.deepcopy(contents[0])
     mine["spec"]["data"] = json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True))
     mine["spec"]["training"].update(epochs=1, consistency={"mode": "async"})
     for role in ("worker", "parameter_server"):
@@ -71,4 +73,5 @@ def make_model(platform: jobs.Platform, content: dict[str, Any], spec: GenerateS
     ended = run_job(platform, mine)
     shutil.rmtree(folder)
     assert ended.metrics.checkpoint is not None, "a job that succeeded has saved its model"
-    return ended.metrics.checkpoint
+    for content in contents:
+        content["spec"]["continual"] = {"start_from": ended.metrics.checkpoint}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.common.names import benchmarks
-from benchmarks.common.results import ROOT, Origin, Result, load
+from benchmarks.common.results import INTERVAL, ROOT, Origin, Result, load
 
 PAGE = ROOT / "docs" / "figures.md"
 _HEAD = """# Figures
@@ -29,7 +29,6 @@ have the 95 % interval over the seeds of a simulation. Times and core-hours are 
 peer wins. *both* is the mean time × core-hours.
 """
 _COMPARISONS = "### Comparisons of {}"
-_INTERVAL = "95_%_interval"
 _TABLE = "| figure | value | goal | unit | | measured |\n|---|---|---|---|---|---|"
 
 
@@ -99,7 +98,7 @@ def _name(figure: str, results: Sequence[Result]) -> str:
 
 
 def _with_interval(result: Result) -> str:
-    interval = result.settings.get(_INTERVAL)
+    interval = result.settings.get(INTERVAL)
     return f"{result.value:.4g}" + (f" ({interval})" if interval else "")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.common.figures import Figure, mean_with_interval
+from benchmarks.common.results import INTERVAL
 from benchmarks.common.simulated_jobs import (
     BY_HAND_SIDE,
     GREEDY,
@@ -109,20 +110,14 @@ def compared(
         goals: at most, by the figure's name.
     """
     mine, other = reports[ours.name], reports[theirs.name]
+    row = f"{prefix}.{ours.name}_against_{theirs.name}"
     found = []
     for name in (MEDIAN, P90, MEAN, CORE_HOURS):
-        value, half = difference(mine, other, name)
         short = name.removeprefix("completion_seconds_")
-        shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", **settings}
-        figure = f"{prefix}.{ours.name}_against_{theirs.name}.{short}"
-        goal = goals.get(name)
-        found.append(Figure(figure, value, "%", at_most=goal, simulated=True, settings=shown, compared=True))
+        found.append(_comparison(f"{row}.{short}", difference(mine, other, name), settings, goals.get(name)))
     products = [[each.figures()[MEAN] * each.figures()[CORE_HOURS] for each in side] for side in (mine, other)]
     both = [100.0 * (one / two - 1.0) for one, two in zip(*products, strict=True)]
-    value, half = mean_with_interval(both)
-    shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", "what": "mean time × core-hours"}
-    figure = f"{prefix}.{ours.name}_against_{theirs.name}.both"
-    found.append(Figure(figure, value, "%", simulated=True, settings=shown, compared=True))
+    found.append(_comparison(f"{row}.both", mean_with_interval(both), {"what": "mean time × core-hours"}))
     return found
 
 
@@ -130,14 +125,24 @@ def moved(
     prefix: str, reports: Mapping[str, Sequence[Report]], others: Sequence[Side], settings: Mapping[str, Any]
 ) -> list[Figure]:
     """Mean time and core-hours of the default policy against others, where one assumption differs; above 0 we lose."""
-    found = []
-    for name, short in ((MEAN, "mean"), (CORE_HOURS, "core_hours")):
-        for other in others:
-            value, half = difference(reports[OURS.name], reports[other.name], name)
-            shown = {"95_%_interval": f"{value - half:+.1f} to {value + half:+.1f}", **settings}
-            figure = f"{prefix}.{short}_against_{other.name}"
-            found.append(Figure(figure, value, "%", simulated=True, settings=shown, compared=True))
-    return found
+    return [
+        _comparison(
+            f"{prefix}.{short}_against_{other.name}",
+            difference(reports[OURS.name], reports[other.name], name),
+            settings,
+        )
+        for name, short in ((MEAN, "mean"), (CORE_HOURS, "core_hours"))
+        for other in others
+    ]
+
+
+def _comparison(
+    figure: str, measured: tuple[float, float], settings: Mapping[str, Any], at_most: float | None = None
+) -> Figure:
+    """A figure in per cent, of a value and half of its interval."""
+    value, half = measured
+    shown = {INTERVAL: f"{value - half:+.1f} to {value + half:+.1f}", **settings}
+    return Figure(figure, value, "%", at_most=at_most, simulated=True, settings=shown, compared=True)
 
 
 def out_of_memory(prefix: str, reports: Mapping[str, Sequence[Report]], ours: Side) -> Figure:

@@ -26,6 +26,8 @@ from benchmarks.common.names import benchmarks
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+INTERVAL = "95_%_interval"
+"""The setting of a figure that has the interval of a mean over seeds."""
 _WRITTEN = ("benchmarks/results", "docs/figures.md")
 """What publishing figures changes: no code that is measured."""
 

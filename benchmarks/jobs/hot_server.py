@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.continued import Array, make_model, replace_ids
+from benchmarks.common.continued import Array, continue_model, replace_ids
 from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.common.jobs import expect_limits, private_platform
 from benchmarks.common.live_jobs import Sides, Trained, leave_alone, restart, train
@@ -116,9 +116,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         expect_limits(platform, "hot_server")
         log = skewed_log(Path(folder) / "clicks")
         content, alone = (job_content(log, arguments.epochs, relieves=relieves) for relieves in (True, False))
-        record = make_model(platform, content, _LOG, Path(folder) / "model", _MODEL_ROWS)
-        for each in (content, alone):
-            each["spec"]["continual"] = {"start_from": record}
+        continue_model(platform, [content, alone], _LOG, Path(folder) / "model", _MODEL_ROWS)
         sides = Sides(
             "relieved",
             "hot buckets",

@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.common.continued import make_model
+from benchmarks.common.continued import continue_model
 from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.common.groups import hold_back, outweigh_other_load
 from benchmarks.common.jobs import expect_limits, platform_on, private_home
@@ -203,9 +203,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         epochs = arguments.epochs or _EPOCHS[role]
         content, alone = (job_content(around.log, arguments.mode, epochs, role, moves=moves) for moves in (True, False))
         if role == "worker":
-            record = make_model(around.platform, content, _LOG, around.folder / "model", _MODEL_ROWS)
-            for each in (content, alone):
-                each["spec"]["continual"] = {"start_from": record}
+            continue_model(around.platform, [content, alone], _LOG, around.folder / "model", _MODEL_ROWS)
         sides = Sides(
             "moved",
             _WORDS[role],
