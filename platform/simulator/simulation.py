@@ -176,9 +176,7 @@ class Simulation:
             if running.remaining <= 0:
                 return
             held = running.held
-            wanted = msgspec.structs.replace(
-                held, workers=max(workers, held.workers), parameter_servers=servers
-            )  # fmt: skip
+            wanted = msgspec.structs.replace(held, workers=max(workers, held.workers), parameter_servers=servers)
             if wanted != held:
                 moved = move(self._nodes, running.placing, held, wanted)
                 if moved is None:

@@ -35,7 +35,7 @@ SERVICES = (
     "tests/trainers/export/",
     "tests/trainers/parameter_server/migration/test_struck_in_cut_over.py",
     "tests/trainers/parameter_server/test_hanging_store.py",
-    "tests/trainers/parameter_server/test_killed_with_memory.py",
+    "tests/trainers/parameter_server/records/test_killed_with_memory.py",
     "tests/trainers/parameter_server/test_pod.py",
     "tests/trainers/worker/",
 )

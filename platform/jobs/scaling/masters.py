@@ -78,9 +78,7 @@ def ask_profiles(
         return dict(zip(masters, threads.map(ask, masters.values()), strict=True))
 
 
-def largest_bytes_of(
-    nodes: Sequence[Node], pods: Iterable[PodStatus], job_ids: Iterable[str]
-) -> dict[str, float]:  # fmt: skip
+def largest_bytes_of(nodes: Sequence[Node], pods: Iterable[PodStatus], job_ids: Iterable[str]) -> dict[str, float]:
     """The most memory that a server of each job could have.
 
     Args:

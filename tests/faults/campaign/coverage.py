@@ -330,7 +330,7 @@ TRIED = (
         (),
         (
             "checkpoints/test_flash_memory.py::test_a_part_whose_writer_was_killed_is_not_there_and_those_before_it_are",
-            "trainers/parameter_server/test_killed_with_memory.py::"
+            "trainers/parameter_server/records/test_killed_with_memory.py::"
             "test_a_killed_servers_successor_restores_the_record_from_its_memory",
         ),
     ),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from elastrec.checkpoints import open_store
 from elastrec.platform.clusters.pods import MemoryVolume, PodSpec
 from elastrec.platform.specs import environment
+from elastrec.platform.specs.metrics import Role
+from tests.platform.master.fakes import job
+from tests.platform.master.stage import Stage
 
 
 class Servers:
@@ -43,3 +50,24 @@ class Servers:
         for process in self.processes.values():
             process.kill()
             process.wait(10)
+
+
+@contextlib.contextmanager
+def stage_of(folder: Path, servers: Servers, **checkpoint: Any) -> Iterator[Stage]:
+    """A master that has started a job of one worker, which a thread plays, and one server of these.
+
+    Args:
+        checkpoint: that section of the job file, without periodic records.
+    """
+    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
+    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
+    spec = job(faults=faults, resources=resources, checkpoint={"interval": 0, **checkpoint})
+    made = Stage(folder, spec, rows=1_000_000)
+    open_store(made.request.store).create()
+    play = made.cluster.on_create
+    made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
+    with contextlib.ExitStack() as stack:
+        for close in (made.close, servers.close):
+            stack.callback(close)
+        made.start()
+        yield made

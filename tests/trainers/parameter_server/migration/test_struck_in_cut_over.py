@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from elastrec.checkpoints import open_store
 from elastrec.platform.master.machine import migration
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer, ShapeOutcome
-from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 from tests.shapes import change
-from tests.trainers.parameter_server.migration.server_processes import Servers
+from tests.trainers.parameter_server.migration.server_processes import Servers, stage_of
 
 OLD, NEW = "clicks-1-ps-0", "clicks-1-ps-1"
 
@@ -29,16 +26,7 @@ def servers(tmp_path: Path) -> Servers:
 
 @pytest.fixture
 def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
-    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
-    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
-    made = Stage(tmp_path, job(faults=faults, resources=resources, checkpoint={"interval": 0}), rows=1_000_000)
-    open_store(made.request.store).create()
-    play = made.cluster.on_create
-    made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
-    with contextlib.ExitStack() as stack:
-        for close in (made.close, servers.close):
-            stack.callback(close)
-        made.start()
+    with stage_of(tmp_path, servers) as made:
         yield made
 
 

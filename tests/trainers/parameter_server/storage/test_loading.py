@@ -61,15 +61,8 @@ def load_all(store: RowStore, chunks: list[Copied], numbers: np.ndarray = TABLES
         load_columns(store, chunk.buckets, chunk.counts, numbers, row_columns(store.layout, chunk.cells))
 
 
-def one(column: Columns, chosen: np.ndarray) -> Columns:
-    return {name: values[chosen] for name, values in column.items()}
-
-
-@pytest.mark.parametrize("table", [None, TableSpec(evict_after=60.0)], ids=["kept", "evicted"])
-def test_rows_are_found_counted_and_trained_as_those_that_were_pushed(table: TableSpec | None) -> None:
-    pushed, loaded = store_of(table=table), store_of(table=table)
-    push(pushed)
-    load_all(loaded, rows_of(pushed))
+def assert_as_pushed(loaded: RowStore, pushed: RowStore) -> None:
+    """Rows of `IDS` are found, counted, trained and dropped alike; both stores are used up."""
     assert contents(loaded) == contents(pushed)
     np.testing.assert_array_equal(loaded.entries, pushed.entries)
     assert loaded.rows == len(IDS) and loaded.memory_bytes <= pushed.memory_bytes
@@ -81,6 +74,18 @@ def test_rows_are_found_counted_and_trained_as_those_that_were_pushed(table: Tab
     for bucket in range(BUCKETS):
         loaded.bucket(bucket).drop()
     assert loaded.rows == 0 and not loaded.rows_memory.shelf.slots.runs[:, LINES].any()
+
+
+def one(column: Columns, chosen: np.ndarray) -> Columns:
+    return {name: values[chosen] for name, values in column.items()}
+
+
+@pytest.mark.parametrize("table", [None, TableSpec(evict_after=60.0)], ids=["kept", "evicted"])
+def test_rows_are_found_counted_and_trained_as_those_that_were_pushed(table: TableSpec | None) -> None:
+    pushed, loaded = store_of(table=table), store_of(table=table)
+    push(pushed)
+    load_all(loaded, rows_of(pushed))
+    assert_as_pushed(loaded, pushed)
 
 
 def test_tables_have_the_numbers_of_this_store() -> None:

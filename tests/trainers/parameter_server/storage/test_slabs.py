@@ -14,7 +14,7 @@ from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.copying import Copied
-from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, LINES, TABLE
+from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE
 from elastrec.trainers.parameter_server.storage.kernels.index import PLACES
 from elastrec.trainers.parameter_server.storage.lines import LineMaker, Lines
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows
@@ -22,9 +22,9 @@ from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 from tests.trainers.parameter_server.storage.copies import copied
 from tests.trainers.parameter_server.storage.test_loading import (
     BUCKETS,
-    COUNTS,
     IDS,
     TABLES,
+    assert_as_pushed,
     contents,
     push,
     rows_of,
@@ -86,17 +86,7 @@ def test_copied_rows_are_found_counted_and_trained_as_those_that_were_pushed(
         list(range(BUCKETS)) if most_share else []
     )
     load_all(loaded, chunks, lines)
-    assert contents(loaded) == contents(pushed)
-    np.testing.assert_array_equal(loaded.entries, pushed.entries)
-    assert loaded.rows == len(IDS) and loaded.memory_bytes <= pushed.memory_bytes
-    for store in (pushed, loaded):
-        push(store, 9.0)
-    assert loaded.rows == len(IDS)
-    expected = pushed.pull(COUNTS, IDS, read_only=True)[0]
-    np.testing.assert_array_equal(loaded.pull(COUNTS, IDS, read_only=True)[0], expected)
-    for bucket in range(BUCKETS):
-        loaded.bucket(bucket).drop()
-    assert loaded.rows == 0 and not loaded.rows_memory.shelf.slots.runs[:, LINES].any()
+    assert_as_pushed(loaded, pushed)
 
 
 @given(

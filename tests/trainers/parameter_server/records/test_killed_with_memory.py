@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elastrec.checkpoints import open_store
 from elastrec.checkpoints.flash import PartMemory
 from elastrec.platform.clusters.pods import MemoryVolume
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.transport.messages.observer import SaveNow
-from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
-from tests.trainers.parameter_server.migration.server_processes import Servers
+from tests.trainers.parameter_server.migration.server_processes import Servers, stage_of
 
 PLACE = "clicks-1-ps-0"
 
@@ -28,17 +25,7 @@ def servers(tmp_path: Path) -> Servers:
 
 @pytest.fixture
 def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
-    faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
-    resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}
-    checkpoint = {"interval": 0, "memory": "16Mi"}
-    made = Stage(tmp_path, job(faults=faults, resources=resources, checkpoint=checkpoint), rows=1_000_000)
-    open_store(made.request.store).create()
-    play = made.cluster.on_create
-    made.cluster.on_create = lambda spec: play(spec) if spec.role is Role.WORKER else servers.start(spec)
-    with contextlib.ExitStack() as stack:
-        for close in (made.close, servers.close):
-            stack.callback(close)
-        made.start()
+    with stage_of(tmp_path, servers, memory="16Mi") as made:
         yield made
 
 
