@@ -7,6 +7,7 @@ what the run holds; nothing is measured here. Pure but for reading the template.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
+from elastrec.platform.specs.metrics import FaultCost
 from elastrec.platform.specs.shape import MigrationSeen
 
 REPORT_FILE = "report.html"
@@ -43,13 +45,18 @@ _SPENT: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 
 
 class StoryEntry(msgspec.Struct, frozen=True):
-    """Something that happened: `seconds` on the job's own clock; `cause` is empty where there is none to name."""
+    """Something that happened: `seconds` on the job's own clock; `cause` is empty where there is none to name.
+
+    Attributes:
+        cost: of a fault; None: of nothing else, and of faults whose master did not count it.
+    """
 
     seconds: float
     unix_seconds: float
     what: str
     cause: str
     is_fault: bool = False
+    cost: FaultCost | None = None
 
 
 class StoryPart(msgspec.Struct, frozen=True):
@@ -58,6 +65,30 @@ class StoryPart(msgspec.Struct, frozen=True):
     name: str
     seconds: float
     meaning: str
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What one event brought: a server is lost and the job rolls back, which is one fault with one cost."""
+
+    unix_seconds: float
+    seconds: float
+    what: str
+    cause: str
+    cost: FaultCost
+
+    @staticmethod
+    def of(entries: Sequence[StoryEntry]) -> Fault:
+        """The entries of one event."""
+        first, causes = entries[0], dict.fromkeys(entry.cause for entry in entries if entry.cause)
+        # A rollback repeats why the pod was lost.
+        distinct = [cause for cause in causes if not any(cause in other and cause != other for other in causes)]
+        return Fault(
+            unix_seconds=first.unix_seconds,
+            seconds=first.seconds,
+            what="; ".join(entry.what for entry in entries),
+            cause="; ".join(distinct),
+            cost=FaultCost.total(entry.cost or FaultCost() for entry in entries),
+        )
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +110,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     migrations: list[MigrationSeen] = []
 
     @property
-    def faults(self) -> list[StoryEntry]:
-        """What went wrong on the way."""
-        return [entry for entry in self.timeline if entry.is_fault]
+    def faults(self) -> list[Fault]:
+        """What went wrong on the way, the oldest first."""
+        entries = [entry for entry in self.timeline if entry.is_fault]
+        return [Fault.of(list(group)) for _, group in groupby(entries, key=lambda entry: entry.seconds)]
 
 
 def render(
@@ -122,6 +154,7 @@ def render(
             charts=[chart for chart in charts if chart is not None],
             decisions=[(each, change(each.before, each.after)) for each in decisions],
             story=story,
+            fault_costs=FaultCost.total(fault.cost for fault in story.faults) if story else FaultCost(),
             throughput_picture=throughput_picture,
             memory_picture=memory_picture,
             memory_kills=record.metrics.get(names.MEMORY_KILLS),

@@ -51,6 +51,11 @@ def duration(value: float | None) -> str:
     return f"{seconds // 3600} h {seconds % 3600 // 60:02d} min"
 
 
+def tenths(value: float | None, unit: str = "s", absent: str = "unknown") -> str:
+    """A short time or amount as `1,234.5 s`."""
+    return absent if value is None else f"{value:,.1f} {unit}".rstrip()
+
+
 def moment(unix_seconds: float | None) -> str:
     """`2026-01-31 07:05:09`, UTC."""
     return NOTHING if unix_seconds is None else f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S}"
@@ -167,6 +172,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "figure": figure,
     "size": size,
     "duration": duration,
+    "tenths": tenths,
     "moment": moment,
     "percent": percent,
     "gantt": Gantt.of,

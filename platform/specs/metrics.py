@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
+import msgspec
 from pydantic import ConfigDict
 
 from elastrec.platform.specs.base import Spec
@@ -144,6 +146,42 @@ class TrainingMetrics(Spec):
     def is_stalled(self) -> bool:
         """Whether a change of its pods gets no further, or was taken back for that: `reason` says which and why."""
         return bool(self.given_up or (self.migration and (self.migration.idle or self.migration.problems)))
+
+
+class FaultCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a fault cost a job. A figure that is None is not known.
+
+    Time without a master counts in its own figure alone.
+
+    Attributes:
+        paused_seconds: in which no row was trained or evaluated because of it.
+        core_seconds, byte_seconds: cores and memory that registered pods of the job held meanwhile, as granted.
+        repeated_rows: that workers had reported as trained, and that are trained again.
+        repeated_seconds: of training and of waiting for rows, in which these rows were trained for the first time.
+        vacant_seconds: from the loss of a pod until its successor has registered, or is lost itself.
+        without_master_seconds: in which the job had no master; workers train the shards that they hold.
+        is_over: false: these are the figures so far.
+    """
+
+    paused_seconds: float | None = None
+    core_seconds: float | None = None
+    byte_seconds: float | None = None
+    repeated_rows: int | None = None
+    repeated_seconds: float | None = None
+    vacant_seconds: float | None = None
+    without_master_seconds: float | None = None
+    is_over: bool = True
+
+    @staticmethod
+    def total(costs: Iterable[FaultCost]) -> FaultCost:
+        """The sum of what is known of several; a figure that none of them knows is not known."""
+        listed = list(costs)
+        sums = {
+            name: sum(known) if (known := [v for each in listed if (v := getattr(each, name)) is not None]) else None
+            for name in FaultCost.__struct_fields__
+            if name != "is_over"
+        }
+        return FaultCost(**sums, is_over=all(each.is_over for each in listed))
 
 
 WINDOW_SECONDS = 5.0

@@ -16,7 +16,7 @@ def story_of(explained: Explanation) -> Story:
         goodput=explained.goodput,
         parts=[StoryPart(name, seconds, PARTS.get(name, "")) for name, seconds in explained.parts.items()],
         timeline=[
-            StoryEntry(entry.seconds, entry.unix_seconds, entry.what, entry.cause, entry.is_fault)
+            StoryEntry(entry.seconds, entry.unix_seconds, entry.what, entry.cause, entry.is_fault, entry.cost)
             for entry in explained.timeline
         ],
         omitted=explained.omitted,

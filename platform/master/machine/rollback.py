@@ -61,6 +61,7 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     record = recovery.record
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
     positions = record.positions if record is not None else state.plan.start_positions
+    trained_rows = state.training.covered_rows()
     # What was leased belongs to the generation that ends here.
     state.ledger(state.training.restore(positions.of(state.training.stream) if positions else None), effects)
     for worker in state.membership.workers():
@@ -78,11 +79,10 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     migration.cancel(state, reason, effects)
     for server in state.owners():
         recovery.order(server.name, state.time)
-    state.times.rolled_back()
+    repeated_seconds = state.times.rolled_back()
     state.reason = reason
-    effects.append(
-        Decided(
-            decision="rollback",
-            inputs={"reason": reason, "generation": phases.generation, "record": recovery.uri or "from nothing"},
-        )
-    )
+    number = state.faults.rolled_back(state, trained_rows - state.training.covered_rows(), repeated_seconds)
+    inputs = {
+        "reason": reason, "generation": phases.generation, "record": recovery.uri or "from nothing", "fault": number,
+    }  # fmt: skip
+    effects.append(Decided(decision="rollback", inputs=inputs))

@@ -24,6 +24,7 @@ from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.machine.recovery import Recovery
 from elastrec.platform.master.machine.saves import WRITING, Saves
 from elastrec.platform.master.machine.shards import Ended, ShardQueue
+from elastrec.platform.master.measuring.fault_profile import FaultProfile
 from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_profile import TimeProfile
 from elastrec.platform.master.pods import losses, more_memory, orders, shape
@@ -70,7 +71,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             then another one was asked for, or servers have changed.
         exit_deadline: when pods that have not left by themselves are deleted.
         time: of the last event.
-        times: where the time until then went.
+        times: where the time until then went; `faults`: what those that are not over have cost.
     """
 
     plan: JobPlan
@@ -103,6 +104,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     exit_deadline: float | None = None
     time: float = 0.0
     times: TimeProfile = msgspec.field(default_factory=TimeProfile)
+    faults: FaultProfile = msgspec.field(default_factory=FaultProfile)
 
     @staticmethod
     def new(plan: JobPlan) -> JobState:
@@ -157,6 +159,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         """Takes one event in; returns what is to be done because of it."""
         passed_seconds = event.time - self.time
         self.times.pass_time(self, passed_seconds)
+        self.faults.pass_time(self, passed_seconds)
         self.time = max(self.time, event.time)
         stalls.pass_time(self, max(0.0, passed_seconds))
         # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
@@ -167,6 +170,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             pass
         shape.step(self, effects)
         stages.discard_abandoned(self, effects)
+        self.faults.end(self, effects)
         basis = self._directives_depend_on()
         if basis != before:
             self.phases.version += 1

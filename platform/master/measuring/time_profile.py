@@ -107,14 +107,16 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         self.unsaved_training = max(0.0, self.unsaved_training - training)
         self.unsaved_waiting = max(0.0, self.unsaved_waiting - waiting)
 
-    def rolled_back(self) -> None:
-        """What was trained since the last record is lost."""
+    def rolled_back(self) -> float:
+        """What was trained since the last record is lost; returns in how many seconds it was trained."""
+        lost_seconds = self.unsaved_training + self.unsaved_waiting
         for part, lost in ((TRAINING, self.unsaved_training), (WAITING, self.unsaved_waiting)):
             if lost:
                 self.seconds[part] = max(0.0, self.seconds[part] - lost)
                 self.add(REDOING, lost)
         self.unmeasured = max(0.0, self.unmeasured - self.unsaved_training)
         self.saved()
+        return lost_seconds
 
     def at(self, state: JobState, time: float) -> TimeProfile:
         """The profile as it will be when nothing happens until `time`."""

@@ -188,12 +188,7 @@ def _lose(
     successor.oom_bytes = oom_bytes or (0 if member.is_registered else member.oom_bytes)
     successor.reason = reason
     more_memory.wait_for_room(state, successor)
-    effects.append(
-        Decided(
-            decision="pod_replaced",
-            inputs={"pod": member.name, "by": successor.name, "reason": reason, "phase": str(state.phase)},
-        )
-    )
+    replaced(state, member, successor, reason, effects)
     if member.name in state.ownership.servers:
         # The others keep the orders that they have.
         state.recovery.order(successor.name, state.time)
@@ -202,6 +197,15 @@ def _lose(
             rollback.recover(state, f"{member.name}: {reason}", effects)
     elif migration.is_lost_with(state, member.name):
         rollback.recover(state, f"{member.name}: {reason}", effects)
+
+
+def replaced(state: JobState, lost: Member, successor: Member, reason: str, effects: list[Effect]) -> None:
+    """Logs that a pod was lost and which one is to take its place."""
+    inputs = {
+        "pod": lost.name, "by": successor.name, "reason": reason, "phase": str(state.phase),
+        "fault": state.faults.pod_lost(state, lost, successor),
+    }  # fmt: skip
+    effects.append(Decided(decision="pod_replaced", inputs=inputs))
 
 
 def _successor(state: JobState, member: Member) -> Member:

@@ -116,8 +116,7 @@ def newcomer_lost(
         member.role, member.index, member.asked, state.time, made_for=member.made_for, avoids_nodes=member.avoids_nodes
     )
     again.reason = reason
-    inputs = {"pod": member.name, "by": again.name, "reason": reason, "phase": str(state.phase)}
-    effects.append(Decided(decision="pod_replaced", inputs=inputs))
+    losses.replaced(state, member, again, reason, effects)
 
 
 def spare_server(state: JobState, *, may_be_starting: bool = False) -> Member | None:

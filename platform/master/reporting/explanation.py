@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,44 +10,81 @@ import msgspec
 
 from elastrec.checkpoints import Store, open_store
 from elastrec.platform.master.machine.state import JobState
+from elastrec.platform.master.measuring.fault_profile import FAULT_ENDED
 from elastrec.platform.master.measuring.migration_profile import migrations_of
 from elastrec.platform.master.measuring.time_profile import PARTS, TimeProfile
 from elastrec.platform.master.pods import requests
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.metrics import FaultCost
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
 """Entries that are given at most, the last ones."""
-_FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "term_begun", "master_resumed"})
+_FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "job_resumed", "master_resumed"})
 
 
 def explanation(
-    job_id: str, phase: str, times: TimeProfile, journal: Journal, own_plans: Sequence[OwnPlan] = ()
+    job_id: str,
+    phase: str,
+    times: TimeProfile,
+    journal: Journal,
+    own_plans: Sequence[OwnPlan] = (),
+    open_costs: Mapping[int, FaultCost] | None = None,
 ) -> Explanation:
-    """The story until now."""
+    """The story until now.
+
+    Args:
+        open_costs: of the faults that are not over, by their numbers (`FaultProfile.costs_at`).
+    """
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
+    costs = dict(open_costs or {})
+    for _, _, decision, inputs in lines:
+        if decision == FAULT_ENDED:
+            costs[inputs["fault"]] = msgspec.convert(inputs, FaultCost)
     return Explanation(
         job=job_id,
         phase=phase,
         wall_seconds=times.total,
         parts={part: times.seconds.get(part, 0.0) for part in PARTS},
         goodput=times.goodput,
-        timeline=[timeline_entry(*line) for line in lines],
+        timeline=[timeline_entry(*line, costs) for line in lines if line[2] != FAULT_ENDED],
         omitted=omitted,
         migrations=migrations_of(lines),
         own_plans=list(own_plans),
     )
 
 
-def timeline_entry(seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> TimelineEntry:
-    """A decision of the state machine in words."""
+def timeline_entry(
+    seconds: float,
+    unix_seconds: float,
+    decision: str,
+    inputs: dict[str, Any],
+    costs: Mapping[int, FaultCost] | None = None,
+) -> TimelineEntry:
+    """A decision of the state machine in words.
+
+    Args:
+        costs: of faults, by their numbers.
+    """
     words, cause = _words(decision, inputs)
+    is_fault = decision in _FAULTS
+    cost = _cost(decision, inputs, costs or {}) if is_fault else None
     return TimelineEntry(
-        seconds=seconds, unix_seconds=unix_seconds, what=words, cause=cause, is_fault=decision in _FAULTS
+        seconds=seconds, unix_seconds=unix_seconds, what=words, cause=cause, is_fault=is_fault, cost=cost
     )
+
+
+def _cost(decision: str, inputs: dict[str, Any], costs: Mapping[int, FaultCost]) -> FaultCost:
+    match decision:
+        case "master_resumed" if inputs["away_seconds"]:
+            return FaultCost(without_master_seconds=inputs["away_seconds"])
+        case "job_resumed":
+            return FaultCost(repeated_rows=inputs["repeated_rows"])
+    # Journals of earlier versions have no numbers; when a process that was replaced had ended, nobody knows.
+    return costs.get(inputs.get("fault", 0), FaultCost())
 
 
 def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
@@ -182,7 +219,21 @@ def as_text(story: Explanation) -> str:
         moment = datetime.fromtimestamp(entry.unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
         cause = f" because: {entry.cause}" if entry.cause else ""
         lines.append(f"{moment} {entry.seconds:>9.1f}  {entry.what}{cause}")
+        if entry.cost is not None:
+            lines.append(f"{'':>29}  cost{'' if entry.cost.is_over else ' so far'}: {cost_words(entry.cost)}")
     return "\n".join(lines)
+
+
+def cost_words(cost: FaultCost) -> str:
+    """What is known of the cost of a fault; `unknown` where nothing is."""
+    words = [
+        (cost.paused_seconds, "training paused {:.1f} s"),
+        (cost.core_seconds, "{:,.0f} core-seconds held meanwhile"),
+        (cost.repeated_rows, "{:,} rows are trained again"),
+        (cost.vacant_seconds, "its place was vacant for {:.1f} s"),
+        (cost.without_master_seconds, "{:.1f} s without a master; whether workers paused is unknown"),
+    ]
+    return ", ".join(form.format(value) for value, form in words if value is not None) or "unknown"
 
 
 def explanation_key(job_name: str, job_id: str) -> str:

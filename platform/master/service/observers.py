@@ -114,8 +114,9 @@ class ObserverCalls(ServicePart):
             last, phase = self.journal.last, str(self.state.phase)
             times = self.state.times.at(self.state, self.now())
             own_plans = requests.own_plans(self.state)
+            open_costs = self.state.faults.costs_at(self.state, self.now())
         self.journal.wait(last)
-        return explanation(self.request.job_id, phase, times, self.journal, own_plans)
+        return explanation(self.request.job_id, phase, times, self.journal, own_plans, open_costs)
 
     def profile(self, message: GetProfile) -> Profile:
         """How fast the job is, in every configuration that it has had."""

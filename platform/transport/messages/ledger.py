@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.specs.metrics import FaultCost
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.shape import MigrationSeen
 from elastrec.platform.specs.splits import StreamPositions
@@ -77,6 +78,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         is_fault: a pod, a process or the master was lost, or the job went back.
+        cost: of a fault.
     """
 
     seconds: float
@@ -84,6 +86,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     cause: str = ""
     is_fault: bool = False
+    cost: FaultCost | None = None
 
 
 class GetExplanation(Message, frozen=True):

@@ -22,7 +22,7 @@ from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.types import MemoryCurve
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import FaultCost, Phase
 
 STORY = Story(
     text="clicks: Succeeded",
@@ -32,8 +32,23 @@ STORY = Story(
     timeline=[
         StoryEntry(1.0, 1.7e9, "began from nothing", ""),
         StoryEntry(
-            40.0, 1.7e9 + 40, "lost clicks-ps-0, replaced by clicks-ps-0-1", "its process was killed <kill -9>", True
+            40.0,
+            1.7e9 + 40,
+            "lost clicks-ps-0, replaced by clicks-ps-0-1",
+            "its process was killed <kill -9>",
+            True,
+            FaultCost(paused_seconds=0.0, core_seconds=0.0, repeated_rows=0, vacant_seconds=4.5),
         ),
+        StoryEntry(
+            40.0,
+            1.7e9 + 40,
+            "rolled back to records/7",
+            "clicks-ps-0: its process was killed <kill -9>",
+            True,
+            FaultCost(paused_seconds=6.25, core_seconds=18.75, repeated_rows=1234, repeated_seconds=25.0),
+        ),
+        StoryEntry(70.0, 1.7e9 + 70, "the master went on", "gone", True, FaultCost(without_master_seconds=3.0)),
+        StoryEntry(71.0, 1.7e9 + 71, "something of an earlier version", "nobody counted", True),
     ],
 )
 VOID = {"meta", "br", "img", "polyline"}
@@ -123,6 +138,27 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         assert base64.b64decode(encoded).startswith(b"\x89PNG") and len(encoded) < 2**18
     assert "Pods that were killed for memory: 2." in text
     assert "began from nothing" not in text, "a beginning is no fault"
+
+
+def test_every_fault_is_one_line_with_its_cost_and_what_is_not_known_is_said() -> None:
+    lost, master, uncounted = STORY.faults
+    assert lost.what == "lost clicks-ps-0, replaced by clicks-ps-0-1; rolled back to records/7"
+    assert lost.cause == "clicks-ps-0: its process was killed <kill -9>", "a cause is said once"
+    assert (lost.cost.paused_seconds, lost.cost.repeated_rows, lost.cost.vacant_seconds) == (6.25, 1234, 4.5)
+    assert master.cost.paused_seconds is None and uncounted.cost == FaultCost()
+
+
+def test_the_report_has_the_cost_of_each_fault_and_of_all(history: History, run_id: str) -> None:
+    text = text_of(history.report(run_id, STORY))
+    (table,) = re.findall(r'<table id="faults">(.*?)</table>', text)
+    lost, master, uncounted, total = (
+        [re.sub(r"<[^>]+>", "", cell).strip() for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", line)[4:]]
+        for line in re.findall(r"<tr.*?</tr>", table)[1:]
+    )
+    assert lost == ["6.2 s", "18.8", "1,234", "25.0 s", "4.5 s", ""]
+    assert master == ["unknown"] * 4 + ["", "3.0 s"]
+    assert uncounted == ["unknown"] * 4 + ["", ""]
+    assert total == ["6.2 s", "18.8", "1,234", "25.0 s", "4.5 s", "3.0 s"]
 
 
 def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,15 @@ from elastrec.platform.master.measuring.time_profile import (
     WITHOUT_MASTER,
     TimeProfile,
 )
-from elastrec.platform.master.reporting.explanation import as_text, read_explanation, timeline_entry
+from elastrec.platform.master.reporting.explanation import (
+    as_text,
+    cost_words,
+    explanation,
+    read_explanation,
+    timeline_entry,
+)
 from elastrec.platform.master.service.journal import Journal
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import FaultCost, Phase
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from tests.platform.master.disturbing import disturb
 from tests.platform.master.fakes import job
@@ -164,6 +171,52 @@ def test_events_are_shown_with_their_causes(decision: str, inputs: dict[str, obj
     assert what in entry.what and cause in entry.cause
 
 
+def test_the_cost_of_a_fault_stands_under_it_and_is_no_line_of_its_own():
+    world = World(plan())
+    in_training(world)
+    trained = world.state.training.samples
+    world.kill("j-ps-0")
+    world.time += 4.0
+    lines = [
+        (world.time, 1e9, each.decision, each.inputs) for each in world.effects if type(each).__name__ == "Decided"
+    ]
+    journal = SimpleNamespace(timeline=lambda count: (lines, 0))
+    times, costs = world.state.times, world.state.faults.costs_at(world.state, world.time)
+    story = explanation("j", "Recovering", times, journal, (), costs)  # type: ignore[arg-type]
+    rollback = next(entry.cost for entry in story.timeline if entry.what.startswith("rolled back"))
+    assert rollback is not None and not rollback.is_over and rollback.paused_seconds == 4.0
+    assert f"cost so far: training paused 4.0 s, 12 core-seconds held meanwhile, {trained} rows" in as_text(story)
+    world.live_on(5)
+    lines = [
+        (world.time, 1e9, each.decision, each.inputs) for each in world.effects if type(each).__name__ == "Decided"
+    ]
+    assert any(decision == "fault_ended" for _, _, decision, _ in lines)
+    story = explanation("j", "Training", times, journal)  # type: ignore[arg-type]
+    assert "cost: training paused 4.0 s" in as_text(story) and "fault ended" not in as_text(story)
+
+
+@pytest.mark.parametrize(
+    ("decision", "inputs", "cost", "words"),
+    [
+        ("master_resumed", {"away_seconds": 3.0}, FaultCost(without_master_seconds=3.0), "3.0 s without a master"),
+        ("master_resumed", {"away_seconds": 0.0}, FaultCost(), "unknown"),
+        (
+            "job_resumed",
+            {"repeated_rows": 1200, "record": "r", "step": 9, "generation": 1, "term": 2},
+            FaultCost(repeated_rows=1200),
+            "1,200 rows are trained again",
+        ),
+        ("process_replaced", {"pod": "w", "phase": "Training"}, FaultCost(), "unknown"),
+        ("pod_replaced", {"pod": "w", "by": "w-r1", "reason": "", "phase": "Training"}, FaultCost(), "unknown"),
+    ],
+)
+def test_what_nobody_has_counted_of_a_fault_is_unknown(
+    decision: str, inputs: dict[str, object], cost: FaultCost, words: str
+):
+    entry = timeline_entry(1.0, 1e9, decision, inputs)
+    assert entry.is_fault and entry.cost == cost and cost_words(cost).startswith(words)
+
+
 def test_why_another_shape_was_asked_for_is_in_the_story():
     world = World(plan())
     in_training(world)
@@ -195,11 +248,11 @@ def test_every_decision_of_a_disturbed_job_can_be_explained(tmp_path: Path):
     journal.wait(journal.last)
     lines, omitted = journal.timeline(10_000)
     assert omitted == 0 and len(lines) > 20
-    explanation = Explanation(
+    story = Explanation(
         job="j", phase="Succeeded", wall_seconds=world.state.times.total, parts=world.state.times.seconds,
         goodput=world.state.times.goodput, timeline=[timeline_entry(*line) for line in lines],
     )  # fmt: skip
-    text = as_text(explanation)
+    text = as_text(story)
     assert "rolled back to" in text and "because:" in text and "training" in text
     assert journal.timeline(3) == (lines[-3:], len(lines) - 3)
     journal.close()
@@ -234,6 +287,11 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
         assert words in timeline_text
     assert s.service.totals()["job/goodput"] == live.goodput
     faults = [entry.what for entry in live.timeline if entry.is_fault]
+    rollback = next(entry.cost for entry in live.timeline if entry.what.startswith("rolled back"))
+    assert (
+        rollback is not None and rollback.is_over and rollback.paused_seconds == pytest.approx(live.parts[RECOVERING])
+    )
+    assert rollback.repeated_seconds == pytest.approx(live.parts[REDOING])
     assert "the master went on" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
     assert not any(what.startswith(("began", "started", "saved", "succeeded")) for what in faults)
     s.wait(lambda: read_explanation(str(tmp_path / "store"), "clicks-1") is not None)
