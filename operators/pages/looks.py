@@ -92,6 +92,11 @@ class JobLook:
     def core_hours(self) -> float | None:
         return self.record.core_hours if self.record is not None else None
 
+    @property
+    def cost(self) -> str:
+        """In money, with the currency; empty where that is not known."""
+        return self.record.cost if self.record is not None else ""
+
 
 @dataclass(frozen=True)
 class AllJobs:

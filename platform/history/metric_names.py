@@ -15,6 +15,7 @@ import re
 
 AUC = "curves/auc"
 CORE_HOURS = "curves/core_hours"
+COST = "curves/cost"
 LOSS = "curves/loss"
 NORMALIZED_ENTROPY = "curves/normalized_entropy"
 SAMPLES_PER_SECOND = "curves/samples_per_second"
@@ -89,6 +90,8 @@ DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
 DESCRIPTIONS = {
     AUC: "area under the ROC curve of the last window, measured before the update; of the model's first output",
     CORE_HOURS: "granted cores times hours of all pods, so far; the last value is what the job cost",
+    COST: "granted cores and memory of all pods so far, at `spec.history.prices` and in their currency; absent without "
+    "prices",
     LOSS: "mean of the trained loss of the last window, before the update; of one binary label the log loss, nats",
     NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
     SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.metrics import Role, TrainingMetrics
 
 
@@ -195,9 +196,12 @@ class CostMeter:
             self.byte_seconds += before.memory_bytes * (until - before.counted_until)
             self._pods[pod.uid] = PodCost(until, pod.size.cores, pod.size.memory_bytes)
 
-    def cost_so_far(self, samples_trained: int, unix_seconds: float) -> list[Point]:
-        """One point of the curve of the cost."""
-        return [Point(names.CORE_HOURS, self.core_seconds / 3600, samples_trained, unix_seconds)]
+    def cost_so_far(self, samples_trained: int, unix_seconds: float, prices: PaidPrices | None = None) -> list[Point]:
+        """One point of each curve of the cost; without prices there is none of money."""
+        values = {names.CORE_HOURS: self.core_seconds / 3600}
+        if prices is not None:
+            values[names.COST] = prices.of(self.core_seconds, self.byte_seconds)
+        return _points(values, samples_trained, unix_seconds)
 
     def whole_cost(self, samples_trained: int, unix_seconds: float) -> list[Point]:
         """What a job that has ended cost, beside the last point of that curve."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.words import money
+from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
@@ -29,6 +31,7 @@ TAG_CHAMPION_RUN = "elastrec.champion_run"
 TAG_AIRFLOW_URL = "airflow.url"
 """Page of the DAG run that the job belongs to."""
 _LABEL = "elastrec.label."
+_PRICES = "prices."
 # MLflow refuses longer ones; the whole job file is an artifact of the run.
 _LONGEST_TAG = 4000
 _LONGEST_PARAM = 6000
@@ -124,6 +127,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
         airflow_url: page of the DAG run that the job belongs to; empty where none does.
+        prices: of its cores and memory; None: its job file has none.
     """
 
     run_id: str
@@ -142,6 +146,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_unix_seconds: float
     ended_unix_seconds: float | None
     airflow_url: str = ""
+    prices: PaidPrices | None = None
 
     @property
     def auc(self) -> float | None:
@@ -161,6 +166,12 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     def core_hours(self) -> float | None:
         """What the job's pods have cost until now."""
         return self.metrics.get(names.CORE_HOURS)
+
+    @property
+    def cost(self) -> str:
+        """What its cores and memory have cost until now, with the currency; empty where that is not known."""
+        value = self.metrics.get(names.COST)
+        return "" if value is None or self.prices is None else money(value, self.prices.currency)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,6 +229,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
     spec = job.spec
     asked, granted = Sizes.asked(job), Sizes.granted(allocation)
     rows, dense, weights = spec.optimizers.rows, spec.optimizers.dense, spec.first_order_rule
+    prices = spec.history.prices.model_dump() if spec.history.prices is not None else {}
     params: dict[str, Any] = {
         **{f"asked.{key}": value for key, value in msgspec.structs.asdict(asked).items()},
         **{f"granted.{key}": value for key, value in msgspec.structs.asdict(granted).items()},
@@ -255,6 +267,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "data.sparse_features": len(spec.data.sparse),
         "data.tables": len(spec.data.tables),
         "start_from": prepared.start_record or "nothing",
+        **{_PRICES + name: price for name, price in prices.items()},
     }
     tags = {
         **prepared.run_tags,
@@ -321,9 +334,16 @@ def read_record(run: Any) -> JobRecord:
             started_unix_seconds=run.info.start_time / 1000,
             ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
             airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
+            prices=_prices(params),
         )
     except (KeyError, ValueError, msgspec.ValidationError) as error:
         raise HistoryError(f"run {run.info.run_id} is no job record: {type(error).__name__} {error}") from error
+
+
+def _prices(params: Mapping[str, str]) -> PaidPrices | None:
+    """Raises ValueError (pydantic's) where somebody has changed them to what no job file may say."""
+    written = {key.removeprefix(_PRICES): value for key, value in params.items() if key.startswith(_PRICES)}
+    return PaidPrices.model_validate(written) if written else None
 
 
 def _sizes(params: Mapping[str, str], prefix: str) -> Sizes:

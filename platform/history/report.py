@@ -177,6 +177,7 @@ def _beside(job: tuple[JobRecord, Mapping[str, str]], champion: tuple[JobRecord,
         Row("run", this.job_id, other.job_id),
         *(Row(words, params.get(name, NOTHING), others.get(name, NOTHING)) for words, name in _TRAINED_ON),
         *(Row(words, show(this.metrics.get(name)), show(other.metrics.get(name))) for words, name, show in _SPENT),
+        *([Row("cost", this.cost or NOTHING, other.cost or NOTHING)] if this.cost or other.cost else []),
     ]
     shown = {name for _, name in _TRAINED_ON}
     differing = sorted(name for name in {*params, *others} - shown if params.get(name) != others.get(name))

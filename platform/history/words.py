@@ -56,6 +56,11 @@ def tenths(value: float | None, unit: str = "s", absent: str = "unknown") -> str
     return absent if value is None else f"{value:,.1f} {unit}".rstrip()
 
 
+def money(value: float, currency: str) -> str:
+    """An amount as `1,234.50 EUR`; below 1 with three digits, as small jobs cost fractions of a cent."""
+    return f"{value:,.2f} {currency}" if value >= 1 else f"{value:.3g} {currency}"
+
+
 def moment(unix_seconds: float | None) -> str:
     """`2026-01-31 07:05:09`, UTC."""
     return NOTHING if unix_seconds is None else f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S}"
@@ -173,6 +178,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "size": size,
     "duration": duration,
     "tenths": tenths,
+    "money": money,
     "moment": moment,
     "percent": percent,
     "gantt": Gantt.of,

@@ -1,4 +1,4 @@
-"""How far a job may be scaled while it runs, as its job file says."""
+"""How far a job may be scaled while it runs, as its job file says, and what resources cost."""
 
 from __future__ import annotations
 
@@ -16,6 +16,32 @@ SIZES = {
     "parameter_server_memory_bytes": ("parameter_server", "memory"),
 }
 """Of sizes, the field of `scaling.amounts.Allocation`, and where `resources` has it; each may have limits."""
+
+
+class Prices(Spec):
+    """What resources cost, in any currency; all of them: half a list would mix currencies."""
+
+    core_hour: Annotated[float, Field(ge=0)]
+    """Of one core for an hour."""
+    gibibyte_hour: Annotated[float, Field(ge=0)]
+    """Of one GiB of memory for an hour."""
+
+    @model_validator(mode="after")
+    def _not_all_free(self) -> Prices:
+        if not self.core_hour + self.gibibyte_hour:
+            raise ValueError("core_hour and gibibyte_hour are both 0; set at least one")
+        return self
+
+
+class PaidPrices(Prices):
+    """What a team pays for the resources of its jobs. Nothing is decided by it."""
+
+    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", examples=["EUR"])]
+    """Of both prices, as ISO 4217 names it."""
+
+    def of(self, core_seconds: float, byte_seconds: float) -> float:
+        """What cores and memory cost that were held for a time."""
+        return (self.core_hour * core_seconds + self.gibibyte_hour * byte_seconds / 2**30) / 3600
 
 
 class Elasticity(Spec):

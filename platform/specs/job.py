@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
-from elastrec.platform.specs.elasticity import SIZES, Elasticity, in_words
+from elastrec.platform.specs.elasticity import SIZES, Elasticity, PaidPrices, in_words
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
 from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, Seconds
 
@@ -323,7 +323,7 @@ class Gate(Spec):
 
 
 class HistorySpec(Spec):
-    """Names in MLflow, and how long a job waits for it."""
+    """Names in MLflow, how long a job waits for it, and what the job's resources cost."""
 
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """The experiment of the job's run."""
@@ -333,6 +333,9 @@ class HistorySpec(Spec):
     """A job that is to start waits so long for MLflow, then it starts without; its figures are delivered later."""
     publish_wait: Seconds = 1800.0
     """Evaluation and registration wait so long for MLflow; a later try goes on without training again."""
+    prices: PaidPrices | None = None
+    """What the team pays for cores and memory: the job's cost in money is then a metric of its run, and stands in its
+    report and on the pages in Airflow. Absent: core-hours and GiB-hours alone."""
 
 
 class JobSpec(Spec):

@@ -8,26 +8,12 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.elasticity import Prices
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Seconds
 
 Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Prices(Spec):
-    """What resources cost on this cluster, in any currency; all of them: half a list would mix currencies."""
-
-    core_hour: Annotated[float, Field(ge=0)]
-    """Of one core for an hour."""
-    gibibyte_hour: Annotated[float, Field(ge=0)]
-    """Of one GiB of memory for an hour."""
-
-    @model_validator(mode="after")
-    def _not_all_free(self) -> Prices:
-        if not self.core_hour + self.gibibyte_hour:
-            raise ValueError("core_hour and gibibyte_hour are both 0: plans are compared by price; set at least one")
-        return self
 
 
 class Team(Spec):

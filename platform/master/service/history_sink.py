@@ -20,6 +20,7 @@ from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.history.spool import Spool
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import write_points
+from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, DataError
 from elastrec.platform.specs.metrics import TrainingMetrics
 
@@ -50,12 +51,14 @@ class HistorySink:
 
     Args:
         fleet: asked for the pods' sizes and usage, from which the costs follow.
+        prices: in which the costs are written as well; None: nobody has set any.
     """
 
-    def __init__(self, reporter: Reporter, fleet: Fleet, job_id: str) -> None:
+    def __init__(self, reporter: Reporter, fleet: Fleet, job_id: str, prices: PaidPrices | None = None) -> None:
         self._reporter = reporter
         self._fleet = fleet
         self._job_id = job_id
+        self._prices = prices
         self._meter = CostMeter()
         self._costs = self._meter.costs()
         self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
@@ -117,7 +120,7 @@ class HistorySink:
             pods = snapshot(self._fleet)
             self._meter.observe(pods, now)
             self._costs = self._meter.costs()
-            points += self._meter.cost_so_far(step, now)
+            points += self._meter.cost_so_far(step, now, self._prices)
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:
             log.warning("pods_not_listed", job=self._job_id, reason=str(error))
@@ -162,7 +165,7 @@ def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> His
     if not request.tracking_uri:
         return None
     reporter = Reporter(request.tracking_uri, request.run_id, spool=Spool(folder / SPOOL_FILE))
-    return HistorySink(reporter, fleet, request.job_id)
+    return HistorySink(reporter, fleet, request.job_id, request.training_job.spec.history.prices)
 
 
 def leave_points(request: LaunchRequest, points: list[Point]) -> None:

@@ -102,7 +102,12 @@ MakePrepared = Callable[..., Prepared]
 @pytest.fixture
 def make_prepared(tmp_path: Path) -> MakePrepared:
     def make(
-        job_id: str = "clicks-20260101", *, name: str = "clicks", rows: int = 1000, batch_size: int = 512
+        job_id: str = "clicks-20260101",
+        *,
+        name: str = "clicks",
+        rows: int = 1000,
+        batch_size: int = 512,
+        prices: dict[str, object] | None = None,
     ) -> Prepared:
         for manifest in ("training.json", "evaluation.json"):
             (tmp_path / manifest).write_text(f'{{"of": "{job_id}", "what": "{manifest}"}}')
@@ -113,6 +118,7 @@ def make_prepared(tmp_path: Path) -> MakePrepared:
                     "model": {"architecture": "dlrm", "options": {"over": [8, 1]}},
                     "data": {"path": "clicks", "sparse": [{"name": "ad"}], "dense": [{"name": "age"}]},
                     "training": {"batch_size": batch_size},
+                    "history": {"prices": prices},
                 },
             }
         )

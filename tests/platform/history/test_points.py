@@ -19,6 +19,7 @@ from elastrec.platform.history.points import (
     final_points,
     window_points,
 )
+from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 
 
@@ -84,7 +85,8 @@ def test_the_first_section_of_charts_is_auc_cost_loss_entropy_and_speed() -> Non
     assert "" not in sections, "charts without a section come last"
     assert sections[0] == "curves"
     assert sorted(name for name in of_jobs if name.rpartition("/")[0] == "curves") == [
-        "curves/auc", "curves/core_hours", "curves/loss", "curves/normalized_entropy", "curves/samples_per_second",
+        "curves/auc", "curves/core_hours", "curves/cost", "curves/loss", "curves/normalized_entropy",
+        "curves/samples_per_second",
     ]  # fmt: skip
 
 
@@ -120,6 +122,13 @@ def test_a_pod_costs_from_its_start_to_its_end_even_when_it_is_gone() -> None:
     assert values(meter.whole_cost(460, 0.0)) == {
         names.GIBIBYTE_HOURS: pytest.approx(23 / 3600), names.SAMPLES_PER_CORE_SECOND: 10.0
     }  # fmt: skip
+
+
+def test_cores_and_memory_cost_what_their_prices_say() -> None:
+    meter, prices = CostMeter(), PaidPrices(core_hour=0.36, gibibyte_hour=0.04, currency="EUR")
+    meter.observe([pod("a", cores=2.0, memory=3 * 2**30)], 3600.0)
+    found = values(meter.cost_so_far(460, 0.0, prices))
+    assert found == {names.CORE_HOURS: 2.0, names.COST: pytest.approx(2 * 0.36 + 3 * 0.04)}
 
 
 def test_a_resized_pod_costs_its_old_size_until_the_look_that_saw_the_new_one() -> None:

@@ -37,7 +37,7 @@ STORY = Story(
             "lost clicks-ps-0, replaced by clicks-ps-0-1",
             "its process was killed <kill -9>",
             True,
-            FaultCost(paused_seconds=0.0, core_seconds=0.0, repeated_rows=0, vacant_seconds=4.5),
+            FaultCost(paused_seconds=0.0, core_seconds=0.0, byte_seconds=0.0, repeated_rows=0, vacant_seconds=4.5),
         ),
         StoryEntry(
             40.0,
@@ -45,7 +45,9 @@ STORY = Story(
             "rolled back to records/7",
             "clicks-ps-0: its process was killed <kill -9>",
             True,
-            FaultCost(paused_seconds=6.25, core_seconds=18.75, repeated_rows=1234, repeated_seconds=25.0),
+            FaultCost(
+                paused_seconds=6.25, core_seconds=18.75, byte_seconds=0.0, repeated_rows=1234, repeated_seconds=25.0
+            ),
         ),
         StoryEntry(70.0, 1.7e9 + 70, "the master went on", "gone", True, FaultCost(without_master_seconds=3.0)),
         StoryEntry(71.0, 1.7e9 + 71, "something of an earlier version", "nobody counted", True),
@@ -159,6 +161,33 @@ def test_the_report_has_the_cost_of_each_fault_and_of_all(history: History, run_
     assert master == ["unknown"] * 4 + ["", "3.0 s"]
     assert uncounted == ["unknown"] * 4 + ["", ""]
     assert total == ["6.2 s", "18.8", "1,234", "25.0 s", "4.5 s", "3.0 s"]
+
+
+PRICES = {"core_hour": 0.36, "gibibyte_hour": 0.04, "currency": "EUR"}
+
+
+def test_with_prices_the_report_has_the_cost_in_money_and_without_them_none(
+    history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
+) -> None:
+    paid, unpaid = (
+        history.start_run(make_prepared(job_id, prices=prices), allocation)
+        for job_id, prices in (("clicks-paid", PRICES), ("clicks-unpaid", None))
+    )
+    for run_id in (paid, unpaid):
+        values = {names.CORE_HOURS: 10.0, names.GIBIBYTE_HOURS: 20.0}
+        history.log_series(run_id, [Point(name, value, 100, time.time()) for name, value in values.items()])
+    history.log_series(paid, [Point(names.COST, 4.4, 100, time.time())])
+    assert history.record(paid).cost == "4.40 EUR" and history.record(unpaid).cost == ""
+    text = text_of(history.report(paid, STORY))
+    assert "10 core-hours, 20 GiB-hours: <b>4.40 EUR</b>, at 0.36 EUR per core-hour and 0.04 EUR per GiB-hour." in text
+    (table,) = re.findall(r'<table id="faults">(.*?)</table>', text)
+    assert '<th class="number">Cost of the pause</th>' in table and "0.00187 EUR" in table
+    text = text_of(history.report(unpaid, STORY))
+    assert "10 core-hours, 20 GiB-hours." in text and "Cost of the pause" not in text and "EUR" not in text
+    gate = GateDecision(passed=True, reason="better", candidate=ModelScore(0.7, 0.9, 200), champion=None)
+    history.log_gate(unpaid, gate, champion_run=paid)
+    beside = text_of(history.report(unpaid))
+    assert "<tr><td>cost</td><td>–</td><td>4.40 EUR</td></tr>" in beside
 
 
 def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,12 +16,12 @@ from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import FIRST_WINDOW_SECONDS, Monitor
 from elastrec.platform.master.reporting.status import totals, training_metrics
-from elastrec.platform.master.service.history_sink import HistorySink, Report
+from elastrec.platform.master.service.history_sink import HistorySink, Report, open_history_sink
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.heads import encoded
-from tests.platform.master.fakes import FakeCluster
+from tests.platform.master.fakes import FakeCluster, job, launch
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
@@ -138,6 +139,26 @@ def test_history_gets_the_series_and_the_totals_even_if_its_server_was_away():
     assert values["time/training_seconds"] == 9.0 and values[names.CORE_HOURS] >= 0.0
     assert [point.name for point in server.points].count(names.WORKER_START_SECONDS) == 1
     assert names.CALIBRATION_OBSERVED in values
+
+
+@pytest.mark.parametrize("prices", [None, {"core_hour": 1, "gibibyte_hour": 1, "currency": "EUR"}])
+def test_the_cost_in_money_is_measured_where_the_job_file_has_prices(
+    prices: dict[str, object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    server = Slow()
+    server.open.set()
+    monkeypatch.setattr(
+        "elastrec.platform.master.service.history_sink.Reporter",
+        lambda uri, run_id, spool: Reporter(uri, run_id, sink=server, interval_seconds=0.01),
+    )
+    launched = launch(str(tmp_path), job(history={"prices": prices}))
+    launched = msgspec.structs.replace(launched, tracking_uri="http://mlflow", run_id="run")
+    sink = open_history_sink(launched, FakeCluster(), tmp_path)
+    assert sink is not None
+    sink.put(Report(metrics(Phase.TRAINING), {}, b""))
+    sink.close()
+    found = {point.name for point in server.points}
+    assert names.CORE_HOURS in found and (names.COST in found) == (prices is not None)
 
 
 def test_reports_never_wait_for_history():
