@@ -174,6 +174,13 @@ def run_tags(context: Context) -> dict[str, str]:
     return {"airflow.dag_id": run.dag_id, "airflow.run_id": run.run_id, TAG_AIRFLOW_URL: page}
 
 
+def log_tag(context: Context) -> dict[str, str]:
+    """The tag by which the job's run in MLflow leads to the log of this try of this task."""
+    from elastrec.platform.history.records import TAG_AIRFLOW_LOG
+
+    return {TAG_AIRFLOW_LOG: context["ti"].log_url}
+
+
 def take(kind: type[Value], output: Any) -> Value:
     """The value of another task's output."""
     return msgspec.convert(_job_as_text(output), kind)
@@ -230,6 +237,7 @@ __all__ = [
     "WaitingOperator",
     "extended",
     "give",
+    "log_tag",
     "no_retry_for_bad_input",
     "owner_key",
     "owner_token",

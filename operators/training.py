@@ -16,6 +16,7 @@ from elastrec.operators.base import (
     WaitingOperator,
     extended,
     give,
+    log_tag,
     no_retry_for_bad_input,
     owner_key,
     owner_token,
@@ -194,7 +195,7 @@ class LaunchJobOperator(ElastrecOperator):
         self._owner = owner_token(context)
         attaches = remove_unsuccessful(self.platform, job_id)
         try:
-            launched = _attach(self, prepared, allocation, self._owner)
+            launched = _attach(self, context, prepared, allocation)
         except OtherJobError as error:
             # The job that runs is not the one that this task describes: it is not this task's to stop.
             raise AirflowFailException(str(error)) from error
@@ -252,7 +253,7 @@ class OfflinePhaseOperator(WaitingOperator):
         self._owner = owner_token(context)
         if task.try_number > 1:
             remove_unsuccessful(self.platform, earlier.job_id)
-        launched = _attach(self, earlier.prepared, earlier.allocation, self._owner)
+        launched = _attach(self, context, earlier.prepared, earlier.allocation)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
         return self.wait_for(JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)), context)
 
@@ -303,11 +304,12 @@ def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
     return run.data_interval_start, run.data_interval_end
 
 
-def _attach(operator: ElastrecOperator, prepared: Prepared, allocation: Allocation, owner: str) -> LaunchedJob:
+def _attach(operator: ElastrecOperator, context: Context, prepared: Prepared, allocation: Allocation) -> LaunchedJob:
     from elastrec.operators.values import LaunchedJob
     from elastrec.platform.jobs import launch
 
-    launched = launch(operator.platform, prepared, allocation, owner=owner)
+    tagged = msgspec.structs.replace(prepared, run_tags=prepared.run_tags | log_tag(context))
+    launched = launch(operator.platform, tagged, allocation, owner=owner_token(context))
     if launched.goes_on_from:
         operator.log.info("goes on from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
     return extended(LaunchedJob, launched, prepared=prepared)

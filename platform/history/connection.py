@@ -147,9 +147,11 @@ class Connection:
 
     def run_url(self, run_id: str) -> str:
         """Page of a run; empty if no server shows MLflow's pages (a database file as tracking URI)."""
-        if not self._ui:
-            return ""
-        return f"{self._ui}/#/experiments/{self._experiment_id}/runs/{run_id}?workflowType={_VIEW}"
+        return self._page(self._experiment_id, run_id) if self._ui else ""
+
+    def _page(self, experiment_id: str, run_id: str) -> str:
+        """The same of a run of any experiment."""
+        return f"{self._ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType={_VIEW}" if self._ui else ""
 
     def job_url(self, job_id: str) -> str:
         """Page that lists a job's runs, also before there is one; empty if no server shows MLflow's pages."""

@@ -157,7 +157,7 @@ class Decisions(Connection):
         """Address of the run's page; empty if no server shows pages."""
         with self._explained(f"read run {run_id}"):
             experiment_id = self._client.get_run(run_id).info.experiment_id
-        return f"{self._ui}/#/experiments/{experiment_id}/runs/{run_id}" if self._ui else ""
+        return self._page(experiment_id, run_id)
 
     def _timed(self, run_id: str, name: str) -> list[Timed]:
         with self._explained(f"read {name} of run {run_id}"):

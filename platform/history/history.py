@@ -71,7 +71,8 @@ class History(Connection):
         """The run of a job: asked and granted sizes, parameters, similarity tags, data sets, the job file.
 
         Idempotent by job id: the same run again while it is open or after it succeeded; a new attempt after it failed
-        or was stopped. Of two callers at once the later one gives up its run and describes the earlier one.
+        or was stopped. Of two callers at once the later one gives up its run and describes the earlier one. A run that
+        is described already gets the caller's `run_tags`: who waits for the job may be another task than before.
         """
         job = job_from_json(prepared.job_json)
         run = self._live_run(prepared.job_id)
@@ -92,6 +93,7 @@ class History(Connection):
                     self._client.delete_run(created.info.run_id)
         run_id = str(run.info.run_id)
         if run.data.tags.get(TAG_DESCRIBED) == "true":
+            self._retag(run, prepared.run_tags)
             return run_id
         for tries_left in reversed(range(_DESCRIBE_TRIES)):
             try:
@@ -103,6 +105,13 @@ class History(Connection):
                     raise
         _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
         return run_id
+
+    def _retag(self, run: Any, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        if changed := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
+            with self._explained(f"write tags of run {run.info.run_id}"):
+                self._client.log_batch(run.info.run_id, tags=changed)
 
     def _describe(self, run_id: str, job: TrainingJob, prepared: Prepared, allocation: Allocation) -> None:
         description = describe(job, prepared, allocation)
@@ -296,6 +305,7 @@ class History(Connection):
             story,
             kept.throughput_picture(run_id, decisions),
             kept.memory_picture(run_id, decisions),
+            run_url=self._page(run.info.experiment_id, run_id),
         )
 
     def _champion_of(self, run: Any) -> tuple[JobRecord, Mapping[str, str]] | None:

@@ -30,6 +30,8 @@ TAG_CHAMPION_RUN = "elastrec.champion_run"
 """Run of the champion that the model was compared with on its evaluation rows."""
 TAG_AIRFLOW_URL = "airflow.url"
 """Page of the DAG run that the job belongs to."""
+TAG_AIRFLOW_LOG = "airflow.log_url"
+"""Log of the task that launched the job or, later, of the one that waits for it; of its newest try."""
 _LABEL = "elastrec.label."
 _PRICES = "prices."
 # MLflow refuses longer ones; the whole job file is an artifact of the run.
@@ -126,7 +128,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         labels: the job file's own labels.
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
-        airflow_url: page of the DAG run that the job belongs to; empty where none does.
+        airflow_url: page of the DAG run that the job belongs to; `log_url`: log of the task that waits for it. Empty
+            where none does.
         prices: of its cores and memory; None: its job file has none.
     """
 
@@ -146,6 +149,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_unix_seconds: float
     ended_unix_seconds: float | None
     airflow_url: str = ""
+    log_url: str = ""
     prices: PaidPrices | None = None
 
     @property
@@ -334,6 +338,7 @@ def read_record(run: Any) -> JobRecord:
             started_unix_seconds=run.info.start_time / 1000,
             ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
             airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
+            log_url=tags.get(TAG_AIRFLOW_LOG, ""),
             prices=_prices(params),
         )
     except (KeyError, ValueError, msgspec.ValidationError) as error:

@@ -126,6 +126,7 @@ def render(
     story: Story | None,
     throughput_picture: str = "",
     memory_picture: str = "",
+    run_url: str = "",
 ) -> str:
     """The page.
 
@@ -137,7 +138,9 @@ def render(
         story: None: what happened is not known.
         throughput_picture: speed over time with every decision, as a data URI; empty: nothing was decided.
         memory_picture: forecast and measured memory of servers, as a data URI; empty: no forecast was made.
+        run_url: page of the run; empty: no server shows pages.
     """
+    links = (("DAG run", record.airflow_url), ("Task's log", record.log_url), ("MLflow run", run_url))
     charts = [Chart.of(title, series.get(name, ())) for name, title in _CHARTS]
     return (
         templates_in(Path(__file__).parent / "templates")
@@ -157,6 +160,7 @@ def render(
             fault_costs=FaultCost.total(fault.cost for fault in story.faults) if story else FaultCost(),
             throughput_picture=throughput_picture,
             memory_picture=memory_picture,
+            links=[(words, url) for words, url in links if url],
             memory_kills=record.metrics.get(names.MEMORY_KILLS),
         )
     )

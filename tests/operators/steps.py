@@ -63,6 +63,10 @@ class TaskInstance:
     max_tries: int = 3
     pushed: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def log_url(self) -> str:
+        return f"http://airflow/{self.dag_id}/{self.run_id}/{self.task_id}?try_number={self.try_number}"
+
     def xcom_push(self, key: str, value: Any) -> None:
         self.pushed[key] = value
 
@@ -94,6 +98,7 @@ class Platform:
         self.calls: list[str] = []
         self.launch_error: Exception | None = None
         self.tracking_uri = "http://mlflow"
+        self.run_tags: dict[str, str] = {}
         self.has_tracking = True
 
     def observe(self, platform: Any, job_id: str) -> Observation:
@@ -103,6 +108,7 @@ class Platform:
 
     def launch(self, platform: Any, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:
         self.calls.append(f"launch as {owner}")
+        self.run_tags = dict(prepared.run_tags)
         if self.launch_error:
             raise self.launch_error
         self.phase = self.phase or Phase.STARTING

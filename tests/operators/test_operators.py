@@ -145,6 +145,16 @@ def test_launching_owns_the_job_and_shows_its_run_at_once(platform: Platform) ->
     assert found["ti"].pushed == {RUN_URL_KEY: LAUNCHED.run_url}
 
 
+def test_a_jobs_run_leads_to_the_log_of_the_task_that_waits_for_it(platform: Platform) -> None:
+    launched = launch().execute(context(task_id="launch"))
+    assert platform.run_tags == {"airflow.log_url": context(task_id="launch")["ti"].log_url}
+    # A run that is made later gets no log of a task that was over before.
+    assert launched["prepared"]["run_tags"] == {}
+    with pytest.raises(TaskDeferred):
+        offline().execute(context(task_id="offline_phase", try_number=2))
+    assert platform.run_tags["airflow.log_url"].endswith("/offline_phase?try_number=2")
+
+
 def test_launching_attaches_to_a_job_that_runs(platform: Platform) -> None:
     platform.phase = Phase.TRAINING
     launch().execute(context(try_number=2))

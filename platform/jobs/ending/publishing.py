@@ -128,7 +128,7 @@ def finish_job(platform: Platform, prepared: Prepared) -> None:
         log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error="MLflow does not answer")
         return
     job = job_from_json(prepared.job_json)
-    history = History(platform.tracking_uri, job.spec.history.experiment)
+    history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     try:
         run_id = history.open_run(job_id)
         if run_id:

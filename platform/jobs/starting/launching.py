@@ -312,7 +312,7 @@ def _close_run(
 
         story = None if explained is None else story_of(explained)
         try:
-            History(platform.tracking_uri, "").finish_run(run_id, phase, reason, story=story)
+            History(platform.tracking_uri, "", platform.ui_url).finish_run(run_id, phase, reason, story=story)
             return
         except HistoryError as refused:
             error = str(refused)

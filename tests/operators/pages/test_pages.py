@@ -84,8 +84,9 @@ def test_a_running_job_shows_what_it_has_cost_and_what_was_decided_last(
     )  # fmt: skip
     earlier = msgspec.structs.replace(refused, after=allocation(1), changed=True)
     record = SimpleNamespace(
-        run_id="run", core_hours=2.5, cost="1.25 EUR", auc=None, airflow_url="", reason="", phase=Phase.TRAINING
-    )
+        run_id="run", core_hours=2.5, cost="1.25 EUR", auc=None, airflow_url="", log_url="http://airflow/log?try=2",
+        reason="", phase=Phase.TRAINING,
+    )  # fmt: skip
     monkeypatch.setattr(looks, "_history", lambda platform, away: "history")
     monkeypatch.setattr(
         looks,
@@ -94,7 +95,13 @@ def test_a_running_job_shows_what_it_has_cost_and_what_was_decided_last(
     )
     monkeypatch.setattr(Decisions, "decisions", lambda self, run_id: [earlier, refused])
     page = client.get("/", params={"part": "main"}).text
-    for text in ("2.5000", "1.25 EUR", "2 → 3 workers (not done)", "three-stage: no node has the room"):
+    for text in (
+        "2.5000",
+        "1.25 EUR",
+        'href="http://airflow/log?try=2"',
+        "2 → 3 workers (not done)",
+        "three-stage: no node has the room",
+    ):
         assert text in page
     assert "2 → 1 workers" not in page
 

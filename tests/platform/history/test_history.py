@@ -246,6 +246,18 @@ def test_a_run_is_named_by_job_and_days_and_leads_back_to_what_started_it(
     assert client.get_run(history.start_run(prepared, allocation)).info.run_name == "clicks 2026-01-01 (attempt 2)"
 
 
+def test_who_attaches_to_a_job_is_what_its_run_leads_back_to(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    launched = msgspec.structs.replace(make_prepared(), run_tags={"airflow.dag_id": "daily", "airflow.log_url": "a"})
+    run_id = history.start_run(launched, allocation)
+    waiting = msgspec.structs.replace(launched, run_tags={"airflow.log_url": "b"})
+    assert history.start_run(waiting, allocation) == run_id and history.record(run_id).log_url == "b"
+    assert history.start_run(make_prepared(), allocation) == run_id
+    tags = client.get_run(run_id).data.tags
+    assert (tags["airflow.dag_id"], tags["airflow.log_url"]) == ("daily", "b"), "who names nothing changes nothing"
+
+
 def test_a_password_in_the_tracking_uri_is_in_no_link_and_nowhere_in_the_run(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
 ) -> None:

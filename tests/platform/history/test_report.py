@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 import shutil
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import pytest
 from mlflow.tracking import MlflowClient
 from playwright.sync_api import sync_playwright
@@ -161,6 +163,21 @@ def test_the_report_has_the_cost_of_each_fault_and_of_all(history: History, run_
     assert master == ["unknown"] * 4 + ["", "3.0 s"]
     assert uncounted == ["unknown"] * 4 + ["", ""]
     assert total == ["6.2 s", "18.8", "1,234", "25.0 s", "4.5 s", "3.0 s"]
+
+
+def test_the_report_leads_to_the_dag_run_the_tasks_log_and_the_run_as_far_as_there_are_any(
+    history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
+) -> None:
+    tags = {"airflow.url": "http://airflow/dags/d/runs/r", "airflow.log_url": "http://airflow/t?a=1&try_number=2"}
+    tagged = msgspec.structs.replace(make_prepared("clicks-a"), run_tags=tags)
+    run_id = history.start_run(tagged, allocation)
+    found = re.findall(r'<a href="([^"]+)" target="_blank" rel="noopener">([^<]+)</a>', history.report(run_id))
+    assert [(html.unescape(url), html.unescape(words)) for url, words in found] == [
+        (tags["airflow.url"], "DAG run"), (tags["airflow.log_url"], "Task's log"),
+        (history.run_url(run_id), "MLflow run"),
+    ]  # fmt: skip
+    by_hand = history.report(history.start_run(make_prepared("clicks-b"), allocation))
+    assert "DAG run" not in by_hand and "log</a>" not in by_hand and "MLflow run" in by_hand
 
 
 PRICES = {"core_hour": 0.36, "gibibyte_hour": 0.04, "currency": "EUR"}
