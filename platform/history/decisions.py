@@ -32,10 +32,20 @@ EXPLAIN_FILE = "scaling/explain.json"
 """A table that MLflow shows and compares: every candidate of the latest rounds, what it would bring, why not."""
 DECISIONS_FILE = "scaling/decisions.json"
 """One `Decision` per round, the oldest first."""
+_PLANS_FOLDER = "figures/plans"
+_GAINS_PICTURE = "figures/scaling_gains.png"
 _MOST_LINES = 2_000
 _MOST_DECISIONS = 2_000
 _SERVER_MEMORY = names.named(names.MEMORY_BYTES, role="parameter_server")
 _TABLES_TAG = "mlflow.loggedArtifacts"
+
+
+class PlanPictures(msgspec.Struct, frozen=True):
+    """Why a plan was made: its number, as in the picture of the throughput, and pictures as data URIs by file name."""
+
+    number: int
+    plan: Decision
+    pictures: dict[str, str]
 
 
 class Decisions(Connection):
@@ -129,7 +139,8 @@ class Decisions(Connection):
         """Draws the fit, the front and whether the last plans brought what was predicted.
 
         A picture is drawn only if it can inform: any model meets as many measured configurations as it can tell parts
-        of a step apart by, and a front needs an alternative to the present allocation.
+        of a step apart by, and a front needs an alternative to the present allocation. Those of the last decision are
+        kept for its report as well, if it is a plan.
         """
         batch = model.shape.batch_size if model else 0
         kept = scaling_figures.kept_promises(decisions, observations, batch) if model else []
@@ -138,16 +149,45 @@ class Decisions(Connection):
                 last = kept[-1]
                 self._client.log_metric(run_id, names.SCALING_LAST_PREDICTED_GAIN, last.predicted_gain)
                 self._client.log_metric(run_id, names.SCALING_LAST_MEASURED_GAIN, last.measured_gain)
-        self._log_figures(
-            run_id,
-            {
-                "figures/scaling_fit.png": scaling_figures.fit_against_measured(model, observations)
-                if model and model.configurations > model.rank
-                else None,
-                "figures/scaling_candidates.png": scaling_figures.pareto(considered) if len(considered) > 1 else None,
-                "figures/scaling_gains.png": scaling_figures.promises(kept),
-            },
-        )
+        reasons = {
+            "scaling_fit.png": scaling_figures.fit_against_measured(model, observations)
+            if model and model.configurations > model.rank
+            else None,
+            "scaling_candidates.png": scaling_figures.pareto(considered) if len(considered) > 1 else None,
+        }
+        drawn = {f"figures/{name}": figure for name, figure in reasons.items()}
+        drawn[_GAINS_PICTURE] = scaling_figures.promises(kept)
+        if decisions and decisions[-1] in scaling_figures.latest_plans(decisions):
+            drawn |= {f"{_folder_of(decisions[-1])}/{name}": figure for name, figure in reasons.items()}
+        self._log_figures(run_id, drawn)
+
+    def plan_pictures(self, run_id: str, decisions: Sequence[Decision]) -> list[PlanPictures]:
+        """The pictures that were drawn when the latest plans were made, the oldest plan first."""
+        plans = scaling_figures.latest_plans(decisions)
+        with self._explained(f"read the pictures of run {run_id}"):
+            folders = {each.path for each in self._client.list_artifacts(run_id, _PLANS_FOLDER)} if plans else set()
+            return [
+                PlanPictures(number, plan, self._pictures(run_id, _folder_of(plan)))
+                for number, plan in enumerate(plans, 1)
+                if _folder_of(plan) in folders
+            ]
+
+    def gains_picture(self, run_id: str) -> str:
+        """Predicted and measured gains of the last plans as a PNG in a data URI; empty: none was measured."""
+        with self._explained(f"read the pictures of run {run_id}"):
+            return self._pictures(run_id, *_GAINS_PICTURE.split("/")).get(_GAINS_PICTURE.rpartition("/")[2], "")
+
+    def _pictures(self, run_id: str, folder: str, only: str = "") -> dict[str, str]:
+        """Pictures of a folder of the run as data URIs, by file name."""
+        listed = [each.path for each in self._client.list_artifacts(run_id, folder) if not each.is_dir]
+        with tempfile.TemporaryDirectory() as place:
+            return {
+                path.rpartition("/")[2]: _data_uri(
+                    Path(self._client.download_artifacts(run_id, path, place)).read_bytes()
+                )
+                for path in sorted(listed)
+                if not only or path == f"{folder}/{only}"
+            }
 
     def log_migrations(self, run_id: str, seen: Sequence[MigrationSeen]) -> None:
         """Draws when which server started, copied rows, took them over and left."""
@@ -223,4 +263,12 @@ def _embedded(figure: Figure | None) -> str:
         return ""
     written = io.BytesIO()
     figure.savefig(written, format="png")
-    return f"data:image/png;base64,{base64.b64encode(written.getvalue()).decode()}"
+    return _data_uri(written.getvalue())
+
+
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _folder_of(decision: Decision) -> str:
+    return f"{_PLANS_FOLDER}/{decision.unix_seconds * 1000:.0f}"

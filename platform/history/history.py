@@ -305,6 +305,8 @@ class History(Connection):
             story,
             kept.throughput_picture(run_id, decisions),
             kept.memory_picture(run_id, decisions),
+            kept.plan_pictures(run_id, decisions),
+            kept.gains_picture(run_id) if decisions else "",
             run_url=self._page(run.info.experiment_id, run_id),
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import PlanPictures
 from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
@@ -126,6 +127,8 @@ def render(
     story: Story | None,
     throughput_picture: str = "",
     memory_picture: str = "",
+    plan_pictures: Sequence[PlanPictures] = (),
+    gains_picture: str = "",
     run_url: str = "",
 ) -> str:
     """The page.
@@ -138,6 +141,8 @@ def render(
         story: None: what happened is not known.
         throughput_picture: speed over time with every decision, as a data URI; empty: nothing was decided.
         memory_picture: forecast and measured memory of servers, as a data URI; empty: no forecast was made.
+        plan_pictures: why the latest plans were made.
+        gains_picture: predicted and measured gains of plans, as a data URI; empty: none was measured.
         run_url: page of the run; empty: no server shows pages.
     """
     links = (("DAG run", record.airflow_url), ("Task's log", record.log_url), ("MLflow run", run_url))
@@ -160,10 +165,25 @@ def render(
             fault_costs=FaultCost.total(fault.cost for fault in story.faults) if story else FaultCost(),
             throughput_picture=throughput_picture,
             memory_picture=memory_picture,
+            plans=[
+                (f"{each.number}. {change(each.plan.before, each.plan.after)}", each.plan, _captioned(each.pictures))
+                for each in plan_pictures
+            ],
+            gains_picture=gains_picture,
             links=[(words, url) for words, url in links if url],
             memory_kills=record.metrics.get(names.MEMORY_KILLS),
         )
     )
+
+
+_CAPTIONS = {
+    "scaling_fit.png": "Speed of the job: what the model had been fitted to, and what it predicted",
+    "scaling_candidates.png": "What could have been done: predicted speed over what it costs, and what was chosen",
+}
+
+
+def _captioned(pictures: Mapping[str, str]) -> list[tuple[str, str]]:
+    return [(caption, pictures[name]) for name, caption in _CAPTIONS.items() if name in pictures]
 
 
 class Row(msgspec.Struct, frozen=True):

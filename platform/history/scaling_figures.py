@@ -102,6 +102,11 @@ def proposed(plan: Plan) -> str:
     return f"{len(others)} candidates: {changes}" if len(others) > 1 else f"1 candidate: {changes}"
 
 
+def latest_plans(decisions: Sequence[Decision]) -> list[Decision]:
+    """Those that changed the job or were to; pictures and reports number them from 1."""
+    return [decision for decision in decisions if decision.changed or decision.before != decision.after][-_CAPTIONS:]
+
+
 def throughput(speed: Sequence[Timed], workers: Sequence[Timed], decisions: Sequence[Decision]) -> Figure | None:
     """Speed and workers over time, every decision marked, the latest with captions; None before anything was measured.
 
@@ -110,8 +115,7 @@ def throughput(speed: Sequence[Timed], workers: Sequence[Timed], decisions: Sequ
     if not speed:
         return None
     zero = speed[0].unix_seconds
-    with_plans = [decision for decision in decisions if decision.changed or decision.before != decision.after]
-    captioned = with_plans[-_CAPTIONS:]
+    captioned = latest_plans(decisions)
     captions = [_caption(number, decision, zero) for number, decision in enumerate(captioned, 1)]
     lines = sum(len(caption.splitlines()) for caption in captions)
     figure, (axis,) = new_figure(rows=1, more_inches=0.2 * lines)

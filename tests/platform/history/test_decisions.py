@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable
@@ -60,7 +61,14 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
         "figures/scaling_fit.png",
         "figures/scaling_candidates.png",
         "figures/scaling_gains.png",
+        "figures/plans",
     }
+    _, pictured = history.plan_pictures(run_id, rounds)
+    assert (pictured.number, pictured.plan) == (2, grew)
+    for name in ("scaling_fit.png", "scaling_candidates.png"):
+        png = Path(client.download_artifacts(run_id, f"figures/{name}")).read_bytes()
+        assert pictured.pictures[name] == f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    assert history.gains_picture(run_id).startswith("data:image/png;base64,")
     metrics = client.get_run(run_id).data.metrics
     assert metrics[names.SCALING_WORKERS] == 3.0 and metrics[names.SCALING_LAST_PREDICTED_GAIN] == 18.0
     assert history.page(run_id).startswith(tracking_server.uri) and run_id in history.page(run_id)
@@ -72,6 +80,23 @@ def test_a_picture_is_drawn_when_it_means_something(tracking_server, run_id: str
     stays = decide(Static(), [profile()], View(PLENTY, PRICES)).plans[0].considered
     history.log_model(run_id, [], stays, fit(SHAPE, seen), seen)
     assert list(MlflowClient(tracking_server.uri).list_artifacts(run_id, "figures")) == []
+
+
+def test_the_reasons_of_each_plan_are_kept_and_those_of_a_round_that_changes_nothing_are_not(
+    tracking_server,
+    run_id: str,  # type: ignore[no-untyped-def]
+) -> None:
+    history, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
+    (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
+    stays = msgspec.structs.replace(GREW, after=GREW.before, changed=False, unix_seconds=2e9)
+    refused = msgspec.structs.replace(GREW, changed=False, unix_seconds=3e9)
+    rounds = [GREW, stays, refused]
+    for count in (1, 2, 3):
+        history.log_model(run_id, rounds[:count], plan.considered, fit(SHAPE, seen), seen)
+    pictured = history.plan_pictures(run_id, rounds)
+    assert [(each.number, each.plan) for each in pictured] == [(1, GREW), (2, refused)]
+    # A model of one configuration is no reason.
+    assert all(set(each.pictures) == {"scaling_candidates.png"} for each in pictured)
 
 
 def test_the_table_stays_bounded_and_keeps_the_latest_rounds(

@@ -23,8 +23,12 @@ from elastrec.platform.history.report import REPORT_FILE, Story, StoryEntry, Sto
 from elastrec.platform.history.scaling_figures import Decision
 from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 from elastrec.platform.scaling import amounts
+from elastrec.platform.scaling.policies.three_stage import ThreeStage
+from elastrec.platform.scaling.policy import View, decide
 from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.metrics import FaultCost, Phase
+from tests.platform.scaling.jobs import PLENTY, profile
+from tests.platform.scaling.jobs import PRICES as PRICE_LIST
 
 STORY = Story(
     text="clicks: Succeeded",
@@ -100,6 +104,14 @@ def decision() -> Decision:
             samples=(200.0, 300.0), low=(1e9, 2e9), likely=(1e9, 3e9), high=(1e9, 4e9), safe_bytes=2.0**29
         ),
     )  # fmt: skip
+
+
+def decide_with_reasons(history: History, run_id: str) -> None:
+    """A decision that was written as a round of scaling writes it."""
+    kept = Decisions(history._tracking_uri, history._experiment)
+    rounds = kept.log_decision(run_id, decision(), [], {})
+    (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICE_LIST)).plans
+    kept.log_model(run_id, rounds, plan.considered, None, ())
 
 
 @pytest.fixture
@@ -183,6 +195,16 @@ def test_the_report_leads_to_the_dag_run_the_tasks_log_and_the_run_as_far_as_the
 PRICES = {"core_hour": 0.36, "gibibyte_hour": 0.04, "currency": "EUR"}
 
 
+def test_the_report_shows_why_each_plan_was_made(history: History, run_id: str) -> None:
+    assert "plan" not in re.findall(r'class="([^"]*)"', history.report(run_id))
+    decide_with_reasons(history, run_id)
+    text = text_of(history.report(run_id))
+    (shown,) = re.findall(r'<div class="plan">(.*?)</div>', text)
+    assert "<h3>1. 1 → 3 workers</h3>" in shown and "two more workers pay" in shown
+    ((caption, encoded),) = re.findall(r'<img alt="([^"]+)" [^>]*src="data:image/png;base64,([^"]+)"', shown)
+    assert caption.startswith("What could have been done") and base64.b64decode(encoded).startswith(b"\x89PNG")
+
+
 def test_with_prices_the_report_has_the_cost_in_money_and_without_them_none(
     history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
 ) -> None:
@@ -217,7 +239,7 @@ def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id
             names.LOSS: 0.7 - step / 1000,
         }  # fmt: skip
         history.log_series(run_id, [Point(name, value, step, time.time()) for name, value in values.items()])
-    Decisions(history._tracking_uri, history._experiment).log_decision(run_id, decision(), [], {})
+    decide_with_reasons(history, run_id)
     file, requests = tmp_path / "report.html", list[str]()
     file.write_text(history.report(run_id, STORY))
     with sync_playwright() as playwright:
@@ -228,7 +250,7 @@ def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id
         width = page.evaluate("document.documentElement.scrollWidth")
         drawn = page.evaluate("[...document.images].map(image => [image.id, image.naturalWidth > 0])")
         browser.close()
-    assert width <= 390 and drawn == [["throughput", True], ["memory", True]]
+    assert width <= 390 and drawn == [["throughput", True], ["", True], ["memory", True]]
     assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
 
 
