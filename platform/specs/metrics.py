@@ -172,6 +172,19 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     without_master_seconds: float | None = None
     is_over: bool = True
 
+    @property
+    def words(self) -> str:
+        """What is known of it; `cost: unknown` where nothing is."""
+        known = [
+            (self.paused_seconds, "training paused {:.1f} s"),
+            (self.core_seconds, "{:,.0f} core-seconds held meanwhile"),
+            (self.repeated_rows, "{:,} rows are trained again"),
+            (self.vacant_seconds, "its place was vacant for {:.1f} s"),
+            (self.without_master_seconds, "{:.1f} s without a master; whether workers paused is unknown"),
+        ]
+        words = ", ".join(form.format(value) for value, form in known if value is not None)
+        return f"cost{'' if self.is_over else ' so far'}: {words or 'unknown'}"
+
     @staticmethod
     def total(costs: Iterable[FaultCost]) -> FaultCost:
         """The sum of what is known of several; a figure that none of them knows is not known."""

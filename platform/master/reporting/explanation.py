@@ -220,20 +220,8 @@ def as_text(story: Explanation) -> str:
         cause = f" because: {entry.cause}" if entry.cause else ""
         lines.append(f"{moment} {entry.seconds:>9.1f}  {entry.what}{cause}")
         if entry.cost is not None:
-            lines.append(f"{'':>29}  cost{'' if entry.cost.is_over else ' so far'}: {cost_words(entry.cost)}")
+            lines.append(f"{'':>29}  {entry.cost.words}")
     return "\n".join(lines)
-
-
-def cost_words(cost: FaultCost) -> str:
-    """What is known of the cost of a fault; `unknown` where nothing is."""
-    words = [
-        (cost.paused_seconds, "training paused {:.1f} s"),
-        (cost.core_seconds, "{:,.0f} core-seconds held meanwhile"),
-        (cost.repeated_rows, "{:,} rows are trained again"),
-        (cost.vacant_seconds, "its place was vacant for {:.1f} s"),
-        (cost.without_master_seconds, "{:.1f} s without a master; whether workers paused is unknown"),
-    ]
-    return ", ".join(form.format(value) for value, form in words if value is not None) or "unknown"
 
 
 def explanation_key(job_name: str, job_id: str) -> str:

@@ -19,7 +19,7 @@ from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.jobs import Observation
 from elastrec.platform.specs.errors import ClusterError, HistoryError
-from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import FaultCost, Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
 from tests.platform.scaling.jobs import allocation
@@ -45,7 +45,15 @@ STORY = Explanation(
     wall_seconds=100.0,
     parts={"training": 75.0, "starting": 25.0, "idle": 0.0},
     goodput=0.75,
-    timeline=[TimelineEntry(seconds=3.0, unix_seconds=1.7e9, what="lost <b>w-0</b>", cause="its node is gone")],
+    timeline=[
+        TimelineEntry(
+            seconds=3.0,
+            unix_seconds=1.7e9,
+            what="lost <b>w-0</b>",
+            cause="its node is gone",
+            cost=FaultCost(paused_seconds=2.5),
+        )
+    ],
 )
 
 
@@ -148,7 +156,9 @@ def test_a_job_shows_its_pods_its_time_and_what_happened_and_escapes_what_others
         "1 min 15 s",
     ):
         assert text in page
-    assert "lost &lt;b&gt;w-0&lt;/b&gt;" in page and "its node is gone" in page
+    assert (
+        "lost &lt;b&gt;w-0&lt;/b&gt;" in page and "its node is gone" in page and "cost: training paused 2.5 s" in page
+    )
 
 
 def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
