@@ -30,12 +30,14 @@ class OpenFault(msgspec.Struct, kw_only=True):
     Attributes:
         pod: the successor whose registration it waits for; empty: a rollback, which is over when the job has recovered.
         role: of the lost pod; None: a rollback.
+        rolls_back: a rollback follows from it, which has the pause and the rows of both.
         is_pause_known: false where the job had not begun to train: how much longer its start takes is not known.
     """
 
     number: int
     pod: str = ""
     role: Role | None = None
+    rolls_back: bool = False
     is_pause_known: bool = True
     paused_seconds: float = 0.0
     core_seconds: float = 0.0
@@ -46,12 +48,13 @@ class OpenFault(msgspec.Struct, kw_only=True):
 
     def cost(self, *, is_over: bool) -> FaultCost:
         """Its figures until now."""
+        has_pause = self.is_pause_known and not self.rolls_back
         return FaultCost(
-            paused_seconds=self.paused_seconds if self.is_pause_known else None,
-            core_seconds=self.core_seconds if self.is_pause_known else None,
-            byte_seconds=self.byte_seconds if self.is_pause_known else None,
-            repeated_rows=self.repeated_rows,
-            repeated_seconds=self.repeated_seconds,
+            paused_seconds=self.paused_seconds if has_pause else None,
+            core_seconds=self.core_seconds if has_pause else None,
+            byte_seconds=self.byte_seconds if has_pause else None,
+            repeated_rows=None if self.rolls_back else self.repeated_rows,
+            repeated_seconds=None if self.rolls_back else self.repeated_seconds,
             vacant_seconds=self.vacant_seconds if self.pod else None,
             is_over=is_over,
         )
@@ -68,10 +71,14 @@ class FaultProfile(msgspec.Struct, kw_only=True):
     count: int = 0
     open: list[OpenFault] = []
 
-    def pod_lost(self, state: JobState, lost: Member, successor: Member) -> int:
-        """A pod was lost, and another one is to take its place; returns the fault's number."""
+    def pod_lost(self, state: JobState, lost: Member, successor: Member, *, rolls_back: bool) -> int:
+        """A pod was lost, and another one is to take its place; returns the fault's number.
+
+        Args:
+            rolls_back: `rolled_back` follows in the same event.
+        """
         fault = self._begin(state)
-        fault.pod, fault.role = successor.name, lost.role
+        fault.pod, fault.role, fault.rolls_back = successor.name, lost.role, rolls_back
         return fault.number
 
     def rolled_back(self, state: JobState, repeated_rows: int, repeated_seconds: float) -> int:

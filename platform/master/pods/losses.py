@@ -188,22 +188,24 @@ def _lose(
     successor.oom_bytes = oom_bytes or (0 if member.is_registered else member.oom_bytes)
     successor.reason = reason
     more_memory.wait_for_room(state, successor)
-    replaced(state, member, successor, reason, effects)
-    if member.name in state.ownership.servers:
+    is_owner = member.name in state.ownership.servers
+    rolls_back = state.phase in _WITH_MODEL if is_owner else migration.is_lost_with(state, member.name)
+    replaced(state, member, successor, reason, effects, rolls_back=rolls_back)
+    if is_owner:
         # The others keep the orders that they have.
         state.recovery.order(successor.name, state.time)
         state.ownership.take_over(member.name, successor.name)
-        if state.phase in _WITH_MODEL:
-            rollback.recover(state, f"{member.name}: {reason}", effects)
-    elif migration.is_lost_with(state, member.name):
+    if rolls_back:
         rollback.recover(state, f"{member.name}: {reason}", effects)
 
 
-def replaced(state: JobState, lost: Member, successor: Member, reason: str, effects: list[Effect]) -> None:
-    """Logs that a pod was lost and which one is to take its place."""
+def replaced(
+    state: JobState, lost: Member, successor: Member, reason: str, effects: list[Effect], *, rolls_back: bool = False
+) -> None:
+    """Logs that a pod was lost and which one is to take its place; `rolls_back`: the job goes back because of it."""
     inputs = {
         "pod": lost.name, "by": successor.name, "reason": reason, "phase": str(state.phase),
-        "fault": state.faults.pod_lost(state, lost, successor),
+        "fault": state.faults.pod_lost(state, lost, successor, rolls_back=rolls_back),
     }  # fmt: skip
     effects.append(Decided(decision="pod_replaced", inputs=inputs))
 

@@ -43,7 +43,7 @@ STORY = Story(
             "lost clicks-ps-0, replaced by clicks-ps-0-1",
             "its process was killed <kill -9>",
             True,
-            FaultCost(paused_seconds=0.0, core_seconds=0.0, byte_seconds=0.0, repeated_rows=0, vacant_seconds=4.5),
+            FaultCost(vacant_seconds=4.5),
         ),
         StoryEntry(
             40.0,
