@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.elasticity import Prices
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.scaling import Prices, ScalingSettings, beside
+from elastrec.platform.specs.scaling import ScalingSettings, beside
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 

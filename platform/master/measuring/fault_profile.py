@@ -104,11 +104,11 @@ class FaultProfile(msgspec.Struct, kw_only=True):
         for fault in self.open:
             if fault.pod and not _is_registered(state, fault.pod):
                 fault.vacant_seconds += seconds
-        if (fault := self._pausing(state)) is not None:
+        if (cause := self._pausing(state)) is not None:
             members = [member for member in state.membership.members.values() if member.is_registered]
-            fault.paused_seconds += seconds
-            fault.core_seconds += seconds * sum(member.cores for member in members)
-            fault.byte_seconds += seconds * sum(member.memory_bytes for member in members)
+            cause.paused_seconds += seconds
+            cause.core_seconds += seconds * sum(member.cores for member in members)
+            cause.byte_seconds += seconds * sum(member.memory_bytes for member in members)
 
     def _pausing(self, state: JobState) -> OpenFault | None:
         """The fault because of which nothing is trained now; None: something is, or for another reason."""
