@@ -1,6 +1,6 @@
-"""Durable state of a job: stores, checkpoint records, and what of an old record a changed job file can keep.
+"""Durable state of a job: stores, checkpoint records, and which parts of a record a changed job file can keep.
 
-Nothing of ours but `elastrec.platform.specs` may be imported here, and never torch: masters and parameter servers
+Of elastrec, only `elastrec.platform.specs` may be imported here, and never torch, because masters and parameter servers
 load this package.
 """
 

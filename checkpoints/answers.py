@@ -1,7 +1,7 @@
-"""What a part of a record answers for: virtual buckets of table groups, each from one version to another.
+"""The virtual buckets of table groups that a part of a record covers, each from one version to another.
 
-A bucket's version counts the saves and marks that it has seen (`trainers/parameter_server/storage`). A part that names
-a bucket and holds no row of it says that the bucket is empty; a bucket that no part names was not written.
+A bucket's version counts its saves and marks (`trainers/parameter_server/storage`). If a part covers a bucket and has
+no row of it, the bucket is empty; a bucket that no part covers was not written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 class BucketRun(msgspec.Struct, frozen=True, array_like=True):
-    """Buckets `first`, `first + step`, ... (`count` of them) that are answered for alike.
+    """Buckets `first`, `first + step`, ... (`count` of them) with the same versions.
 
-    Owners are dealt out in turn and saved together, so a part needs few of these whatever the number of buckets.
+    Buckets are assigned to owners in turn and saved together, so a part has few runs for any number of buckets.
 
     Attributes:
         from_version: lowest version of the changes that the part holds; 0: all that the buckets hold.
@@ -38,7 +38,7 @@ class BucketRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part answers for of one table group: tables whose rows lie together, in the order of their numbers."""
+    """The buckets of one table group that a part covers; a group is a list of tables whose rows are stored together."""
 
     tables: list[str]
     answers: list[BucketRun]
@@ -62,7 +62,7 @@ class GroupPart(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Versions:
-    """Buckets with the versions of what is held of them, [b] int64 each; see BucketRun."""
+    """Buckets with their versions in a part, [b] int64 each; see BucketRun."""
 
     buckets: Array
     first: Array
@@ -76,11 +76,11 @@ def answer(
     first: Array | int = 0,
     last: Array | int = 0,
 ) -> GroupPart:
-    """An answer for these buckets of a group.
+    """The covered buckets of a group.
 
     Args:
         buckets: [b], distinct.
-        first, last: [b] versions, or one for all; see BucketRun.
+        first, last: [b] versions, or a number for all; see BucketRun.
     """
     numbers = np.asarray(buckets, np.int64)
     order = np.argsort(numbers)

@@ -1,4 +1,4 @@
-"""Which records a store holds: the newest complete one, and those that nobody needs any more."""
+"""The records in a store: lists complete records, and deletes records that are not needed any more."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = structlog.get_logger(__name__)
 def list_records(store: str | Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
     """(URI, manifest) of the complete records of a job name, newest first; torn ones are skipped and logged.
 
-    Newest means: latest end of the data interval, then the job that wrote last, then the highest term, then most
-    steps. So a job that re-trains an old day does not displace yesterday's record, and within a job no clock is asked,
-    which may be set back while it runs. The record that a term continues from counts as one of that term: what an older
-    master commits after that is no newer.
+    Records are ordered by the end of the data interval, then by the job that wrote last, then by term, then by step. So
+    a job that trains an old day again does not displace yesterday's record, and the order within a job does not depend
+    on the clock, which may be set back. The record from which a term continues counts as a record of that term, so
+    records that an older master commits later are not newer.
     """
     opened = open_store(store) if isinstance(store, str) else store
     names = _names(opened, job_name, job_id)
@@ -59,7 +59,7 @@ def list_records(store: str | Store, job_name: str, job_id: str | None = None) -
 
 
 def _chain(manifest: RecordManifest, by_name: Mapping[str, RecordManifest]) -> list[str] | None:
-    """Names of the records that a record builds on, the next one first; None: one of them is not there."""
+    """Names of the records on which a record builds, the nearest first; None if one of them is missing."""
     names: list[str] = []
     while name := manifest.base:
         if name not in by_name or name in names:
@@ -70,9 +70,10 @@ def _chain(manifest: RecordManifest, by_name: Mapping[str, RecordManifest]) -> l
 
 
 def _bases(store: Store, job_name: str, records: list[tuple[str, RecordManifest]]) -> dict[str, int]:
-    """The highest term that continues from each record, by the record's name, which stays when a store is moved.
+    """The highest term that continues from each record, by the record's name, which does not change when a store is
+    moved.
 
-    Asked only of jobs of which there is something to order.
+    Only read for jobs with several records.
     """
     of_job = Counter(manifest.job_id for _, manifest in records)
     bases: dict[str, int] = {}
@@ -132,7 +133,7 @@ def newest_records(
 ) -> Iterator[Record]:
     """The complete records, newest first, in the order of `list_records`. Damaged ones are skipped and logged.
 
-    Manifest, sizes and indices are checked here; the arrays of a record are when they are read.
+    Manifest, sizes and indices are checked here; arrays are checked when they are read.
 
     Args:
         interval_end_at_most: ISO 8601, UTC without an offset; leaves out records trained on later data, so that a
@@ -170,14 +171,15 @@ def prune(
     Returns the URIs of the deleted folders.
 
     Args:
-        keep: complete periodic records of this job that stay, the newest ones; with those that they build on.
-        in_progress: URIs of records that are being written, or were just now: they stay in any case. Asked before each
-            deletion, for a store may take so long that another record has been begun since it was listed.
-        damaged: URIs of records that are known to be damaged: they go, and do not count among those that stay.
-        check: called before each deletion; what it raises ends the pruning.
+        keep: number of complete periodic records of this job that stay, the newest; records on which they build also
+            stay.
+        in_progress: returns the URIs of records that are being written, or were just written; they always stay. Called
+            before each deletion, because another record may have been begun since the store was listed.
+        damaged: URIs of damaged records, which are deleted and do not count as kept.
+        check: called before each deletion; an exception ends the pruning.
 
     Raises:
-        CheckpointError: the store failed; what was deleted until then is gone.
+        CheckpointError: the store failed; earlier deletions are not undone.
     """
     if keep < 0:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 0 and above")
@@ -186,7 +188,7 @@ def prune(
     listed = list_records(opened, job_name, job_id)
     by_name = {_name(uri): manifest for uri, manifest in listed}
     chains = {uri: _chain(manifest, by_name) or [] for uri, manifest in listed}
-    # What builds on a damaged record is damaged with it.
+    # Records that build on a damaged record are unusable, too.
     bad_names = {_name(uri) for uri in bad}
     bad |= {uri for uri, chain in chains.items() if bad_names & set(chain)}
     complete = [item for item in listed if item[0] not in bad]
@@ -195,27 +197,28 @@ def prune(
     needed = {name for uri in spared for name in chains[uri]}
     spared |= {uri for uri, _ in complete if _name(uri) in needed}
     folder, deleted = records_folder(job_name), []
-    # A writer that was killed may have left nothing but the beginning of an object.
+    # A killed writer may have left only an unfinished object.
     unfinished = {key.removeprefix(f"{folder}/").partition("/")[0] for key in opened.unfinished(folder)}
     unfinished = {name for name in unfinished if _is_of(name, job_id)}
     names = {*_names(opened, job_name, job_id), *unfinished}
-    # Of complete ones the newest first: what builds on a record goes before it.
+    # The newest complete records are deleted first, before the records on which they build.
     for name in [*sorted(names - by_name.keys()), *sorted(names & by_name.keys(), reverse=True)]:
         key = f"{folder}/{name}"
         uri = opened.child_uri(key)
-        # A manifest that cannot be read may be a newer format or a passing fault: not ours to throw away.
+        # An unreadable manifest may have a newer format, or the error may be temporary, so the record is not deleted.
         to_delete = uri in periodic or uri in bad
         if uri in {open_store(written).uri for written in in_progress()}:
             continue
         if uri in spared:
             if name in unfinished:
-                # Nobody writes into a complete record; a server that was killed has written its part again.
+                # No process writes into a complete record; unfinished objects are from killed servers that wrote their
+                # parts again.
                 check()
                 opened.delete_unfinished(key)
             continue
         if not to_delete and opened.exists(f"{key}/{MANIFEST}"):
             continue
-        # After the listing: a master whose records are in it has taken its term before.
+        # After the listing, because a master takes its term before it writes records.
         check()
         # Without its manifest a half-deleted record is torn, never complete with parts missing.
         opened.delete(f"{key}/{MANIFEST}")
@@ -232,13 +235,13 @@ def prune_final(
     """Deletes old final records of a job name, whichever job has made them. Returns the deleted URIs.
 
     Args:
-        keep: final records that stay: so many of the latest data, as `list_records` orders them, and so many that were
-            made last, so that the record of an older day that was trained again stays while it is evaluated.
-        kept: URIs that stay in any case.
-        check: called before each deletion; what it raises ends the pruning.
+        keep: this number of records of the latest data stay, in the order of `list_records`, and as many that were made
+            last, so that the record of an older day that was trained again stays while it is evaluated.
+        kept: URIs that always stay.
+        check: called before each deletion; an exception ends the pruning.
 
     Raises:
-        CheckpointError: the store failed; what was deleted until then is gone.
+        CheckpointError: the store failed; earlier deletions are not undone.
     """
     if keep < 1:
         raise CheckpointError(f"keep: {keep} is not allowed; allowed: 1 and above")
@@ -258,9 +261,9 @@ def prune_final(
 
 
 def discard(uri: str, *, may_be_complete: bool = False) -> bool:
-    """Deletes what a save that failed has left in its folder, so that it does not take the next one's room.
+    """Deletes the files of a failed save, to free their space.
 
-    True when it is gone; false when the folder holds a complete record, which stays unless `may_be_complete`.
+    Returns whether they were deleted; a complete record is not deleted unless `may_be_complete`.
 
     Raises:
         CheckpointError: the store failed.
@@ -272,7 +275,7 @@ def discard(uri: str, *, may_be_complete: bool = False) -> bool:
     elif opened.exists(MANIFEST):
         _log.warning("record not discarded", record=uri, reason="it is complete")
         return False
-    # The folder itself goes too: a store is asked for it by its parent.
+    # The folder itself is deleted, too, so this is a call of the parent's store.
     folder, _, name = uri.rstrip("/").rpartition("/")
     open_store(folder).delete_tree(name)
     _log.info("torn record discarded", record=uri)

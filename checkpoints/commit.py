@@ -1,4 +1,4 @@
-"""How a checkpoint record is made: model, optimiser and shard states of one moment, complete or not there at all.
+"""Commits checkpoint records: model, optimiser and shard states of one moment, either complete or invisible.
 
 A record is a folder `{store}/{job name}/records/{step:012d}-{job}-{random}/`. Servers write immutable parts into it in
 parallel; the master then writes the shard states and, last, the manifest. A folder without a valid manifest is torn:
@@ -41,12 +41,12 @@ def records_folder(job_name: str) -> str:
 
 
 def job_digits(job_id: str) -> str:
-    """The middle of a record's name: whose it is."""
+    """The middle of a record's name, which identifies the job."""
     return xxhash.xxh32_hexdigest(job_id.encode())
 
 
 def new_record_uri(store: str | Store, job_name: str, job_id: str, step: int) -> str:
-    """URI of a folder for a new record; nobody else gets the same. Nothing is written yet."""
+    """A unique URI of a folder for a new record. Nothing is written yet."""
     if step < 0:
         raise CheckpointError(f"step: {step} is not allowed; allowed: 0 and above")
     opened = open_store(store) if isinstance(store, str) else store
@@ -55,10 +55,10 @@ def new_record_uri(store: str | Store, job_name: str, job_id: str, step: int) ->
 
 
 def utc(moment: str) -> str:
-    """ISO 8601 text in UTC, so that texts sort as moments do; an empty text stays empty.
+    """ISO 8601 text in UTC, whose alphabetical order is the order of time; an empty text stays empty.
 
     Raises:
-        CheckpointError: it is no ISO 8601 moment.
+        CheckpointError: the text is not an ISO 8601 moment.
     """
     if not moment:
         return ""
@@ -89,18 +89,18 @@ def commit_record(
     base: str = "",
     check: Callable[[], object] = lambda: None,
 ) -> RecordManifest:
-    """Makes a record of a folder whose parts are all written: checks them, writes the positions, then the manifest.
+    """Completes a record after all of its parts were written: checks them, writes the positions, then the manifest.
 
     Args:
         uri: from `new_record_uri`.
-        positions: shard states as the master wants them back, opaque.
+        positions: shard states of the master, opaque.
         interval: ISO 8601 start and end of the job's data; without an offset they are UTC.
-        cut: of which save all parts must be; None: of any one.
-        base: URI of the record that the parts may build on; it lies beside this one.
-        check: called right before the manifest is written; what it raises leaves the folder without one.
+        cut: the save to which all parts must belong; None: any save, but the same for all.
+        base: URI of the record on which the parts may build, in the same folder.
+        check: called right before the manifest is written; if it raises, no manifest is written.
 
     Raises:
-        CheckpointError: a part is missing or damaged, parts contradict each other or leave a hole, or the folder is
+        CheckpointError: a part is missing or damaged, parts contradict each other or leave a gap, or the folder is
             already a record.
     """
     store = open_store(uri)
@@ -159,7 +159,7 @@ def _put_manifest(store: Store, data: bytes) -> None:
     if store.conditional_writes():
         written = store.put_if_absent(MANIFEST, data)
     else:
-        # Safe all the same: the folder's name is random and one master commits it once. Said, not hidden.
+        # Safe nevertheless, because the folder's name is random and one master commits it once; logged for the user.
         _log.warning("store without conditional puts", store=store.uri, consequence="a record's name alone is its lock")
         written = not store.exists(MANIFEST)
         if written:

@@ -1,4 +1,5 @@
-"""Whether parts make a record: every bucket of every table and every dense element once, all of one save. Pure."""
+"""Checks that parts form a record: every bucket of every table and every dense element exactly once, all of one save.
+Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ def check_parts(
     cut: str | None,
     where: str,
 ) -> list[DenseSummary]:
-    """That the parts together are one model of one save: nothing missing, nothing twice.
+    """Checks that the parts together are one model of one save, with nothing missing and nothing duplicated.
 
     Args:
         tables: of the job.
-        cut: of which save the parts must be; None: of any one.
+        cut: the save to which the parts must belong; None: any save, but the same for all.
 
     Returns:
         the layout of the dense parameters.
@@ -80,7 +81,7 @@ def names_of(parts: Sequence[PartManifest]) -> list[str]:
 
 
 def _check_buckets(parts: Sequence[PartManifest], tables: list[str], virtual_buckets: int, where: str) -> None:
-    """Each bucket of a group is answered for by exactly one part, once."""
+    """Checks that each bucket of a group is covered by exactly one part, once."""
     named = f"the tables {', '.join(tables)}"
     owners = np.full(virtual_buckets, -1, np.int64)
     for number, part in enumerate(parts):
@@ -111,14 +112,14 @@ def _check_buckets(parts: Sequence[PartManifest], tables: list[str], virtual_buc
 
 
 def is_delta(parts: Sequence[PartManifest]) -> bool:
-    """Whether a part holds only what has changed in a bucket."""
+    """Whether a part contains only changes of a bucket."""
     return any(run.from_version > 0 for part in parts for group in part.groups for run in group.answers)
 
 
 def check_base(
     parts: Sequence[PartManifest], base: Sequence[PartManifest], virtual_buckets: int, where: str, base_uri: str
 ) -> None:
-    """That what the parts hold of changes begins where the record that they build on ends.
+    """Checks that the changes in the parts begin where the base record ends.
 
     Raises:
         CheckpointError: names the first bucket where it does not.
@@ -145,7 +146,7 @@ def check_base(
 
 
 def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str) -> None:
-    """Each element of the dense parameters is answered for by exactly one part."""
+    """Checks that each element of the dense parameters is covered by exactly one part."""
     ranges = [(run, part.name) for part in parts for run in part.dense_runs()]
     position = 0
     for (start, end), name in sorted(ranges):
@@ -162,7 +163,7 @@ def _check_dense_ranges(parts: Sequence[PartManifest], elements: int, where: str
 
 
 def _places(part: PartManifest) -> Iterator[tuple[str, int]]:
-    """Where the parameters begin of which a part holds something, counted over all dense parameters of the job."""
+    """The first elements of the parameters of which a part has slices, counted over all dense parameters of the job."""
     runs = iter(part.dense_runs())
     place, end = 0, 0
     for dense in part.dense:
@@ -178,7 +179,7 @@ def _whole(name: str, slices: list[tuple[DenseSlice, str]], where: str) -> Dense
         raise CheckpointError(f"{where}: dense parameter {name} has the shapes {sorted(shapes)} in different parts")
     shape = shapes.pop()
     position, last = 0, "nobody"
-    # Empty slices say nothing about coverage.
+    # Empty slices do not count for coverage.
     for dense, part in sorted(((d, p) for d, p in slices if d.length), key=lambda item: item[0].start):
         if dense.start != position:
             problem = "missing" if dense.start > position else "written twice"

@@ -6,12 +6,13 @@ from elastrec.platform.specs.errors import CheckpointError
 
 
 class DamagedRecordError(CheckpointError):
-    """A record is incomplete or its bytes are not those that were written: skip it and use another."""
+    """A record is incomplete, or its bytes are not those that were written; another record must be used."""
 
 
 class StoreError(CheckpointError):
-    """The store could not be asked, or refused: that says nothing about its records, and a later try may succeed."""
+    """The store is not reachable or refused. This does not mean that its records are damaged, and a retry may
+    succeed."""
 
 
 class NotConditionalError(StoreError):
-    """The store does not know conditional puts, and has written nothing."""
+    """The store does not support conditional puts, and has written nothing."""

@@ -1,7 +1,7 @@
-"""What lies in a record, for people: its tables and parameters, and one row by its id.
+"""Describes the contents of a record for people: its tables and parameters, and one row by its id.
 
-A row is found without reading its table: its bucket follows from table and id alone, by the same hash with which
-parameter servers place rows.
+To find a row, only its bucket is read, which depends on table and id, by the hash with which parameter servers place
+rows.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class RecordFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record knows of one id.
+    """The entry of one id in a record.
 
     Attributes:
         found: `row`; `candidate`: seen, but not often enough to have a row; `absent`.
         optimizer_state: by name; empty unless it is a row.
-        sightings: of a candidate; a row does not count them any more (None).
-        last_seen_unix_seconds: None where the table does not record it; of a candidate of a record
-            of format 1 the end of that minute.
+        sightings: of a candidate; None for a row, which does not count them any more.
+        last_seen_unix_seconds: None if the table does not record it; for a candidate in a record of format 1, the end
+        of the minute.
     """
 
     table: str
@@ -86,7 +86,7 @@ class RowFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record_facts(record: Record) -> RecordFacts:
-    """The outline, from the manifest alone."""
+    """The outline of a record, from its manifest."""
     manifest = record.manifest
     sizes: dict[str, int] = {}
     for part in manifest.parts:
@@ -134,10 +134,10 @@ def bucket_of(row_id: int, table: str, virtual_buckets: int) -> int:
 
 
 def find_row(record: Record, table: str, row_id: int) -> RowFacts:
-    """One id's row, read from its bucket alone.
+    """The row of one id; only its bucket is read.
 
     Args:
-        row_id: as it is trained: encoded, and taken modulo the table's `hash_size` if it has one.
+        row_id: the encoded id, modulo the table's `hash_size` if it has one.
 
     Raises:
         CheckpointError: no such table, or the bucket is damaged.
@@ -158,7 +158,7 @@ def find_row(record: Record, table: str, row_id: int) -> RowFacts:
 def _in_record(
     record: Record, table: str, row_id: int, bucket: int, summary: TableSummary
 ) -> tuple[RowFacts | None, bool]:
-    """What one record says of an id (None: nothing), and whether it holds all of its bucket."""
+    """The entry of an id in one record (None if there is none), and whether the record contains the whole bucket."""
     kinds, is_deleted = (SectionKind.ROWS, SectionKind.CANDIDATES, SectionKind.DELETED), False
     is_whole = not any(share.first.any() for share in record.shares([bucket]) if table in share.tables)
     for rows in record.rows(table, [bucket], kinds):

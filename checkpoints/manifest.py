@@ -26,22 +26,22 @@ class RecordKind(StrEnum):
 
 
 class Contents(StrEnum):
-    """What a record holds of the model; a reader refuses what it does not know."""
+    """The contents of a record; a reader refuses unknown values."""
 
     FULL = "full"
-    DELTA = "delta"  # of some buckets only what has changed since its base
+    DELTA = "delta"  # of some buckets only the changes since its base
 
 
 class RecordManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a reader must know of a record.
+    """Everything that a reader needs to know about a record.
 
     Attributes:
-        step: what the master counts, by custom samples trained; orders the records of one term of one job.
-        term: of the master that committed it; 0: of a master before there were terms.
+        step: the master's counter, usually trained samples; orders the records of one term of one job.
+        term: of the master that committed it; 0: of a version without terms.
         interval_start, interval_end: ISO 8601 bounds of the data that the job trains on; empty when unknown.
         positions_file: object with the shard states, opaque JSON; `positions_checksum` is its xxh3-64.
-        base: name of the folder, beside this one, of the record that a delta builds on; empty: of none.
-        attributes: free text for people and for later rooms.
+        base: name of the record on which a delta builds, in the same folder as this one; empty: none.
+        attributes: text for people and for other rooms.
     """
 
     format_version: int
@@ -90,11 +90,11 @@ def encode_manifest(manifest: RecordManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, where: str) -> RecordManifest:
-    """Reads what `encode_manifest` wrote.
+    """Reads the bytes of `encode_manifest`.
 
     Raises:
-        DamagedRecordError: damaged or something else.
-        CheckpointError: of a newer format.
+        DamagedRecordError: the bytes are damaged or something else.
+        CheckpointError: the manifest has a newer format.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)

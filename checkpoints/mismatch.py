@@ -1,4 +1,4 @@
-"""What of an old record a job can continue from when its job file has changed. Pure; asked before any pod starts.
+"""Decides which parts of a record a job with a changed job file can keep. Pure; called before any pod starts.
 
 | what changed                              | decision                                                               |
 |-------------------------------------------|------------------------------------------------------------------------|
@@ -62,9 +62,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         what: `table` or `dense`.
         name: of the table or dense parameter; `*` for all dense parameters while their shapes are unknown.
-        old, new: the two sides in words, empty where there is none.
+        old, new: the two sides in words; empty if absent.
         field: path in the job file, for messages.
-        remedy: what the user can do about a refusal.
+        remedy: what the user can do if it is refused.
     """
 
     what: Literal["table", "dense"]
@@ -84,7 +84,7 @@ class Adaptation(msgspec.Struct, frozen=True):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the record fits as it is."""
+        """Whether the record fits without changes."""
         return all(decision.verdict is Verdict.KEPT for decision in self.decisions)
 
     @property
@@ -100,7 +100,7 @@ class Adaptation(msgspec.Struct, frozen=True):
         return self._verdict("table", name)
 
     def dense(self, name: str) -> Verdict:
-        """The verdict on one dense parameter; that on all of them while shapes were unknown.
+        """The verdict on one dense parameter, or on all of them if shapes were unknown.
 
         Raises:
             KeyError: neither record nor job has it.
@@ -150,10 +150,10 @@ class Adaptation(msgspec.Struct, frozen=True):
 
 
 def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary] | None = None) -> Adaptation:
-    """What of a record's model (`record.manifest.model`) a job continues from; the rules stand at this file's head.
+    """Compares a record's model (`record.manifest.model`) with a job, by the rules at the top of this file.
 
     Args:
-        dense: names and shapes of the job's network; None before a worker has built it: then one line speaks for all
+        dense: names and shapes of the job's network; None before a worker has built it: then one line describes all
             dense parameters.
     """
     new = summarize(job)
@@ -193,7 +193,7 @@ def _text(table: TableSummary) -> str:
 
 
 def _other_steps(record: ModelSummary, job: TrainingJob) -> list[str]:
-    """Features of both sides whose steps differ; figures that are still to be fitted differ from none."""
+    """Features of both sides whose steps differ; figures that must still be fitted count as equal to any figures."""
     data, before = job.spec.data, steps_of(record)
     known = {*record.dense_features, *record.sparse_features}
     features = {feature.name: feature for feature in data.described_features if feature.name in known}
@@ -253,7 +253,7 @@ def _table(
 
 
 def _without_state(old: Sequence[SegmentSummary], new: Sequence[SegmentSummary]) -> list[tuple[str, str]]:
-    """(field, reason) of each segment whose state begins anew; both sides have the same columns."""
+    """(field, reason) of each segment whose state is initialised again; both sides have the same columns."""
     changed, column = [], 0
     for segment in new:
         if covering(old, column, segment) is None:

@@ -40,7 +40,7 @@ MAGIC = b"ELRPART2"
 TRAILER = struct.Struct("<QQQ8s")
 ALIGNMENT_BYTES = 64
 CHUNK_BYTES = 4 * 2**20
-"""Of the rows of a chunk, by custom: what is read, checked and entered at once."""
+"""Usual size of the rows of a chunk, which are read, checked and entered together."""
 _WRITE_BYTES = 8 * 2**20
 
 
@@ -64,17 +64,17 @@ class DenseSlice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the record must know to find and trust a part. Small: it rides on a heartbeat.
+    """The facts by which a record finds and verifies a part. Small, because it is sent with a heartbeat.
 
     Attributes:
-        groups: what the part answers for of each table group.
-        buckets: format 1: virtual buckets that the part answers for, of all tables; None: written before parts said so.
-        dense_ranges: first element and one past the last of each run of the job's dense parameters, one after the other
-            in the order of their layout, that the part answers for. `dense`, in the same order, says what they hold.
-        dense_buckets: of which these are the elements, as numbers of dense buckets; their marks are in the part.
-        dense_range: the only run of a part that was written before there could be several.
-        generation: of the job, counted in rollbacks, when the part was written.
-        cut: of which save it is; parts of one record are of one.
+        groups: the buckets of each table group that the part covers.
+        buckets: format 1: virtual buckets of all tables that the part covers; None in parts that do not list them.
+        dense_ranges: first element and one past the last of each run of the job's dense parameters that the part
+            covers, counted in the order of their layout. `dense` describes the runs in the same order.
+        dense_buckets: numbers of the dense buckets of these elements; their marks are in the part.
+        dense_range: the only run of a part of an older format.
+        generation: the job's number of rollbacks when the part was written.
+        cut: the save to which the part belongs; the same for all parts of a record.
     """
 
     name: str
@@ -95,7 +95,7 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     cut: str = ""
 
     def dense_runs(self) -> list[tuple[int, int]]:
-        """What the part answers for of the dense parameters, whichever version wrote it."""
+        """The runs of dense parameters that the part covers, for parts of all formats."""
         return self.dense_ranges if self.dense_range is None else [self.dense_range]
 
     def to_json(self) -> bytes:
@@ -103,10 +103,10 @@ class PartManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @classmethod
     def from_json(cls, data: bytes) -> PartManifest:
-        """Reads what `to_json` wrote.
+        """Reads the text of `to_json`.
 
         Raises:
-            CheckpointError: it is something else.
+            CheckpointError: the text is something else.
         """
         try:
             return msgspec.json.decode(data, type=cls)
@@ -132,9 +132,9 @@ def _chunks(array: np.ndarray[Any, Any]) -> Iterator[memoryview]:
 
 
 class PartWriter:
-    """Streams one part into a record's folder; memory in use stays at a few chunks beyond the arrays given.
+    """Streams one part into a record's folder; uses memory for a few chunks in addition to the given arrays.
 
-    As a context manager it aborts when the block raised or `finish` was not called. Not thread-safe.
+    As a context manager, it aborts if the block raised or `finish` was not called. Not thread-safe.
 
         groups = [answer(["ad", "user"], owned_buckets)]
         with PartWriter(save_order.uri, pod_name, groups=groups, dense_ranges=[(0, 3400)]) as writer:
@@ -170,7 +170,7 @@ class PartWriter:
         self._cut = cut
         self._dense_ranges, self._dense_buckets = list(dense_ranges), list(dense_buckets)
         self._generation = generation
-        # A server that was killed and is ordered to save again must not find the file that it left behind.
+        # If a server was killed and saves again, it must not find its earlier file.
         self._file = checked_key(f"parts/{name}-{uuid.uuid4().hex[:8]}.bin")
         self._writer = store.open_write(self._file)
         self._position = 0
@@ -191,17 +191,18 @@ class PartWriter:
         columns: Mapping[str, np.ndarray[Any, Any]],
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
-        """Writes what some buckets of a table group hold, bucket after bucket; a bucket may go on in a later chunk.
+        """Writes the contents of some buckets of a table group, bucket after bucket; a bucket may continue in a later
+        chunk.
 
         Args:
             group: number in `groups`.
-            buckets, counts: [b] integers, and how many entries of the columns each has.
+            buckets, counts: [b] integers, and the number of entries of the columns that belong to each bucket.
             columns: [n, ...] each; `ids` [n] int64 and `tables` [n], numbers of tables in the group, are
                 among them. By custom rows have `versions` [n] uint32, `state` [n, S] and `values` [n, D] float32.
                 Or rows as `cells` alone (`rows.CELLS`), with their attributes; of LINES any.
 
         Raises:
-            CheckpointError: the part does not answer for a bucket, or lengths differ.
+            CheckpointError: the part does not cover a bucket, or lengths differ.
         """
         where = f"part {self._name}: {kind} of {self._groups[group].tables}"
         buckets, counts = np.asarray(buckets, "<i4"), np.asarray(counts, "<i8")
@@ -227,7 +228,7 @@ class PartWriter:
             self._bytes[name] += written * entries // total
 
     def write_marks(self, data: bytes) -> None:
-        """Writes what of the workers' pushes is in the part's buckets, opaque; once.
+        """Writes the marks of the pushes that are contained in the part's buckets, as opaque bytes; once.
 
         Raises:
             CheckpointError: it was already written.
@@ -264,7 +265,7 @@ class PartWriter:
                 f"{where}: a slice of shape {arrays['value'].shape} from {start} does not fit {total} elements"
             )
         if length == 0 and total:
-            return  # an empty share would have the same key as the share that begins there
+            return  # an empty slice would have the same key as the slice that begins there
         self.write(SectionKey(SectionKind.DENSE, parameter, start), arrays, attributes)
         dtype = stored_dtype(arrays["value"].dtype, where).str
         self._dense.append(DenseSlice(name=parameter, shape=tuple(shape), start=start, length=length, dtype=dtype))
@@ -278,7 +279,7 @@ class PartWriter:
         packed_buckets: bytes = b"",
         packed_counts: bytes = b"",
     ) -> int:
-        """Writes a section and returns its bytes; `write_chunk` and `write_dense` are the usual ways in.
+        """Writes a section and returns its bytes; usually called by `write_chunk` and `write_dense`.
 
         Raises:
             CheckpointError: the section was already written, or an array's dtype is not a plain number or boolean.
@@ -308,11 +309,10 @@ class PartWriter:
         self._position += len(data)
 
     def finish(self, held: Mapping[str, int] | None = None) -> PartManifest:
-        """Makes the part durable and returns what the record needs; again the same when called twice.
+        """Makes the part durable and returns its manifest; a second call returns the same.
 
         Args:
-            held: rows by table that the part's buckets hold, where it holds what has changed in them; default: those
-                that were written.
+            held: for a part with changes only: all rows of its buckets, by table; default: the rows that were written.
         """
         if self._manifest is not None:
             return self._manifest

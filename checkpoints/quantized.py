@@ -1,8 +1,9 @@
-"""Values of rows as int8 with a scale per row and segment: a quarter of the bytes, and not the same numbers again.
+"""Values of rows as int8 with a scale per row and segment: a quarter of the bytes, with a loss of precision.
 
-Symmetric and linear: a number becomes the nearest of 255 multiples of the largest one of its row's segment ÷ 127, so
-that it moves by at most a 254th of that one. DLRover-RM does not have it; Check-N-Run (Eisenman et al., NSDI 2022)
-found that recommendation models bear it as long as restores are few.
+The quantization is symmetric and linear: a number is rounded to the nearest of 255 multiples of the largest absolute
+value of its row's segment ÷ 127, so it changes by at most a 254th of that value. DLRover-RM does not have it;
+Check-N-Run (Eisenman et al., NSDI 2022) found that it does not harm recommendation models as long as there are few
+restores.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ Array = np.ndarray[Any, Any]
 Columns = dict[str, Array]
 
 STEPS = 127
-"""From zero to the largest number."""
+"""Number of steps from zero to the largest number."""
 VALUES, QUANTIZED, SCALES, WIDTHS = "values", "quantized_values", "scales", "segment_widths"
 
 
 def quantized(columns: Columns, widths: Sequence[int]) -> tuple[Columns, dict[str, Attribute]]:
-    """Rows' columns with `quantized_values` [n, D] int8 and `scales` [n, k] float32 in place of `values` [n, D].
+    """Rows' columns with `quantized_values` [n, D] int8 and `scales` [n, k] float32 instead of `values` [n, D].
 
     Args:
-        widths: numbers of each of the k segments, D together.
+        widths: number of values of each of the k segments; their sum is D.
 
     Returns:
         the columns, and the attributes that their section needs to be read.
@@ -35,7 +36,7 @@ def quantized(columns: Columns, widths: Sequence[int]) -> tuple[Columns, dict[st
     values = columns[VALUES]
     starts = np.cumsum([0, *widths[:-1]])
     scales = np.maximum.reduceat(np.abs(values), starts, axis=1) / np.float32(STEPS)
-    # A segment of zeros stays one; what is not finite stays not finite by its scale.
+    # A segment of zeros stays zero; values that are not finite stay so because of their scale.
     divisors = np.repeat(np.where(np.isfinite(scales) & (scales > 0), scales, np.float32(1)), widths, axis=1)
     with np.errstate(invalid="ignore"):
         steps = np.nan_to_num(np.rint(values / divisors), nan=1, posinf=STEPS, neginf=-STEPS)
@@ -48,7 +49,7 @@ def dequantized(columns: Columns, attributes: dict[str, Attribute], where: str) 
     """Rows' columns with `values` [n, D] float32 again; those that were not quantized are returned as they are.
 
     Raises:
-        DamagedRecordError: the section does not say which segments its rows have.
+        DamagedRecordError: the section does not match the segments of its rows.
     """
     if QUANTIZED not in columns:
         return columns

@@ -1,4 +1,4 @@
-"""Reading a record: its manifest, what it holds of buckets, its dense parameters, the shard states."""
+"""Reads records: the manifest, rows by bucket, dense parameters and shard states."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.errors import CheckpointError
 
 READ_AHEAD_BYTES = 16 * 2**20
-"""Neighbouring sections are fetched together up to this size, by readers side by side all together: a request to S3
-costs as long as about 1 MiB."""
+"""Adjacent sections are fetched together up to this size, which all concurrent readers share: a request to S3 takes as
+long as reading about 1 MiB."""
 
 _LONGEST_CHAIN = 1001
 
@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Record:
-    """An opened record. Thread-safe. Indices of parts are read when something of theirs is.
+    """An opened record. Thread-safe. The index of a part is read at the first access to the part.
 
     Attributes:
         uri: the record's folder.
@@ -74,7 +74,7 @@ class Record:
         return sections
 
     def check(self) -> None:
-        """Looks at sizes and indices of all parts, at no array.
+        """Checks sizes and indices of all parts, but no arrays.
 
         Raises:
             DamagedRecordError: a part is missing, of another length, or its index is damaged.
@@ -83,10 +83,10 @@ class Record:
             self.index(part)
 
     def chain(self) -> list[Record]:
-        """The records that together hold what this one stands for: a full one first, then deltas, this one last.
+        """The records that together make up this state: a full record first, then deltas, this one last.
 
         Raises:
-            DamagedRecordError: one of them is not there, or its manifest is damaged.
+            DamagedRecordError: one of them is missing, or its manifest is damaged.
         """
         records = [self]
         while name := records[0].manifest.base:
@@ -96,7 +96,7 @@ class Record:
         return records
 
     def shares(self, buckets: Iterable[int] | Array | None = None) -> list[Share]:
-        """What the parts hold of these buckets; all for None. No index is read yet."""
+        """The shares of the parts in these buckets (None: all buckets). No index is read yet."""
         numbers = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
         shares = []
         for part in self.manifest.parts:
@@ -119,7 +119,7 @@ class Record:
         return shares
 
     def marks(self, part: PartManifest) -> bytes | None:
-        """What `PartWriter.write_marks` was given; None: the part was written without.
+        """The marks that `PartWriter.write_marks` wrote; None if the part has none.
 
         Raises:
             DamagedRecordError: the part, its index or an array is damaged.
@@ -130,7 +130,7 @@ class Record:
     def rows(
         self, table: str, buckets: Iterable[int] | None = None, kinds: Sequence[SectionKind] = (SectionKind.ROWS,)
     ) -> Iterator[BucketRows]:
-        """What buckets hold, of all tables that lie with this one in a group; of a delta what is in it.
+        """Rows of buckets, for all tables in the group of this table; of a delta only its changes.
 
         Raises:
             DamagedRecordError: a part, its index or an array is damaged.
@@ -142,10 +142,10 @@ class Record:
     def read(
         self, part: PartManifest, entries: Iterable[SectionEntry], readers: int = 1
     ) -> Iterator[tuple[SectionEntry, Arrays]]:
-        """Sections of a part in the order of their bytes, neighbours fetched together; every array is checked.
+        """Reads sections of a part in the order of their bytes, adjacent ones together; every array is checked.
 
         Args:
-            readers: that do so side by side and share READ_AHEAD_BYTES.
+            readers: number of concurrent readers, which share READ_AHEAD_BYTES.
 
         Raises:
             DamagedRecordError: an array is damaged, or the part is shorter than it was.
@@ -167,7 +167,8 @@ class Record:
 
     def _bytes(self, part: PartManifest, start: int, end: int) -> Array:
         try:
-            # Into memory that is free again after its rows: pages of a mapped file would count as the process's.
+            # Read into memory that is freed afterwards, because pages of a mapped file would count as memory of the
+            # process.
             return np.frombuffer(self._store.get_range(part.file, start, end - start), dtype=np.uint8)
         except (DamagedRecordError, StoreError):
             raise
@@ -189,7 +190,7 @@ class Record:
         return raw.view(entry.dtype).reshape(entry.shape)
 
     def dense(self, parameter: str) -> Arrays:
-        """One dense parameter put together from its slices: `value` and optimiser state.
+        """One dense parameter, assembled from its slices: `value` and optimiser state.
 
         Returns:
             arrays of the parameter's whole shape; arrays that were scalars in every slice stay scalars (the first
@@ -213,10 +214,10 @@ class Record:
         return parameters
 
     def dense_runs(self, parameter: str, within: tuple[int, int] | None = None) -> Iterator[tuple[int, Arrays]]:
-        """The runs of one dense parameter, each whole: its first element and arrays.
+        """The runs of one dense parameter, each with its first element and its arrays.
 
         Args:
-            within: first element and one past the last; runs that hold none of these are not read. None: all.
+            within: first element and one past the last; only runs with some of these are read, completely. None: all.
 
         Raises:
             DamagedRecordError: a run is damaged.
@@ -237,9 +238,9 @@ class Record:
 
 
 def _neighbours(entries: Iterable[SectionEntry], most_bytes: int) -> Iterator[tuple[int, int, list[SectionEntry]]]:
-    """Runs of sections that lie closely behind each other, each run at most so many bytes or one section long.
+    """Groups sections that are close together in the part; each run has at most the given bytes, or one section.
 
-    With each run its first byte in the part, and one past its last.
+    Each run comes with its first byte in the part, and one past its last.
     """
     group: list[SectionEntry] = []
     start = end = 0
@@ -259,10 +260,10 @@ def open_record(uri: str, through: Callable[[Store], Store] = lambda store: stor
     """Opens a complete record: the manifest is checked now, an index and each array when it is read.
 
     Args:
-        through: by which its parts are read, and those of the records that it builds on (`flash.MemoryStore`).
+        through: makes the stores from which the parts of the record and of its bases are read (`flash.MemoryStore`).
 
     Raises:
-        CheckpointError: the folder is no record, or its manifest is damaged; says where.
+        CheckpointError: the folder is not a record, or its manifest is damaged.
     """
     store = open_store(uri)
     return Record(through(store), read_manifest(store), through)

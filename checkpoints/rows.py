@@ -1,7 +1,7 @@
-"""What buckets hold, as it is read from a record: columns over many buckets, whatever format it was written in.
+"""The contents of buckets in a record, as columns over many buckets, for all formats.
 
-Rows that were written whole stand as cells, words in the order in which a server holds them, so that it takes them in
-as they are. All other readers take their columns.
+Full records contain rows as cells, whose words are in the order in which a server keeps them, so that a server can copy
+them. All other readers convert them to columns.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ CELLS = "cells"
 """Rows as one array [n, W] uint32. Words of a cell: id (two), version, number of the table in the group (the lower half
 of a word), last sighting if kept, then state and values as float32."""
 SEEN_WORD, STATE_WORD, VALUE_WORD = "seen_word", "state_word", "value_word"
-"""Attributes of a section with cells: where these begin; a `seen_word` of 0: no last sighting is kept."""
+"""Attributes of a section with cells: the first words of the columns; `seen_word` is 0 if there is no last sighting."""
 
 _ID, _VERSION, _TABLE = 0, 2, 3
 _TABLE_BITS = 0xFFFF
 _MINUTES = (1 << 23) - 1
-"""Format 1 keeps so many low bits of a candidate's minute, 16 years."""
+"""Number of low bits of a candidate's minute that format 1 keeps (16 years)."""
 
 
 def cell_ids(cells: Array) -> Array:
@@ -62,7 +62,7 @@ def cell_columns(cells: Array, seen_word: int, state_word: int, value_word: int)
 
 
 def _of_cells(arrays: Arrays, attributes: dict[str, Attribute], where: str) -> Arrays:
-    """Columns in place of cells; others as they are."""
+    """Converts cells to columns; other arrays stay unchanged."""
     if CELLS not in arrays:
         return arrays
     cells, words = arrays[CELLS], [attributes.get(name) for name in (SEEN_WORD, STATE_WORD, VALUE_WORD)]
@@ -73,18 +73,18 @@ def _of_cells(arrays: Arrays, attributes: dict[str, Attribute], where: str) -> A
 
 
 def stored_names(columns: Sequence[str]) -> list[str]:
-    """The arrays that hold these columns, in whichever way they were written."""
+    """The names of the arrays that contain these columns, for all formats."""
     return [*columns, CELLS, *((QUANTIZED, SCALES) if VALUES in columns else ())]
 
 
 @dataclass(frozen=True)
 class BucketRows:
-    """Rows, candidates or deleted ids of some buckets of one table group; a bucket may go on in a later one.
+    """Rows, candidates or deleted ids of some buckets of one table group; a bucket may continue in a later one.
 
     Attributes:
         where: the part that holds them, for messages.
         tables: names of the group's tables.
-        buckets, counts: [b] int32, int64: how many entries of the columns each bucket has, one after the other.
+        buckets, counts: [b] int32, int64: the buckets, and the number of consecutive entries of each.
         columns: [n, ...] each: `ids` int64 and `tables`, numbers in `tables`; of rows `versions` uint32, `values`
             [n, D] float32, and where they were kept `state` [n, S] float32 and `last_seen` uint32, seconds since the
             epoch; of candidates `sightings` and `last_seen`.
@@ -106,7 +106,7 @@ class BucketRows:
         return np.repeat(self.buckets, self.counts)
 
     def of_buckets(self, buckets: Array | None) -> BucketRows:
-        """The entries of these buckets; all for None."""
+        """The entries of these buckets (None: all)."""
         if buckets is None:
             return self
         kept = np.isin(self.buckets, buckets)
@@ -117,7 +117,7 @@ class BucketRows:
         return BucketRows(self.kind, self.where, self.tables, self.buckets[kept], self.counts[kept], columns)
 
     def entries(self, chosen: Array) -> Arrays:
-        """The columns of chosen entries, a mask [n] or numbers; the columns themselves where the mask is all true."""
+        """The columns of chosen entries, given as a mask [n] or numbers; without a copy if the mask is all true."""
         if chosen.dtype == np.bool_ and chosen.all():
             return self.columns
         return {name: column[chosen] for name, column in self.columns.items()}

@@ -1,4 +1,4 @@
-"""Sections of a part: named arrays that are written and read together, each with its place and checksum."""
+"""Sections of a part: named arrays that are written and read together, each with its position and checksum."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Attribute = int | float | str | bool
 
 
 class SectionKind(StrEnum):
-    """What a section holds."""
+    """The contents of a section."""
 
     ROWS = "rows"  # rows of many virtual buckets of one table group, as columns or as cells
-    LINES = "lines"  # of such cells, by bucket: where a server's index has their ids; readers do without
-    CANDIDATES = "candidates"  # ids of them that were not seen often enough to have a row
-    DELETED = "deleted"  # ids of them that are gone since the record before
-    MARKS = "marks"  # what of the workers' pushes is in the part's buckets, opaque bytes
+    LINES = "lines"  # by bucket, the positions of such cells' ids in a server's index; readers may ignore them
+    CANDIDATES = "candidates"  # ids that were not seen often enough to have a row
+    DELETED = "deleted"  # ids of rows that were deleted since the previous record
+    MARKS = "marks"  # marks of the pushes that are contained in the part's buckets, opaque bytes
     TABLE = "table"  # format 1: rows and candidates of one virtual bucket of one table
     DENSE = "dense"  # a slice of one dense parameter and its optimiser state
 
@@ -87,7 +87,7 @@ class SectionEntry(msgspec.Struct, frozen=True, array_like=True):
         return np.frombuffer(self.packed_counts, "<i8")
 
     def with_arrays(self, names: Sequence[str]) -> SectionEntry:
-        """The section with these of its arrays alone."""
+        """The section with only these of its arrays."""
         return msgspec.structs.replace(self, arrays=[array for array in self.arrays if array.name in names])
 
     @property
@@ -103,7 +103,7 @@ def stored_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
     """The dtype as which numbers are written.
 
     Raises:
-        CheckpointError: it is no plain number or boolean.
+        CheckpointError: the dtype is not a plain number or boolean.
     """
     if dtype.kind not in "biuf":
         raise CheckpointError(f"{where} has dtype {dtype}; allowed: booleans, integers and floating point numbers")

@@ -1,4 +1,4 @@
-"""What parts of records hold of table groups and buckets, read chunk by chunk."""
+"""Reads the contents of table groups and buckets from parts of records, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 KINDS = (SectionKind.DELETED, SectionKind.ROWS, SectionKind.CANDIDATES)
-"""In the order in which they are taken in: what is gone may have come back."""
+"""The order in which they must be applied, because a deleted id may have been added again."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one part holds of one table group, or of some buckets of it.
+    """The contents of one table group in one part, or of some of its buckets.
 
     Attributes:
-        group: number in the part's groups; of a part of format 1 always 0, for all tables.
+        group: number in the part's groups; in parts of format 1 always 0, for all tables.
         tables: names; empty for format 1, whose sections name their table.
-        buckets: those that are read, None: all that the part holds.
-        answered: [b] those of them that the part answers for; format 1: none.
-        first, last: [b] versions of these, see BucketRun.
+        buckets: buckets to be read; None: all in the part.
+        answered: [b] those of them that the part covers; format 1: none.
+        first, last: [b] their versions, see BucketRun.
     """
 
     record: Record
@@ -48,14 +48,14 @@ class Share:
         return f"{self.record.uri}/{self.part.file}"
 
     def of(self, chosen: Array) -> Share:
-        """What it holds of some of the buckets that it answers for: a mask [b]."""
+        """The share in some of its covered buckets, given as a mask [b]."""
         if chosen.all():
             return self
         answered = self.answered[chosen]
         return replace(self, buckets=answered, answered=answered, first=self.first[chosen], last=self.last[chosen])
 
     def entries(self, kind: SectionKind) -> list[SectionEntry]:
-        """The sections of one kind that hold something of the buckets."""
+        """The sections of one kind that contain entries of the buckets."""
         entries = [entry for entry in self.record.index(self.part) if entry.key.kind is kind]
         if kind is SectionKind.TABLE:
             buckets = None if self.buckets is None else set(self.buckets.tolist())
@@ -64,7 +64,8 @@ class Share:
         return [entry for entry in of_group if self.buckets is None or np.isin(entry.buckets, self.buckets).any()]
 
     def row_counts(self) -> tuple[Array, Array]:
-        """Buckets with rows, [b] int64 each once, and how many; from the part's index alone. Format 1: none."""
+        """Distinct buckets with rows, [b] int64, and their numbers of rows, from the part's index. Empty for format
+        1."""
         entries = self.entries(SectionKind.ROWS)
         buckets = np.concatenate([np.empty(0, np.int32), *(entry.buckets for entry in entries)]).astype(np.int64)
         counts = np.concatenate([np.empty(0, np.int64), *(entry.counts for entry in entries)])
@@ -75,12 +76,13 @@ class Share:
         return once, np.bincount(places, counts, len(once)).astype(np.int64)
 
     def read(self, kinds: Sequence[SectionKind] = KINDS, columns: Sequence[str] | None = None) -> Iterator[BucketRows]:
-        """What the buckets hold, chunk by chunk: all of one kind before the next.
+        """The contents of the buckets, chunk by chunk: all of one kind before the next.
 
-        Memory in use stays near twice READ_AHEAD_BYTES: the caller still has the last chunk of what was fetched before.
+        Uses about twice READ_AHEAD_BYTES of memory, because the caller still holds the last chunk of the previous
+        fetch.
 
         Args:
-            columns: that are fetched, `ids` and `tables` among them; None: all.
+            columns: to be fetched, including `ids` and `tables`; None: all.
 
         Raises:
             DamagedRecordError: the part, its index or an array is damaged.
@@ -103,14 +105,14 @@ class Share:
             yield chunk(entry, arrays, self.tables, self.where).of_buckets(self.buckets)
 
     def readers(self, kind: SectionKind, count: int) -> list[Iterator[BucketRows]]:
-        """As `read` of one kind, by at most so many readers side by side, each of chunks that follow each other.
+        """Like `read` of one kind, with at most the given number of concurrent readers, each for consecutive chunks.
 
-        All of them together fetch no more at once than one reader would, or a section each. Not for a part of format 1.
+        Together they fetch no more at once than one reader would, or one section each. Not for parts of format 1.
         """
         return [self._chunks(sections) for sections in self.sections(self.entries(kind), count)]
 
     def sections(self, entries: Iterable[SectionEntry], count: int) -> list[Iterator[tuple[SectionEntry, Arrays]]]:
-        """Sections as they were written, by readers as those of `readers`."""
+        """Sections as they were written, read like `readers`."""
         ordered = sorted(entries, key=lambda entry: entry.span)
         ends = [len(ordered) * number // count for number in range(count + 1)]
         runs = [ordered[start:end] for start, end in itertools.pairwise(ends) if start < end]
@@ -118,9 +120,9 @@ class Share:
 
 
 def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None = None) -> Iterator[Share]:
-    """What records that build on each other hold of buckets, in the order in which it is taken in.
+    """The shares of a chain of records in buckets, in the order in which they must be applied.
 
-    What a later record holds whole is left out of those before it.
+    Buckets that a later record contains completely are left out of the records before it.
     """
     numbers = None if buckets is None else np.unique(np.fromiter(buckets, np.int64))
     last_full: dict[tuple[str, ...], Array] = {}

@@ -1,4 +1,4 @@
-"""What a record says of the model inside it: enough to decide, without torch, whether a job can continue from it."""
+"""The summary of a record's model, from which can be decided, without torch, whether a job can continue from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS: TypeAdapter[dict[str, Steps]] = TypeAdapter(dict[str, Steps])
 
 
 class SegmentSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Neighbouring numbers of a row that one rule updates; see RowSegment."""
+    """Adjacent numbers of a row with the same update rule; see RowSegment."""
 
     name: str
     width: int
@@ -44,7 +44,7 @@ class TableSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_segments(self) -> list[SegmentSummary]:
-        """What its rows are made of; their states lie one after the other, as `row_state` lists their numbers."""
+        """The segments of its rows; their states follow one another, in the order of `row_state`."""
         return self.segments or [SegmentSummary(name="row", width=self.dimension, optimizer=self.optimizer)]
 
 
@@ -52,7 +52,7 @@ class Covering(NamedTuple):
     """A recorded segment.
 
     Attributes:
-        column, state: its first value, its first state number, of those of the row.
+        column, state: its first value and its first state number in the row.
     """
 
     segment: SegmentSummary
@@ -83,11 +83,11 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         options_json: the model's keyword arguments as JSON with sorted keys.
-        dense_features, sparse_features: in the order in which the network sees them; their weights depend on it.
-        dense: empty while the network has not been built.
+        dense_features, sparse_features: in the network's order, on which its weights depend.
+        dense: empty until the network has been built.
         seed: of the rows' initial values.
-        steps_json: all features' steps with their fitted figures, see `steps_of`. Older records have those alone that a
-            job file listed, the oldest none.
+        steps_json: the steps of all features with their fitted figures, see `steps_of`. Older records have only those
+        in the job file, the oldest none.
     """
 
     architecture: str
@@ -105,7 +105,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> ModelSummary:
-    """The outline of the model that a job file describes; `dense` is known only once a worker has built the network."""
+    """The summary of a job file's model; `dense` is known only after a worker has built the network."""
     spec = job.spec
     features: dict[str, list[str]] = {}
     for feature in spec.data.sparse:

@@ -1,10 +1,10 @@
-"""Terms of a job: which master may direct, commit and prune, kept apart by numbered files that are created once.
+"""Terms of a job determine which master may direct, commit and prune. A term is a numbered file that is created once.
 
-`{store}/{job name}/terms/{job id}/{number:08d}.json` is written with put-if-absent and never deleted: of several
-masters that want a number one gets it, and a higher number supersedes all lower ones. A number whose file was deleted
-could be taken a second time; so nothing here, and nothing that prunes, deletes one.
+`{store}/{job name}/terms/{job id}/{number:08d}.json` is written with put-if-absent and never deleted: if several
+masters try to take a number, one gets it, and a higher number supersedes all lower ones. If a file were deleted, its
+number could be taken again; therefore, no code deletes these files, including pruning.
 
-Beside them lies `launch.json`, opaque here: with what the job was launched last.
+The same folder contains `launch.json`, with the parameters of the job's last launch, which are opaque here.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One master's time in office.
+    """The term of one master.
 
     Attributes:
         term: its number, from 1.
-        holder: random, one per journal: by it a master that was killed, or that never got the answer of the store,
-            knows its own file.
-        address: `host:port` at which the holder is reached.
-        base: URI of the record that the term continues from; empty: none.
-        positions: of the shards where it began, as the record keeps them, opaque; empty: at the first row, or where
-            the same holder's journal stood.
+        holder: a random text per journal, by which a master that was killed, or that did not get the answer of the
+            store, recognises its own file.
+        address: `host:port` of the holder.
+        base: URI of the record from which the term continues; empty: none.
+        positions: shard states at the beginning, as in the record, opaque; empty: the first row, or the state of the
+            same holder's journal.
         started: ISO 8601, for people.
     """
 
@@ -53,7 +53,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupersededError(CheckpointError):
-    """A later master has taken the job over: this one must neither commit nor delete anything any more."""
+    """A later master has taken the job over; this one must not commit or delete anything any more."""
 
 
 def terms_folder(job_name: str, job_id: str) -> str:
@@ -72,7 +72,7 @@ def list_terms(store: str | Store, job_name: str, job_id: str, after: int = 0) -
 
 
 def newest_term(store: str | Store, job_name: str, job_id: str) -> Term | None:
-    """The term in force; None when the job has never had one.
+    """The current term; None if the job has never had one.
 
     Raises:
         StoreError: the store could not be asked.
@@ -83,12 +83,12 @@ def newest_term(store: str | Store, job_name: str, job_id: str) -> Term | None:
 
 
 def check_term(store: str | Store, job_name: str, job_id: str, term: int, holder: str) -> None:
-    """Returns while no other master has taken a term above `term`.
+    """Checks that no other master has taken a term above `term`.
 
-    A higher one of the same holder is its own: it was killed before it could note that it had taken it.
+    A higher term of the same holder is allowed: the holder was killed before it could record that it had taken it.
 
     Raises:
-        SupersededError: another master has.
+        SupersededError: another master has taken a higher term.
         StoreError: the store could not be asked.
     """
     newest = newest_term(store, job_name, job_id)
@@ -109,12 +109,12 @@ def take_term(
     positions: Callable[[], str] = lambda: "",
     wait: Callable[[float], object] = time.sleep,
 ) -> Term:
-    """Takes the next term, however long the store is away; the holder's newest one if it has the same address.
+    """Takes the next term, or the holder's newest term if it has the same address. Waits until the store answers.
 
     Args:
-        base: URI of the record to continue from; asked anew whenever another master was faster.
-        positions: asked after `base`: where the shards stand there.
-        wait: passes the seconds between two tries; an exception of it ends the tries.
+        base: returns the URI of the record to continue from; called again whenever another master was faster.
+        positions: returns the shard states of that record; called after `base`.
+        wait: called with the seconds between two tries; an exception ends the tries.
 
     Raises:
         CheckpointError: the store refuses, or there are no numbers left.
@@ -123,8 +123,8 @@ def take_term(
     pause, tried = _FIRST_PAUSE_SECONDS, ""
     while True:
         try:
-            # What the store answered to a try does not count: an answer may be lost, and a refusal may be of a try
-            # whose rival failed, too. Whose the file is stands in it.
+            # The answer of the store is not used: it may be lost, and a refused try may have had a competitor that
+            # failed, too. The file names its holder.
             attempted = _read(opened, tried) if tried and opened.exists(tried) else None
             newest, tried = newest_term(opened, job_name, job_id), ""
             for own in (attempted, newest):
@@ -151,7 +151,7 @@ def take_term(
 
 
 def conclude(store: str | Store, job_name: str, job_id: str) -> None:
-    """Says that the run of a job is over for good: a later one under the same id continues nothing of it.
+    """Records that a job is finished; a later launch with the same id does not continue it.
 
     Raises:
         CheckpointError: the store refused.
@@ -162,7 +162,7 @@ def conclude(store: str | Store, job_name: str, job_id: str) -> None:
 
 
 def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
-    """The last term of the job's runs that are over for good (see `conclude`); 0: there is none.
+    """The last term of the job's finished runs (see `conclude`); 0 if there are none.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
@@ -177,7 +177,7 @@ def concluded_term(store: str | Store, job_name: str, job_id: str) -> int:
 
 
 def write_launch(store: str | Store, job_name: str, job_id: str, launch: bytes) -> None:
-    """Keeps with what a job is about to be launched; replaces what an earlier launch of it has left.
+    """Stores the parameters of a launch; replaces those of an earlier launch of the job.
 
     Raises:
         CheckpointError: the store refused.
@@ -187,7 +187,7 @@ def write_launch(store: str | Store, job_name: str, job_id: str, launch: bytes) 
 
 
 def read_launch(store: str | Store, job_name: str, job_id: str) -> bytes | None:
-    """What `write_launch` kept last; None when the job was never launched.
+    """The parameters that `write_launch` stored last; None if the job was never launched.
 
     Raises:
         CheckpointError: the store could not be asked.
@@ -231,7 +231,7 @@ def _read(store: Store, key: str) -> Term:
     try:
         term = msgspec.json.decode(store.get_if_exists(key) or b"", type=Term)
     except msgspec.MsgspecError as error:
-        # The number counts as taken: no later master may take it again.
+        # The number counts as taken, so that no later master takes it again.
         _log.warning("term_damaged", term=store.child_uri(key), reason=str(error))
         return Term(term=number, holder="", address="")
     return msgspec.structs.replace(term, term=number)

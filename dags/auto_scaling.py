@@ -1,4 +1,5 @@
-"""Every three minutes: measure the running jobs, plan for all of them together, hand the plans over."""
+"""Every three minutes: measures the running jobs, plans for all of them together, and sends the plans to their
+masters."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ DOCUMENTATION = """
 
 | task | what it does |
 |---|---|
-| `plan` | asks all masters how fast their jobs were in each configuration, fits models, chooses across all jobs |
-| `migrate` | one per job that is to change: hands the plan to its master, waits, writes both into its MLflow run |
+| `plan` | gets the speed of each job in each configuration from the masters, fits models, chooses across all jobs |
+| `migrate` | one per job that is to change: sends the plan to its master, waits, writes both to its MLflow run |
 
-The grid shows what became of each plan, in this order: what was proposed, what was chosen, whether the job was migrated
-to it, and for how long training paused. A `migrate` that is ended by a person takes its request back. After two minutes
-it leaves a job to its master, so that one slow pod does not delay the next round of all others.
+The grid shows the result of each plan, in this order: the candidates, the chosen plan, whether the job was migrated,
+and how long training paused. If you end a `migrate` task, its request is cancelled. After two minutes the task ends
+while the master continues, so that one slow pod does not delay the next round.
 
-The log of `plan` says what becomes of every job, and why. What teams own is given back to them first.
+The log of `plan` has the decision about every job with its reason. Shares of teams are restored first.
 
-Workers and parameter servers are added and removed while the job trains. Policy, prices, shares and priorities stand in
-`scaling.yaml`; `elastrec plan --explain` shows the same round on the command line without applying it.
+Workers and parameter servers are added and removed while the job trains. Policy, prices, shares and priorities are in
+`scaling.yaml`; `elastrec plan --explain` shows the same round on the command line without changing anything.
 """
 
 with DAG(
     dag_id="auto_scaling",
-    description="Scale the running jobs by what they have measured.",
+    description="Scale the running jobs by their measurements.",
     doc_md=DOCUMENTATION,
     schedule=CronTriggerTimetable("*/3 * * * *", timezone="UTC"),
     catchup=False,
     max_active_runs=1,
-    # A round that did not come to its end within the next ones has been overtaken by what jobs measured since.
+    # A round that has not ended during the following rounds is outdated, because jobs have new measurements.
     dagrun_timeout=timedelta(minutes=10),
     render_template_as_native_obj=True,
     tags=["elastrec", "scaling"],

@@ -1,4 +1,4 @@
-"""When a day of the click log is complete: start the daily retraining that was waiting for it, not at 02:00."""
+"""When a day of the click log is complete: starts the daily retraining at once instead of at 02:00."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elastrec.operators.settings import CLICK_LOG_ASSET
 DOCUMENTATION = """
 ### The click log has a new day
 
-Announce a complete day by an event of the asset `click_log` with the day as its partition key (`2026-01-31`):
-a producing DAG does it by naming the asset as an outlet, everything else by the REST API
+When a day is complete, create an event of the asset `click_log` with the day as its partition key (`2026-01-31`):
+in a DAG that writes the log by naming the asset as an outlet, otherwise with the REST API
 (`POST /api/v2/assets/events` with `asset_id` and `partition_key`).
 
-The day before it is trained on, the announced day is evaluated on. The run gets the logical date of the scheduled run
-for the same days, so that a day is trained once, whichever comes first. Like the scheduled run it trains the job file
+The model is trained on the day before, and evaluated on the day of the event. The run gets the logical date of the
+scheduled run for the same days, so only the first of the two runs trains. Like the scheduled run, it uses the job file
 that the Airflow variable `elastrec_job_file` names.
 """
 
@@ -33,7 +33,7 @@ with DAG(
         task_id="retrain",
         trigger_dag_id="daily_retraining",
         logical_date="{{ scheduled_moment(dag_run.partition_key) }}",
-        # A day of the log's own calendar, whatever its time zone is.
+        # A day of the log's calendar, in any time zone.
         conf={"evaluation_day": "{{ dag_run.partition_key }}"},
         skip_when_already_exists=True,
     )

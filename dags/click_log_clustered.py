@@ -1,4 +1,4 @@
-"""When a day of the click log is complete: write it clustered by session, and record what that brings."""
+"""When a day of the click log is complete: writes it clustered by session, and records the savings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DOCUMENTATION = """
 
 | task | what it does |
 |---|---|
-| `cluster` | writes the day with each session's rows side by side; produces that day of `clustered_click_log` |
-| `inspect` | measures what repeats in it and what deduplication saves; figures and a picture go to an MLflow run |
+| `cluster` | writes the day ordered by session; creates an event for that day of `clustered_click_log` |
+| `inspect` | measures repeated features and what deduplication saves; figures and a picture go to an MLflow run |
 
-Runs when the asset `click_log` gets a day (see `click_log_arrived`). By hand: *Trigger*, with the day in `partition`.
-`job_file` is a job on the log as it comes, `destination` is where the clustered log goes; the Airflow variables
-`elastrec_job_file` and `elastrec_clustered_log` give them for runs that are not started by hand. A job that trains on
-that path with `deduplication: auto` computes each repeated row once.
+This DAG runs when the asset `click_log` gets a day (see `click_log_arrived`). By hand: *Trigger*, with the day in
+`partition`. `job_file` is a job that trains on the original log, `destination` is the folder of the clustered log; for
+runs that are not started by hand, the Airflow variables `elastrec_job_file` and `elastrec_clustered_log` set them. A
+job that trains on the clustered log with `deduplication: auto` computes repeated features once.
 """
 
 with DAG(
@@ -44,15 +44,17 @@ with DAG(
             None,
             title="Job file",
             type=["string", "null"],
-            description_md=f"A job on the log as it comes. Empty: what the variable `{JOB_FILE_VARIABLE}` names.",
+            description_md=f"A job that trains on the original log. Empty: the variable `{JOB_FILE_VARIABLE}`.",
         ),
         "destination": Param(
             None,
             title="Clustered log",
             type=["string", "null"],
-            description_md=f"Folder or URI. Empty: what the variable `{CLUSTERED_LOG_VARIABLE}` names.",
+            description_md=f"Folder or URI of the clustered log. Empty: the variable `{CLUSTERED_LOG_VARIABLE}`.",
         ),
-        "partition": Param(None, title="Day", type=["string", "null"], description_md="Only for a run by hand."),
+        "partition": Param(
+            None, title="Day", type=["string", "null"], description_md="Only for runs that are started by hand."
+        ),
     },
     tags=["elastrec", "data"],
 ):

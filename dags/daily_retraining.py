@@ -1,4 +1,5 @@
-"""Every day: train on yesterday's clicks, evaluate on the newest day, publish what passes the gate."""
+"""Every day: trains on yesterday's clicks, evaluates on the newest day, and publishes the model if it passes the
+gate."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from elastrec.operators.settings import DAILY_HOUR, JOB_FILE_VARIABLE, LOG_TIMEZ
 from elastrec.operators.training_job import training_tasks
 
 JOBS = Path(__file__).parent / "jobs"
-# The first scheduled run is the next one, not the one that was missed just before the DAG was switched on.
+# The first scheduled run is the next one, not the run that was missed just before the DAG was enabled.
 NEVER_LATE = timedelta(0)
 
 DOCUMENTATION = """
@@ -20,40 +21,40 @@ DOCUMENTATION = """
 
 | task | what it does |
 |---|---|
-| `prepare_data` | checks the job, finds its rows and the checkpoint to continue from; refuses what cannot run |
-| `warm_start` | chooses how many workers and servers to start with |
-| `launch` | starts the job on the cluster, or attaches to the one that this run already started |
+| `prepare_data` | checks the job, finds its rows and the checkpoint to continue from; fails if the job cannot run |
+| `warm_start` | chooses the number and size of workers and servers for the start |
+| `launch` | starts the job on the cluster, or attaches to the job that this run has already started |
 | `offline_phase` | waits until the job has trained and evaluated; progress is in its log |
 | `evaluate_and_gate` | exports the model and compares it with the champion on the same rows |
 | `register` | registers the model in MLflow; it becomes champion if it passed |
 | `finish` | removes the job from the cluster, also after a failure |
 
-**Which job:** the schedule trains the job file that the Airflow variable `elastrec_job_file` names, a file of `jobs/`
-or an absolute path; without it the first task fails and says so. A run by hand may name another one in its form.
+**Job:** the schedule trains the job file in the Airflow variable `elastrec_job_file`, a file of `jobs/` or an absolute
+path; without the variable the first task fails with a message. For a run by hand, the form may name another job file.
 
-**Which days:** the logical date decides. The run of January 3rd, 02:00, evaluates on January 2nd, the newest complete
-day, and trains on January 1st; a run by hand with the same logical date trains on the same rows. Days in the form go
-before it. To train on all data that is there, empty the field *Logical Date*.
+**Days:** they follow from the logical date. The run of January 3rd, 02:00, evaluates on January 2nd, the newest
+complete day, and trains on January 1st; a run by hand with the same logical date trains on the same rows. Days in the
+form take precedence over the logical date. To train on all available data, empty the field *Logical Date*.
 
-Days are those of the log's own time zone, `spec.data.timezone` of the job file. For a log that does not count days in
-UTC, give the environment variable `ELASTREC_LOG_TIMEZONE` of Airflow the same name, so that runs begin at 02:00 there.
+Days are in the time zone of the log, `spec.data.timezone` of the job file. If that is not UTC, set the environment
+variable `ELASTREC_LOG_TIMEZONE` of Airflow to the same name, so that runs begin at 02:00 in this time zone.
 
-Each task has a button to its **MLflow run**. A failed job's last lines are in the log of the task that waited for it.
-*Clear* and retries attach to the running job; there is never a second one for the same logical date. A job file that
-was changed meanwhile is refused.
+Each task has a button that opens the job's **MLflow run**. If a job fails, its last log lines are in the log of the
+task that waited for it. *Clear* and retries attach to the running job; there is never a second job for the same logical
+date. If the job file has changed meanwhile, the task fails.
 
 The schedule trains on one day and evaluates on the next, so a run needs two complete days of the click log. The DAG
-`click_log_arrived` starts the same run as soon as a day's partition is announced.
+`click_log_arrived` starts the same run as soon as there is an event for a day.
 """
 
 with DAG(
     dag_id="daily_retraining",
-    description="Train on yesterday, evaluate on the newest day, publish what passes the gate.",
+    description="Train on yesterday, evaluate on the newest day, publish the model if it passes the gate.",
     doc_md=DOCUMENTATION,
-    # Without an interval, the logical date of a scheduled run is the time it starts at, as that of a run by hand is.
+    # Without an interval, the logical date of a scheduled run is its start time, as with a run by hand.
     schedule=CronTriggerTimetable(f"0 {DAILY_HOUR} * * *", timezone=LOG_TIMEZONE, run_immediately=NEVER_LATE),
     catchup=False,
-    # A day continues from the checkpoint of the day before, so days are trained one after the other.
+    # Each day continues from the checkpoint of the day before, so days are trained one after the other.
     max_active_runs=1,
     render_template_as_native_obj=True,
     params=training_params(JOBS),

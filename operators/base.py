@@ -1,4 +1,4 @@
-"""What the operators share: the platform, waiting for a job, owner tokens, tags and errors."""
+"""Code shared by the operators: the platform, waiting for a job, owner tokens, tags and errors."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 BAD_INPUT = (SpecError, DataError, JobFailedError)
-"""Errors that a second try would only repeat."""
+"""Errors for which a retry would fail in the same way."""
 
 
 class ElastrecOperator(BaseOperator):
     """Base of the operators.
 
-    What a task hands on is a plain JSON object (`operators.values`): a task's input argument is the `.output` of the
-    operator before it.
+    The output of a task is a plain JSON object (`operators.values`); the input argument of a task is the `.output` of
+    the operator before it.
 
     Args:
         elastrec_conn_id: the connection that names cluster, tracking server and work folder; a template.
@@ -72,11 +72,11 @@ class ElastrecOperator(BaseOperator):
 
 
 class WaitingOperator(ElastrecOperator):
-    """Base of operators that wait for a job; the method that `wait_for` names takes what they waited for.
+    """Base of operators that wait for a job; a method that `wait_for` names is called with the trigger's event.
 
     Args:
-        deferrable: wait in the triggerer, which costs no slot of a worker, or in the task itself; the default is
-            Airflow's `[operators] default_deferrable`.
+        deferrable: whether to wait in the triggerer, which occupies no worker slot, or in the task itself; the default
+            is Airflow's `[operators] default_deferrable`.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class WaitingOperator(ElastrecOperator):
         self.deferrable = deferrable
 
     def wait_for(self, trigger: JobTrigger, context: Context, method_name: str = "resume") -> Any:
-        """Defers to the trigger, or runs it here; its event goes to `method_name`, whose value is returned.
+        """Defers to the trigger, or runs it here; calls `method_name` with its event, and returns the result.
 
-        A trigger knows by itself when the task's `execution_timeout` is over (`watched`): Airflow would fail a
-        deferred task without a word to the job.
+        The trigger itself checks the task's `execution_timeout` (`watched`), because Airflow would fail a deferred
+        task without stopping the job.
         """
         if self.deferrable:
             self.defer(trigger=trigger, method_name=method_name)
@@ -104,12 +104,12 @@ class WaitingOperator(ElastrecOperator):
 
 
 def over_time(limit: timedelta | None) -> str:
-    """Why a job is stopped whose task has run for too long."""
+    """The reason for stopping a job whose task has exceeded its `execution_timeout`."""
     return f"its task has run for longer than its execution_timeout of {limit}"
 
 
 def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -> dict[str, Any]:
-    """The arguments that all triggers of a job have: the job, how to reach it, and the task that waits for it."""
+    """The arguments of all triggers of a job: the job, how to reach it, and the task that waits for it."""
     this, limit = context["ti"], task.execution_timeout
     return {
         "job_id": job_id,
@@ -126,14 +126,14 @@ def watched(task: ElastrecOperator, context: Context, job_id: str, owner: str) -
 
 
 def owner_token(context: Context) -> str:
-    """Names this try of this task; with it the task may stop the job, until another try takes the job over."""
+    """A token of this try of this task, with which the task may stop the job until another try takes the job over."""
     return f"{_task_key(context)}/{context['ti'].try_number}"
 
 
 def plan_id(context: Context) -> str:
-    """Names what this task asks a master for: every try of it means the same plan.
+    """The id of this task's request to a master: all tries of the task make the same request.
 
-    A person who clears a task that has ended wants it done once more. Airflow then raises the task's `max_tries`.
+    If a user clears a task that has ended, the request is to be made again. Airflow then raises the task's `max_tries`.
     """
     return f"{_task_key(context)}/up to try {context['ti'].max_tries + 1}"
 
@@ -155,9 +155,9 @@ def _map_index(context: Context) -> int:
 
 
 def owner_key(context: Context) -> str:
-    """Names what the job is for: the DAG, its logical date (or the run, when it has none), and the task that made it.
+    """Identifies the job by the DAG, its logical date (or the run, if it has none), and the task that created the job.
 
-    So two jobs of one name in one DAG run are two jobs, and every try of a task means the same one.
+    So two jobs with the same name in one DAG run are different jobs, and all tries of a task refer to the same job.
     """
     run = context["dag_run"]
     moment = run.logical_date.isoformat() if run.logical_date else run.run_id
@@ -165,7 +165,7 @@ def owner_key(context: Context) -> str:
 
 
 def run_tags(context: Context) -> dict[str, str]:
-    """Tags by which the job's run in MLflow leads back to the DAG run."""
+    """Tags of the job's run in MLflow that refer to the DAG run."""
     from elastrec.platform.history.records import TAG_AIRFLOW_URL
 
     run = context["dag_run"]
@@ -187,13 +187,14 @@ def take(kind: type[Value], output: Any) -> Value:
 
 
 def give(value: msgspec.Struct) -> dict[str, Any]:
-    """A value as the output of this task; people read it in Airflow's page of XComs, so a job is no text in it."""
+    """A value as the output of this task. Jobs are JSON objects instead of texts, because people read them on Airflow's
+    XCom page."""
     output: dict[str, Any] = _job_as_object(msgspec.to_builtins(value))
     return output
 
 
 _JOB_TEXT, _JOB_OBJECT = "job_json", "training_job"
-# Writes numbers as `job_to_json` does: a job that runs is recognised by the digest of its text.
+# Writes numbers as `job_to_json` does, because a running job is recognised by the digest of its text.
 _AS_JOBS_ARE: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -206,7 +207,7 @@ def _job_as_text(output: Any) -> Any:
 
 
 def _with_jobs(value: Any, before: str, after: str, convert: Callable[[Any], Any]) -> Any:
-    """A value in which each job, at whatever depth, has another form under another key."""
+    """A copy of a value in which each job, at any depth, is converted and has another key."""
     if not isinstance(value, dict):
         return value
     return {
@@ -216,13 +217,13 @@ def _with_jobs(value: Any, before: str, after: str, convert: Callable[[Any], Any
 
 
 def extended(kind: type[Value], value: msgspec.Struct, **more: Any) -> Value:
-    """A value of `kind` with the fields of one of a base of `kind`, and some more."""
+    """A value of `kind` with the fields of a value of its base class, and further fields."""
     return kind(**{name: getattr(value, name) for name in value.__struct_fields__}, **more)
 
 
 @contextmanager
 def no_retry_for_bad_input() -> Iterator[None]:
-    """Turns errors of BAD_INPUT into ones that Airflow does not retry."""
+    """Converts errors of BAD_INPUT to errors that Airflow does not retry."""
     try:
         yield
     except BAD_INPUT as error:

@@ -1,4 +1,4 @@
-"""Operators on a click log itself: cluster a partition by session, and record what that brings."""
+"""Operators for a click log: cluster a partition by session, and measure the savings."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _LogOperator(ElastrecOperator):
     """Reads the job file whose data section describes the log.
 
     Args:
-        jobs_folder: relative job files are taken from here.
-        job_file: a job on the log.
+        jobs_folder: the folder of relative job files.
+        job_file: a job that trains on the log.
         partition: the day `2026-01-31` or hour `2026-01-31T07`; empty for data without partitions.
     """
 
@@ -45,13 +45,13 @@ class _LogOperator(ElastrecOperator):
 
 
 class ClusterPartitionOperator(_LogOperator):
-    """Writes a partition with each session's rows side by side. Output: `Clustered`.
+    """Writes a partition ordered by session. Output: `Clustered`.
 
-    A partition that lies there already is left as it is, so a retry or a cleared task does nothing twice. Each asset
-    among `outlets` gets an event for the partition.
+    An existing partition is not written again, so a retry or a cleared task does nothing twice. Each asset among
+    `outlets` gets an event for the partition.
 
     Args:
-        path: where the clustered log goes.
+        path: location of the clustered log.
     """
 
     _clustered: tuple[str, Clustered] | None = None
@@ -83,14 +83,14 @@ class ClusterPartitionOperator(_LogOperator):
         return give(result)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any] | None:
-        """From the log to the clustered one; nothing where the task failed."""
+        """Lineage from the log to the clustered log; empty if the task failed."""
         from elastrec.operators import lineage
 
         return lineage.clustered(*self._clustered) if self._clustered else None
 
 
 class InspectPartitionOperator(_LogOperator):
-    """Measures on a sample what repeats, and records it as a run in MLflow. Output: `Inspected`.
+    """Measures repeated features on a sample, and records the figures as a run in MLflow. Output: `Inspected`.
 
     Args:
         path: of the log; empty: the job's own.

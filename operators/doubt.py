@@ -9,10 +9,10 @@ from elastrec.operators import settings
 
 
 class Doubt(StrEnum):
-    """Why the state of a job cannot be seen; also the outcome that a trigger fires with when it lasts too long."""
+    """Why the state of a job cannot be observed; also the outcome with which a trigger fires if this lasts too long."""
 
     LOST = "lost"
-    """The cluster answers and does not know the job."""
+    """The cluster answers, but does not know the job."""
     SILENT = "silent"
     """The cluster knows the job's master, which does not answer."""
     UNREACHABLE = "unreachable"
@@ -20,7 +20,7 @@ class Doubt(StrEnum):
 
     @property
     def limit_seconds(self) -> float:
-        """How long it may last."""
+        """How long this may last."""
         if self is Doubt.LOST:
             return settings.LOST_AFTER_SECONDS
         if self is Doubt.SILENT:
@@ -40,10 +40,10 @@ class Doubt(StrEnum):
 
 @dataclass
 class Patience:
-    """Measures how long a job has not been observed, and says when that is to be logged and when it ends the wait.
+    """Measures how long a job has not been observed, and decides when to log that and when to end the wait.
 
-    The time of one kind of doubt is measured from its first observation. Different kinds may take turns; all together
-    they last at most as long as the longest of the limits.
+    The time of one kind of doubt is measured from its first observation. Different kinds may alternate; together they
+    last at most as long as the longest of the limits.
     """
 
     every_seconds: float
@@ -54,7 +54,7 @@ class Patience:
     _is_logged: bool = field(default=False, init=False)
 
     def add(self, doubt: Doubt, now: float) -> bool:
-        """Counts one failed observation at the time `now` (seconds, monotonic); whether to give up."""
+        """Counts a failed observation at the time `now` (seconds, monotonic); returns whether to give up."""
         if self._doubt is None:
             self._since = now
         if doubt is not self._doubt:
@@ -63,7 +63,7 @@ class Patience:
         return now - self._doubt_since >= doubt.limit_seconds or now - self._since >= longest
 
     def line(self, reason: str, now: float) -> str:
-        """What to log about the doubt that was last added; empty while nothing is due."""
+        """The log line about the last doubt; empty if no line is due."""
         if self._doubt is None or now < self._next_line:
             return ""
         self._next_line, self._is_logged = now + self.every_seconds, True
@@ -72,6 +72,6 @@ class Patience:
         return f"{self._doubt.words}, for {waited:.0f} s so far; this try fails after {limit:.0f} s: {reason}"
 
     def reset(self, now: float) -> str:
-        """Counts a successful observation; returns what to log, empty where no doubt was logged."""
+        """Counts a successful observation; returns a log line, which is empty if no doubt was logged."""
         was_logged, self._doubt, self._is_logged = self._is_logged, None, False
         return f"the job is observed again after {now - self._since:.0f} s" if was_logged else ""

@@ -1,4 +1,4 @@
-"""The connection type `elastrec`: which cluster, which tracking server, which work folder."""
+"""The connection type `elastrec`: a cluster, a tracking server and a work folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ElastrecHook(BaseHook):
 
     @cached_property
     def platform(self) -> Platform:
-        """The platform; nothing is sent to it yet.
+        """The platform; no request is made yet.
 
         Raises:
             SpecError: fields of the connection are missing or wrong; names all of them.
@@ -63,7 +63,7 @@ class ElastrecHook(BaseHook):
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
         for field in ("tracking_uri", "mlflow_ui_url"):
             if named := credentials(str(extra.get(field) or "")):
-                # Airflow hides both spellings in every log of the task, tracebacks of MLflow's client included.
+                # Airflow masks both spellings in every log of the task, including tracebacks of MLflow's client.
                 mask_secret(named[1])
                 mask_secret(quote(named[1], safe=""))
         return Platform.connect(
@@ -75,7 +75,7 @@ class ElastrecHook(BaseHook):
         )
 
     def test_connection(self) -> tuple[bool, str]:
-        """Asks the cluster for its capacity."""
+        """Tests the connection by reading the cluster's capacity."""
         from elastrec.platform.clusters.nodes import Capacity
 
         try:

@@ -1,7 +1,7 @@
-"""What tasks read and wrote, as data sets of OpenLineage.
+"""The inputs and outputs of tasks, as OpenLineage data sets.
 
-Only the provider `apache-airflow-providers-openlineage` calls this; without it nothing here is imported. A data set is
-named as OpenLineage names those of its store. A log is one data set whatever the day, and the days of a task are its
+Only the provider `apache-airflow-providers-openlineage` calls this module; without it, the module is not imported.
+Names of data sets follow OpenLineage's rules for each store. A log is one data set, and the days of a task are its
 subset, so that the graph connects the days of a job; records and versions of a model are data sets with versions.
 """
 
@@ -38,19 +38,19 @@ def name_of(uri: str) -> tuple[str, str]:
 
 
 def training_rows(prepared: Prepared) -> InputDataset:
-    """The log, with the days and the number of rows that a job is trained on."""
+    """The log, with the days and the number of rows for training."""
     path, _ = _paths(prepared)
     return _log(path, prepared.interval.start, prepared.interval.end, prepared.training_rows)
 
 
 def evaluation_rows(prepared: Prepared) -> InputDataset:
-    """The log, or the one that the job names for it, with the days and rows that a model is evaluated on."""
+    """The log, or the separate evaluation log of the job, with the days and rows for evaluation."""
     _, path = _paths(prepared)
     return _log(path, prepared.interval.end, prepared.interval.evaluation_end, prepared.evaluation_rows)
 
 
 def record_read(uri: str) -> InputDataset:
-    """A checkpoint record that a job began with, or that a model was exported from."""
+    """The checkpoint record with which a job began, or from which a model was exported."""
     from openlineage.client.event_v2 import InputDataset
 
     namespace, name = name_of(uri)
@@ -58,7 +58,7 @@ def record_read(uri: str) -> InputDataset:
 
 
 def record_written(uri: str, rows: int) -> OutputDataset:
-    """The record that a job ended with.
+    """The record with which a job ended.
 
     Args:
         rows: samples trained.
@@ -84,7 +84,7 @@ def model(registered: Registered, tracking_uri: str) -> OutputDataset:
 
 
 def clustered(source: str, result: Clustered) -> OperatorLineage[Any, Any]:
-    """A partition of a log, and the same clustered by session."""
+    """A partition of a log, and the same partition clustered by session."""
     from openlineage.client.event_v2 import InputDataset, OutputDataset
     from openlineage.client.facet_v2 import input_statistics_input_dataset, output_statistics_output_dataset
 
@@ -101,14 +101,14 @@ def clustered(source: str, result: Clustered) -> OperatorLineage[Any, Any]:
 
 
 def lineage(inputs: list[InputDataset], outputs: list[OutputDataset]) -> OperatorLineage[Any, Any]:
-    """What a task's method gives the provider."""
+    """The result of a task's lineage method for the provider."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     return OperatorLineage(inputs=inputs, outputs=outputs)
 
 
 def _paths(prepared: Prepared) -> tuple[str, str]:
-    """Where the rows to train on and those to evaluate on lie."""
+    """The paths of the rows for training and for evaluation."""
     from elastrec.platform.specs.text.loading import job_from_json
 
     data = job_from_json(prepared.job_json).spec.data
@@ -123,7 +123,7 @@ def _log(path: str, start: str, end: str, rows: int) -> InputDataset:
         "inputStatistics": input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=rows)
     }
     if start:
-        # ISO 8601 writes an interval so.
+        # An interval in ISO 8601.
         days = base_subset_dataset.Partition(dimensions={"start": start, "end": end}, identifier=f"{start}/{end}")
         condition = base_subset_dataset.PartitionSubsetCondition(partitions=[days])
         facets["subset"] = base_subset_dataset.InputSubsetInputDatasetFacet(inputCondition=condition)

@@ -1,4 +1,4 @@
-"""The buttons of tasks: the job's run in MLflow, and its page with its migrations."""
+"""The buttons of tasks: links to the job's run in MLflow, and to its page with its migrations."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ MIGRATION_URL_KEY = "migration_url"
 
 
 class _PushedLink(BaseOperatorLink):
-    """A button whose address a task pushes.
+    """A button whose address is pushed by the task.
 
-    Airflow computes links when a task ends; the address is therefore pushed as soon as it is known, under the key that
-    the UI reads, so that the button works while the task waits.
+    Airflow computes links only when a task ends. Therefore, the address is pushed as soon as it is known, under the key
+    that the UI reads, so that the button works while the task is waiting.
     """
 
     key: str
 
     @property
     def xcom_key(self) -> str:
-        """The XCom that the UI reads the address from."""
+        """The XCom from which the UI reads the address."""
         return self.key
 
     def get_link(self, operator: BaseOperator, *, ti_key: Any) -> str:
-        """The address, empty before it was pushed."""
+        """The address; empty until it is pushed."""
         return str(XCom.get_value(key=self.key, ti_key=ti_key) or "")
 
 
 class MlflowRunLink(_PushedLink):
-    """Opens the MLflow run; on tasks that end before there is one, the list in which it will appear."""
+    """Opens the MLflow run or, on tasks that end before it exists, the list in which it will appear."""
 
     name = "MLflow run"
     key = RUN_URL_KEY
 
 
 class MigrationLink(_PushedLink):
-    """Opens the job's page in Airflow, which shows its migrations while they are under way."""
+    """Opens the job's page in Airflow, which shows running migrations."""
 
     name = "Migration"
     key = MIGRATION_URL_KEY

@@ -1,4 +1,5 @@
-"""The form of a training DAG: its fields with JSON schema, and how a filled-in form becomes job and interval."""
+"""The form of a training DAG: its fields with their JSON schemas, and the conversion of a filled-in form to a job and
+an interval."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
     """The fields of the form, in order.
 
     Args:
-        jobs_folder: its `*.yaml` files are offered; any other path can be typed.
-        default: the file that is filled in; None: the field is empty.
+        jobs_folder: the form offers its `*.yaml` files; any other path can be entered.
+        default: the initial value of the field; None: the field is empty.
     """
     files = sorted(file.name for file in jobs_folder.glob("*.yaml"))
     return {
@@ -38,7 +39,7 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
             type=["string", "null"],
             minLength=1,
             examples=files,
-            description_md=f"A file of `{jobs_folder.name}/`, or the path of your own. Empty: what the variable "
+            description_md=f"A file of `{jobs_folder.name}/`, or the path of another file. Empty: what the variable "
             f"`{settings.JOB_FILE_VARIABLE}` of Airflow names.",
         ),
         "job": Param(
@@ -46,7 +47,7 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
             title="Inline job",
             description_md="A whole TrainingJob as JSON; used instead of the job file. The task `prepare_data` checks "
             "it and names every problem.",
-            # Airflow answers a value that does not fit with the whole schema: the job's own would hide the problem.
+            # If a value does not match, Airflow shows the whole schema, so the schema of a job would hide the problem.
             # The form sends {} for an empty editor.
             type=["object", "null"],
             properties={"apiVersion": {}, "kind": {}, "metadata": {"type": "object"}, "spec": {"type": "object"}},
@@ -105,7 +106,7 @@ def read_job(
     overrides: Mapping[str, Any] | None,
     start_from: str | None,
 ) -> TrainingJob:
-    """The job that a filled-in form means.
+    """The job of a filled-in form.
 
     Raises:
         SpecError: neither file nor inline job is given, or the job is wrong; names every problem.
@@ -130,7 +131,7 @@ def read_job(
 
 
 def refuse_unknown(conf: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuses keys of a run's `conf` that are no fields of its DAG's form; Airflow itself ignores them.
+    """Refuses keys in a run's `conf` that are not fields of its DAG's form, which Airflow itself would ignore.
 
     Raises:
         SpecError: names every unknown key, the known ones and the nearest of these.
@@ -159,20 +160,20 @@ def read_interval(
     evaluation_day: str | None = None,
     timezone: str = "UTC",
 ) -> Interval | None:
-    """The days that a filled-in form means; None: the newest partitions of the data.
+    """The interval of a filled-in form; None: the newest partitions of the data.
 
-    Without days in the form, those of the run's data interval count, in the log's time zone: the last one that is
-    complete is evaluated on, the others are trained on, at least one. So a run started by hand with the logical date of
-    a scheduled run trains on the same rows.
+    Without days in the form, the days of the run's data interval in the log's time zone are used: the last complete day
+    for evaluation, the others for training, at least one. So a run started by hand with the logical date of a scheduled
+    run trains on the same rows.
 
     Args:
         interval_start, interval_end: ISO 8601, or empty; without an offset they are moments of the log's time zone.
         run_interval: start and end of the DAG run's data interval; None for a run without a logical date.
-        evaluation_day: ISO 8601 date, or empty; the day before it is trained on.
+        evaluation_day: ISO 8601 date, or empty; training uses the day before it.
         timezone: of the log.
 
     Raises:
-        SpecError: an end without a start, a day beside moments, or an end that is not after the start.
+        SpecError: an end without a start, both a day and moments, or an end that is not after the start.
     """
     from elastrec.platform.jobs import Interval
 

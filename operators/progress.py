@@ -1,4 +1,4 @@
-"""One line about a running job, and when it is worth saying: shared by the task's log and the demo's terminal."""
+"""Progress lines of a running job and their timing, for the task's log and the demo's terminal."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 
 @dataclass
 class Progress:
-    """Says when a line is due: at each change of phase, else every `every_seconds`."""
+    """Decides when a line is due: at each change of phase, otherwise every `every_seconds`."""
 
     every_seconds: float
     _phase: Phase | None = field(default=None, init=False)
     _said: float = field(default=0.0, init=False)
 
     def is_due(self, metrics: TrainingMetrics, now: float) -> bool:
-        """Whether to speak at the time `now` (seconds of a clock that does not jump)."""
+        """Whether a line is due at the time `now` (seconds, monotonic)."""
         if metrics.phase is self._phase and now - self._said < self.every_seconds:
             return False
         self._phase, self._said = metrics.phase, now
@@ -48,5 +48,5 @@ def progress_line(metrics: TrainingMetrics) -> str:
 
 
 def up(metrics: TrainingMetrics, role: Role) -> int:
-    """How many pods of a role have registered with the master and are at work."""
+    """The number of pods of a role that have registered with the master and are working."""
     return sum(pod.role is role and pod.state == "Running" for pod in metrics.pods)

@@ -1,4 +1,4 @@
-"""What Airflow reads to know this provider: its connection type with the fields of the form, and its links."""
+"""The description of this provider for Airflow: its connection type with the fields of the form, and its links."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def get_provider_info() -> dict[str, Any]:
                     "tracking_uri": {
                         "label": "MLflow tracking URI",
                         "schema": _TEXT,
-                        "description": "Needed. For example http://127.0.0.1:5000",
+                        "description": "Required. For example http://127.0.0.1:5000",
                     },
                     "work_uri": {
                         "label": "Work folder",
                         "schema": _TEXT,
-                        "description": "Needed. Folder or URI for manifests and checkpoints that all pods can reach.",
+                        "description": "Required. Folder or URI of manifests and checkpoints that all pods can reach.",
                     },
                     "mlflow_ui_url": {
                         "label": "MLflow address for people",
                         "schema": _TEXT,
-                        "description": "Where browsers open MLflow; default: the tracking URI.",
+                        "description": "Address of MLflow for browsers; default: the tracking URI.",
                     },
                     "token_file": {
                         "label": "File with the cluster token",
                         "schema": _TEXT,
-                        "description": "Instead of the token itself.",
+                        "description": "File that contains the token, instead of the password.",
                     },
                     "agent_state": {
                         "label": "Folder of a local node agent",
@@ -54,12 +54,12 @@ def get_provider_info() -> dict[str, Any]:
                     "cluster_file": {
                         "label": "File of a cluster of another kind",
                         "schema": _TEXT,
-                        "description": "JSON, as ELASTREC_CLUSTER names it; instead of host, port and token.",
+                        "description": "JSON file, as in ELASTREC_CLUSTER; instead of host, port and token.",
                     },
                     "base_folder": {
                         "label": "Base folder of data paths",
                         "schema": _TEXT,
-                        "description": "Relative data paths of job files are taken from here.",
+                        "description": "Relative data paths of job files are relative to this folder.",
                     },
                     "ca": {
                         "label": "Root certificate",
@@ -69,7 +69,7 @@ def get_provider_info() -> dict[str, Any]:
                     "tls_folder": {
                         "label": "Folder with the root certificate",
                         "schema": _TEXT,
-                        "description": "Holds ca.pem; default: what ELASTREC_TLS names.",
+                        "description": "Contains ca.pem; default: the folder in ELASTREC_TLS.",
                     },
                 },
             }
@@ -80,8 +80,8 @@ def get_provider_info() -> dict[str, Any]:
                 "description": "Pages of elastrec in Airflow.",
                 "options": {
                     "page_connections": {
-                        "description": "Connections whose jobs the page shows, separated by commas. Everybody who may "
-                        "read DAG runs sees them.",
+                        "description": "Connections whose jobs the page shows, separated by commas. All users who may "
+                        "read DAG runs can see them.",
                         "type": "string",
                         "example": None,
                         "version_added": None,

@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 class _PublishingOperator(WaitingOperator):
-    """An operator that needs MLflow, and waits for it while it is away (`spec.history.publish_wait`)."""
+    """An operator that needs MLflow, and waits if it is not reachable (`spec.history.publish_wait`)."""
 
     @abc.abstractmethod
     def launched_job(self) -> LaunchedJob:
-        """The job, from the value of the task before this one."""
+        """The job, from the output of the previous task."""
 
     @abc.abstractmethod
     def publish(self, context: Context) -> Any:
-        """What the task does once MLflow answers."""
+        """The work of the task, done when MLflow answers."""
 
     def execute(self, context: Context) -> Any:
-        """Waits for MLflow, then goes on."""
+        """Waits for MLflow, then calls `publish`."""
         from elastrec.platform.jobs import publish_patience_seconds, tracking_answers
 
         if tracking_answers(self.platform):
@@ -60,7 +60,7 @@ class _PublishingOperator(WaitingOperator):
         return self.wait_for(trigger, context, "tracking_is_back")
 
     def _watched(self, context: Context, prepared: Prepared) -> dict[str, Any]:
-        """Arguments of a trigger that may stop the job: this try takes it over from the task before it."""
+        """Arguments of a trigger that may stop the job: this try takes the job over from the previous task."""
         from elastrec.platform.jobs import take_over
 
         owner = owner_token(context)
@@ -68,7 +68,7 @@ class _PublishingOperator(WaitingOperator):
         return watched(self, context, prepared.job_id, owner)
 
     def tracking_is_back(self, context: Context, event: Mapping[str, str]) -> Any:
-        """Called with the trigger's event; fails, without another try, when MLflow stayed away."""
+        """Called with the trigger's event; fails without a retry if MLflow did not become reachable."""
         from elastrec.platform.jobs import away_message
 
         if event["outcome"] in ("away", TIMED_OUT):
@@ -77,7 +77,7 @@ class _PublishingOperator(WaitingOperator):
         return self.execute(context)
 
     def _with_run(self, context: Context) -> LaunchedJob:
-        """The job with its run in MLflow, which is made now when MLflow was away at the launch."""
+        """The job with its run in MLflow, which is created now if MLflow was not reachable at the launch."""
         from elastrec.platform.jobs import with_run
 
         job = self.launched_job()
@@ -111,7 +111,7 @@ class EvaluateAndGateOperator(_PublishingOperator):
         return take(TrainedJob, self.trained).launched
 
     def publish(self, context: Context) -> Any:
-        """Starts the evaluator pod, or finds the one of an earlier try, and waits."""
+        """Starts the evaluator pod, or finds that of an earlier try, and waits."""
         from elastrec.platform.jobs import start_evaluator
 
         job = self._with_run(context)
@@ -122,21 +122,23 @@ class EvaluateAndGateOperator(_PublishingOperator):
         return self.wait_for(EvaluatorTrigger(**arguments), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
-        """Called with the trigger's event: reads the evaluator's result and decides."""
+        """Called with the trigger's event: reads the evaluator's result and applies the gate."""
         from elastrec.operators.values import JudgedJob
         from elastrec.platform.jobs import EvaluatorState, gate_decision, stop
 
         if event["outcome"] == "unreachable":
             raise AirflowException(f"the cluster does not answer: {event['reason']}")
         if event["outcome"] == EvaluatorState.WITHOUT_HISTORY:
-            raise AirflowException("MLflow went away from the evaluator; the next try waits for it and starts another")
+            raise AirflowException(
+                "the evaluator lost MLflow; the next try waits for MLflow and starts another evaluator"
+            )
         if event["outcome"] == TIMED_OUT:
             stop(self.platform, event["job_id"], event["reason"], owner=event["owner"])
             raise AirflowFailException(f"job {event['job_id']} was stopped: {event['reason']}")
         if event["outcome"] == "failed":
             for line in event["reason"].splitlines():
                 self.log.error(line)
-            raise AirflowFailException(f"the evaluator of job {event['job_id']} failed; its last lines stand above")
+            raise AirflowFailException(f"the evaluator of job {event['job_id']} failed; its last log lines are above")
         job = self._with_run(context)
         with no_retry_for_bad_input():
             decision = gate_decision(self.platform, job.prepared, job)
@@ -178,7 +180,7 @@ class RegisterModelOperator(_PublishingOperator):
         return take(JudgedJob, self.decision).launched
 
     def publish(self, context: Context) -> dict[str, Any]:
-        """Registers, once however often it is repeated."""
+        """Registers the model. Repeated calls register it only once."""
         from elastrec.platform.jobs import GateDecision, register
 
         job = self._with_run(context)
@@ -193,7 +195,7 @@ class RegisterModelOperator(_PublishingOperator):
         return give(registered)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        """From the rows that the model was trained and judged on to its version in the registry."""
+        """Lineage from the rows for training and evaluation to the model's version in the registry."""
         from elastrec.operators import lineage
 
         prepared = self.launched_job().prepared
@@ -216,7 +218,7 @@ class RegisterModelOperator(_PublishingOperator):
 
 
 class FinishJobOperator(ElastrecOperator):
-    """Removes everything of the job from the cluster, however the DAG run went; a job that still runs is stopped.
+    """Removes everything of the job from the cluster, whether the DAG run succeeded or not; a running job is stopped.
 
     Args:
         launched: output of `LaunchJobOperator`.
@@ -240,9 +242,9 @@ class FinishJobOperator(ElastrecOperator):
         try:
             phase = observe(self.platform, job_id).metrics.phase
         except JobNotFoundError:
-            # Its evaluator may have come later.
+            # Its evaluator may have been started later.
             finish_job(self.platform, prepared)
-            self.log.info("job %s is gone already", job_id)
+            self.log.info("job %s has already been removed", job_id)
             return
         if not phase.is_final and not is_trained(self.platform, prepared):
             stop(self.platform, job_id, "the DAG run ended before the job did")

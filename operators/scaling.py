@@ -1,7 +1,8 @@
-"""Operators that change running jobs: `ScaleJobOperator` to sizes that a DAG names, the others by rounds of scaling.
+"""Operators that change running jobs: `ScaleJobOperator` to sizes in a DAG, the others by rounds of scaling.
 
-A round is two tasks: one plans for all running jobs, one per job that is to change hands its plan over and waits for
-the migration. A plan travels in an XCom of its own, under its `plan_key`. A job that stays as it is has neither.
+In a round, one task plans for all running jobs. For each job that is to change, a mapped task sends the plan to the
+job's master and waits for the migration. Each plan has its own XCom, with the key `plan_key`. Jobs that are not changed
+have neither a plan nor a task.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ if TYPE_CHECKING:
 
 _ARGUMENTS = "the operator's arguments"
 _LONGEST_NAME = 250
-"""Of a mapped task, in characters: the column of Airflow's database."""
+"""Maximum length of a mapped task's name, in characters: the size of the column in Airflow's database."""
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
 
 
 def plan_key(number: int, job_id: str) -> str:
-    """XCom key of a round's plan by its place: a job may have a second one, which its master is known to refuse."""
+    """XCom key of a plan by its position in the round. (A job may have a second plan, which its master will refuse.)"""
     return f"plan-{number}-{job_id}"
 
 
 class PlanRoundOperator(ElastrecOperator):
-    """One round over all running jobs. Output: the XCom keys of the plans that change a job, first things first.
+    """One round over all running jobs. Output: the XCom keys of the plans that change a job, most urgent first.
 
-    The settings file is read anew in every round, so that a change of it counts from the next one.
+    The settings file is read again in every round, so that changes take effect in the next round.
 
     Args:
         settings_file: see `platform.specs.scaling.ScalingSettings`.
@@ -62,7 +63,7 @@ class PlanRoundOperator(ElastrecOperator):
         self.settings_file = str(settings_file)
 
     def execute(self, context: Context) -> list[str]:
-        """Logs what becomes of every job, and why; skips what follows when no job is to change."""
+        """Logs the decision about every job with the reason; skips the following tasks if no job is to change."""
         from airflow.sdk.exceptions import AirflowSkipException
 
         from elastrec.platform.jobs.scaling import rounds as scaling
@@ -85,7 +86,7 @@ class PlanRoundOperator(ElastrecOperator):
         for key, plan in zip(keys, changing, strict=True):
             context["ti"].xcom_push(key=key, value=msgspec.to_builtins(plan))
         if not keys:
-            # Airflow's own line says no more than that the task is skipped.
+            # Airflow's own line contains no reason for skipping the task.
             why = "every job stays as it is" if decided.plans else _NOTHING_TO_DECIDE
             self.log.info("the round ends here: %s", why)
             raise AirflowSkipException(why)
@@ -93,14 +94,14 @@ class PlanRoundOperator(ElastrecOperator):
 
 
 class _ChangingOperator(WaitingOperator):
-    """Asks a job's master for another shape, waits until the job has it, and takes the request back when it is ended.
+    """Asks a job's master for another shape, waits until the job has it, and cancels the request if the task is ended.
 
-    However often a shape is asked for, the job has it once: another try finds what the first one asked for, also where
-    somebody has changed the job since. When a person ends the task, or its `execution_timeout` is over, the master is
-    asked to take the request back; it does so until rows change hands. A try after that asks anew.
+    All tries make the same request: a retry waits for the request of the first try, even if the job has been changed
+    since. If a user ends the task, or its `execution_timeout` is over, the master is asked to cancel the request, which
+    is possible until the hand-over of rows begins. A try after that makes a new request.
 
     Args:
-        patience: how long to wait; afterwards the task succeeds with `outcome` "open", and the master goes on.
+        patience: how long to wait; after that the task succeeds with `outcome` "open", and the master continues.
     """
 
     operator_extra_links: tuple[BaseOperatorLink, ...] = (MlflowRunLink(), MigrationLink())
@@ -120,7 +121,7 @@ class _ChangingOperator(WaitingOperator):
         return self.wait_for(trigger, context)
 
     def _taken_back_in_time(self, event: Mapping[str, str]) -> None:
-        """Raises where the task has run for too long, or the job could not be observed to the end."""
+        """Raises if the task has run for too long, or the job could not be observed to the end."""
         from elastrec.platform.jobs.scaling import asking
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
@@ -133,7 +134,7 @@ class _ChangingOperator(WaitingOperator):
             raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try asks for the same request")
 
     def _changed(self, event: Mapping[str, str], proposed: str, chosen: str) -> ChangedJob:
-        """What became of a request that was accepted."""
+        """The outcome of an accepted request."""
         from elastrec.operators.values import ChangedJob
         from elastrec.platform.jobs.scaling.asking import pause_of
         from elastrec.platform.transport.messages.observer import ShapeOutcome
@@ -156,7 +157,7 @@ class _ChangingOperator(WaitingOperator):
         return give(changed)
 
     def on_kill(self) -> None:
-        """Takes the request back; while the task is deferred the trigger does it."""
+        """Cancels the request; while the task is deferred the trigger does it."""
         from elastrec.platform.jobs.scaling import asking
 
         if self._asked is not None:
@@ -165,23 +166,23 @@ class _ChangingOperator(WaitingOperator):
 
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
-    """What the grid shows of a mapped task (`map_index_template`)."""
+    """The name of a mapped task in the grid (`map_index_template`)."""
     context["map_index_name"] = changed.words(_LONGEST_NAME)  # type: ignore[typeddict-unknown-key]
 
 
 class ScaleJobOperator(_ChangingOperator):
-    """Gives a running job other numbers or sizes of pods, or other pods in the place of some, and waits for it.
+    """Changes the number or the size of a running job's pods, or replaces pods, and waits for the change.
 
-    Output: `ChangedJob`. The task fails, without a retry, where the master or the cluster refuses.
+    Output: `ChangedJob`. The task fails without a retry if the master or the cluster refuses.
 
     Args:
         job_id: the job; a template.
-        workers, parameter_servers: how many; None, or an empty text: as many as it has.
+        workers, parameter_servers: their number; None, or an empty text: no change.
         worker_cores, parameter_server_cores: of each pod; worker_memory, parameter_server_memory: of each pod, such as
             "2Gi". All are templates.
-        moves: names of pods in whose place others are put, as a list or as text with commas; a template.
-        other_node: moved pods leave their nodes, because these are slow or bad.
-        timeout: the job's master gives the request up afterwards.
+        moves: names of pods that are to be replaced, as a list or as text with commas; a template.
+        other_node: whether the new pods start on other nodes, for example because a node is slow.
+        timeout: time after which the job's master gives the request up.
     """
 
     template_fields: Sequence[str] = (
@@ -284,11 +285,12 @@ class ScaleJobOperator(_ChangingOperator):
 
 
 class MigratePodsOperator(_ChangingOperator):
-    """Hands one plan of a round to its job's master, waits for the migration, and writes both into the job's run.
+    """Sends one plan of a round to its job's master, waits for the migration, and writes both to the job's run.
 
-    Output: `ChangedJob`. Where the master refuses a plan, the plan is stale, or its pods find no room, the output says
-    so and nothing changes: another round plans anew. The task fails where the servers cannot copy their rows
-    (`ShapeOutcome.FAILED`): that needs a person, and every round would meet it again.
+    Output: `ChangedJob`. If the master refuses the plan, the plan is stale, or there is no room for its pods, the
+    output contains the reason and nothing changes; the next round makes a new plan. The task fails if the servers
+    cannot copy their rows (`ShapeOutcome.FAILED`), because this would fail again in every round until somebody fixes
+    the cause.
 
     Args:
         plan: one element of PlanRoundOperator's output.
@@ -363,10 +365,10 @@ def _refused(plan: Plan, reason: str) -> ChangedJob:
 
 
 def _parsed(field: str, value: Any, parse: Any) -> Any:
-    """A number or an amount as a template renders it; None and empty texts: nothing.
+    """A number or an amount from a rendered template; None for None and empty texts.
 
     Raises:
-        SpecError: it is none.
+        SpecError: the text is not a number or an amount.
     """
     from elastrec.platform.specs.text.quantities import parsed
 

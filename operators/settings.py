@@ -9,37 +9,41 @@ CONNECTION_TYPE = "elastrec"
 DEFAULT_CONNECTION_ID = "elastrec_default"
 DAG_ID = "daily_retraining"
 PREFIX = "/elastrec"
-"""Below Airflow's address: the pages of the plug-in."""
+"""Path of the plug-in's pages below Airflow's address."""
 JOB_FILE_VARIABLE = "elastrec_job_file"
 """Airflow variable: the job file of scheduled runs."""
 CLUSTERED_LOG_VARIABLE = "elastrec_clustered_log"
-"""Airflow variable: where the clustered click log goes."""
+"""Airflow variable: the location of the clustered click log."""
 CLICK_LOG_ASSET = "click_log"
 LOG_TIMEZONE = os.environ.get("ELASTREC_LOG_TIMEZONE", "UTC")
-"""IANA time zone of the click log whose days the ready DAGs train, as `spec.data.timezone` of their job files."""
+"""IANA time zone of the click log on which the DAGs in `dags/` train; the same as `spec.data.timezone` of their job
+files."""
 DAILY_HOUR = 2
-"""When a day of the log is complete: this hour of the next day, in that zone."""
+"""A day of the log is complete at this hour of the next day, in that time zone."""
 MODELS_ALIAS = "elastrec_models"
 """Asset alias of all registered models: the asset `model/NAME` of each gets an event for every version."""
 CLUSTERED_CLICK_LOG_ASSET = "clustered_click_log"
 
 POLL_SECONDS = 1.0
-"""Between two looks of a trigger at its job."""
+"""Time between two observations of a job by its trigger."""
 PROGRESS_SECONDS = 15.0
-"""Between two progress lines in a task's log while the phase stays the same."""
+"""Time between two progress lines in a task's log while the phase stays the same."""
 FIRE_GRACE_SECONDS = 6.0
-"""A trigger never fires earlier: Airflow turns success into up_for_retry when it fires while the task still defers."""
+"""A trigger never fires earlier: if it fires while the task is still deferring, Airflow changes success to
+up_for_retry."""
 LOST_AFTER_SECONDS = 30.0
-"""A job that the cluster does not know for this long is reported as lost, not as still running."""
+"""A job that the cluster does not know for this long is reported as lost."""
 SILENT_AFTER_SECONDS = 300.0
-"""A master that does not answer for this long fails the try. Its node restarts an ended one several times before."""
+"""If a master does not answer for this long, the try fails. Before that, the node restarts a master that has ended
+several times."""
 UNREACHABLE_AFTER_SECONDS = 600.0
-"""A cluster that does not answer for this long fails the try; the next one attaches to the job again."""
+"""If the cluster does not answer for this long, the try fails; the next try attaches to the job again."""
 STATE_SECONDS = 120.0
-"""How long Airflow may take to answer a trigger with the state of its task; then the owner of the job decides."""
+"""How long a trigger waits for Airflow's answer about the state of its task; without an answer, the owner of the job
+decides."""
 KILL_SECONDS = 120.0
-"""How long a trigger goes on trying to stop a job whose cluster does not answer."""
+"""How long a trigger tries to stop a job while the cluster does not answer."""
 RETRIES = 3
 RETRY_DELAY = timedelta(seconds=5)
 RETRY_BACKOFF = 3.0
-"""Each pause between two tries is so many times as long as the one before it."""
+"""Factor between a pause and the pause before it."""

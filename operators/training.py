@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class PrepareDataOperator(ElastrecOperator):
-    """Reads the job, finds its rows and its checkpoint, and refuses what cannot run, before anything starts.
+    """Reads the job, finds its rows and its checkpoint, and refuses a job that cannot run before anything starts.
 
     Args:
-        jobs_folder: relative job files are taken from here.
+        jobs_folder: the folder of relative job files.
         job_file, job, overrides, start_from, evaluation_day, interval_start, interval_end: see
             `params.training_params`.
 
@@ -82,7 +82,7 @@ class PrepareDataOperator(ElastrecOperator):
         super().__init__(**kwargs)
         self.jobs_folder = str(jobs_folder)
         self.job_file = job_file
-        # Templates until Airflow renders them to what their fields hold.
+        # Templates, until Airflow renders them to the values of the fields.
         self.job: Any = job
         self.overrides: Any = overrides
         self.start_from = start_from
@@ -150,12 +150,12 @@ class WarmStartOperator(ElastrecOperator):
         self.prepared = prepared
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Asks the platform and logs where the sizes come from."""
+        """Chooses the sizes and logs their source."""
         from elastrec.operators.values import AllocatedJob
         from elastrec.platform.jobs import Prepared, job_page, warm_start
 
         prepared = take(Prepared, self.prepared)
-        # Asking MLflow again would cost a second, most of it for loading its client.
+        # Another request to MLflow would take a second, mostly for loading its client.
         push_link(context, prepared.page or job_page(self.platform, prepared))
         allocation = warm_start(self.platform, prepared)
         self.log.info(
@@ -170,7 +170,7 @@ class WarmStartOperator(ElastrecOperator):
 
 
 class LaunchJobOperator(ElastrecOperator):
-    """Starts the job, or attaches to the one that this DAG run has already started.
+    """Starts the job, or attaches to the job that this DAG run has already started.
 
     Args:
         allocation: output of `WarmStartOperator`.
@@ -197,11 +197,11 @@ class LaunchJobOperator(ElastrecOperator):
         try:
             launched = _attach(self, context, prepared, allocation)
         except OtherJobError as error:
-            # The job that runs is not the one that this task describes: it is not this task's to stop.
+            # The running job differs from the job of this task, which must not stop it.
             raise AirflowFailException(str(error)) from error
         except Exception as error:
-            # Airflow runs no teardown for a set-up task that failed; a job that an earlier try started may go on
-            # until the last one has given up.
+            # Airflow runs no teardown for a failed set-up task. A job that an earlier try started may continue until
+            # the last try has failed.
             task = context["ti"]
             is_bad_input = isinstance(error, BAD_INPUT)
             if is_bad_input or task.try_number > task.max_tries or not attaches:
@@ -214,7 +214,7 @@ class LaunchJobOperator(ElastrecOperator):
         return give(launched)
 
     def on_kill(self) -> None:
-        """Stops what was started."""
+        """Stops the job that was started."""
         from elastrec.operators.values import AllocatedJob
 
         if self._owner:
@@ -222,11 +222,11 @@ class LaunchJobOperator(ElastrecOperator):
 
 
 class OfflinePhaseOperator(WaitingOperator):
-    """Waits until the job has trained and evaluated, however long that takes.
+    """Waits until the job has trained and evaluated, without a time limit.
 
-    A retry, a restart of scheduler or triggerer and *clear* attach to the running job. A job that is gone (its node
-    was lost, or a person stopped it) is launched again by the next try. A job that still runs when the task's
-    `execution_timeout` is over is stopped, and the task fails; by default there is none.
+    Retries, restarts of scheduler or triggerer and *clear* attach to the running job. A lost job (its node was lost,
+    or a user stopped it) is launched again by the next try. If the task exceeds its `execution_timeout`, the job is
+    stopped and the task fails; by default there is no timeout.
 
     Args:
         launched: output of `LaunchJobOperator`.
@@ -258,7 +258,7 @@ class OfflinePhaseOperator(WaitingOperator):
         return self.wait_for(JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
-        """Called with the trigger's event: returns the result, or fails with the pods' last words in the log."""
+        """Called with the trigger's event: returns the result, or fails with the last log lines of the pods."""
         from elastrec.operators.values import LaunchedJob, TrainedJob
         from elastrec.platform.jobs import failure_report, observe, stop
 
@@ -277,7 +277,7 @@ class OfflinePhaseOperator(WaitingOperator):
         raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try attaches to it or launches it again")
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
-        """From the log, and the record that the job began with, to the one that it ended with."""
+        """Lineage from the log and the record with which the job began to the record with which it ended."""
         from elastrec.operators import lineage
         from elastrec.operators.values import LaunchedJob
 
@@ -298,7 +298,7 @@ class OfflinePhaseOperator(WaitingOperator):
 
 
 def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:
-    """Start and end of a run's data interval; a run without a logical date has none."""
+    """Start and end of a run's data interval; None for a run without a logical date."""
     if run.data_interval_start is None or run.data_interval_end is None:
         return None
     return run.data_interval_start, run.data_interval_end
@@ -311,7 +311,7 @@ def _attach(operator: ElastrecOperator, context: Context, prepared: Prepared, al
     tagged = msgspec.structs.replace(prepared, run_tags=prepared.run_tags | log_tag(context))
     launched = launch(operator.platform, tagged, allocation, owner=owner_token(context))
     if launched.goes_on_from:
-        operator.log.info("goes on from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
+        operator.log.info("continues from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
     return extended(LaunchedJob, launched, prepared=prepared)
 
 

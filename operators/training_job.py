@@ -1,4 +1,4 @@
-"""The tasks of one training job as one object of a DAG. How each task works is said by its operator, not here."""
+"""The tasks of one training job as one object of a DAG. The operators describe how each task works."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def training_tasks(
 
     Args:
         elastrec_conn_id: the connection; a template.
-        deferrable: wait for the job in the triggerer; false: in the tasks, each of which holds a slot of a worker.
+        deferrable: whether to wait in the triggerer, or in the tasks, which then occupy a worker slot.
         arguments: further arguments of single operators, by task id, for example
             `{"offline_phase": {"execution_timeout": timedelta(hours=6)}}`.
         job: jobs_folder, job_file, job, overrides, start_from, evaluation_day, interval_start, interval_end of
             `PrepareDataOperator`.
 
     Raises:
-        ValueError: `arguments` names a task that there is not.
+        ValueError: `arguments` names an unknown task.
     """
     names = list(TrainingTasks.__dataclass_fields__)
     given = dict(arguments or {})
@@ -85,7 +85,7 @@ class TrainingJobGroup(TaskGroup):
         with DAG("views_daily", schedule="@daily", catchup=False, max_active_runs=1):
             TrainingJobGroup("views", jobs_folder=Path(__file__).parent, job_file="views.yaml")
 
-    A DAG may have several, also of job files with the same `metadata.name`: each is a job for itself.
+    A DAG may have several groups, also with job files of the same `metadata.name`; each group has its own job.
 
     Args:
         group_id: name of the group; ids of its tasks begin with it.

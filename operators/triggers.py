@@ -1,12 +1,12 @@
-"""Triggers only look: the job lives in the cluster, whatever becomes of the triggerer that watches it.
+"""Triggers observe jobs. A job runs in the cluster, independent of the triggerer.
 
-When a person ends a deferred task, two cases differ. Marked failed or successful, or its DAG run ended: the job is
-stopped. Cleared: the next try of the task takes the job over, so it is left alone.
+A user can end a deferred task in two ways. If the task is marked failed or successful, or its DAG run is ended, the job
+is stopped. If the task is cleared, the job is not stopped, because the next try of the task takes it over.
 
-Airflow does not wait for a trigger before it starts the next try, and does not give a trigger the number of the try
-that is current. So the task's state alone does not decide. The trigger carries the try that deferred, in `owner`; each
-try takes the job over under its own number; and a stop in the name of a try that is no longer the owner is refused by
-the job's master. What the state is asked for is whether another try can come.
+Airflow does not wait for a trigger before it starts the next try, and does not give a trigger the number of the current
+try, so the state of the task is not enough to decide. The trigger keeps the try that deferred, in `owner`; each try
+takes the job over with its own number; and the job's master refuses a stop by a try that is no longer the owner. The
+state of the task is only used to find out whether there can be another try.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 TIMED_OUT = "task timed out"
-"""Outcome of a wait whose task has used up its `execution_timeout`."""
+"""Outcome of a wait whose task has exceeded its `execution_timeout`."""
 GONE = "gone"
 """Outcome of a wait for a request whose job has ended."""
 ENDED_BY_A_PERSON = "__airflow_user_action__"
-"""With this message Airflow cancels a trigger whose task a person ended; one that it shuts down gets none."""
+"""The message with which Airflow cancels a trigger whose task a user has ended; at a shutdown there is no message."""
 _CLEARED = ""
 _ANOTHER_TRY_STATES = {
     _CLEARED,
@@ -49,18 +49,18 @@ _ANOTHER_TRY_STATES = {
     "up_for_reschedule",
     "deferred",
 }
-"""States after which a try of the task goes on, or another one comes."""
+"""States after which a try of the task continues, or another try follows."""
 
 
 class JobTrigger(BaseTrigger):
-    """What the triggers share: identity, the grace before the first event, and what a kill means.
+    """Code shared by the triggers: identity, the minimum time before the first event, and the handling of kills.
 
     Args:
         owner: token of the try that deferred; only the owner may stop the job.
-        dag_id, run_id, watched_task_id, map_index: the deferred task instance, asked for its state when it is killed.
+        dag_id, run_id, watched_task_id, map_index: the deferred task instance, whose state is read when it is killed.
         try_number: of the try that deferred, for the log.
         deadline: when the wait ends with the outcome TIMED_OUT, seconds since the epoch; None: never.
-        over_time: its reason then.
+        over_time: the reason in that case.
     """
 
     path = ""
@@ -115,17 +115,17 @@ class JobTrigger(BaseTrigger):
         return self.path, {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Fires once, with what `watch` found."""
+        """Fires once, with the result of `watch`."""
         begin = time.monotonic()
-        # The first question to Airflow makes the triggerer load its whole API, half a minute on a busy machine. Asked
-        # now, it does not delay the decision about a kill.
+        # At the first request to Airflow, the triggerer loads its whole API, which takes half a minute on a busy
+        # machine. The request is made now, so that it does not delay the decision about a kill.
         first_question = asyncio.create_task(self._warm_up())
         try:
             event = await self.first_event()
             await asyncio.sleep(max(0.0, self.grace_seconds - (time.monotonic() - begin)))
         except asyncio.CancelledError as error:
-            # Airflow writes a line to its log before it calls `on_kill`. A second cancellation that arrives while this
-            # line waits for a thread makes it skip the call, so the decision begins here.
+            # Airflow writes a log line before it calls `on_kill`, and skips the call if a second cancellation arrives
+            # while the line waits for a thread. Therefore, the decision begins here.
             if error.args == (ENDED_BY_A_PERSON,):
                 self._begin_decision()
             raise
@@ -134,7 +134,7 @@ class JobTrigger(BaseTrigger):
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def first_event(self) -> dict[str, str]:
-        """What `watch` found, or that the time is over; tasks that do not defer wait here."""
+        """The result of `watch`, or TIMED_OUT; tasks that do not defer wait here."""
         left = None if self.deadline is None else max(0.0, self.deadline - time.time())
         try:
             async with asyncio.timeout(left):
@@ -145,15 +145,15 @@ class JobTrigger(BaseTrigger):
         return self.event_of(TIMED_OUT, self.over_time)
 
     def event_of(self, outcome: str, reason: str) -> dict[str, str]:
-        """All that the resumed task needs: `dag.test()` forgets the arguments of `defer`."""
+        """Everything that the resumed task needs, because `dag.test()` discards the arguments of `defer`."""
         return {"job_id": self.job_id, "owner": self.owner, "outcome": outcome, "reason": reason}
 
     @abc.abstractmethod
     async def watch(self) -> tuple[str, str]:
-        """Waits for what the task waits for; returns the outcome and its reason."""
+        """Waits for the event for which the task was deferred; returns the outcome and its reason."""
 
     async def on_kill(self) -> None:
-        """Stops the job when a person ended the task for good; leaves it to the next try when the task was cleared."""
+        """Stops the job if a user has ended the task, unless the task was cleared and another try follows."""
         await asyncio.shield(self._begin_decision())
 
     def _begin_decision(self) -> asyncio.Task[None]:
@@ -164,16 +164,16 @@ class JobTrigger(BaseTrigger):
     async def cleanup(self) -> None:
         """Waits for the decision about a kill.
 
-        Airflow cancels a trigger whose task a person ended once a second until the trigger is gone, so `on_kill` itself
-        is interrupted after a second. The decision is a task of its own, which nothing interrupts, and the trigger does
-        not end before it: what was decided is in the task's log.
+        When a user has ended the task, Airflow cancels the trigger every second until it ends, so `on_kill` itself is
+        interrupted after a second. The decision is made in a separate asyncio task, which is not interrupted, and the
+        trigger ends after it, so that the decision is in the task's log.
         """
         while self._decision is not None and not self._decision.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({self._decision})
 
     async def _decide(self) -> None:
-        """Decides about the job and logs what was decided; tries again while the cluster does not answer."""
+        """Decides about the job and logs the decision; tries again while the cluster does not answer."""
         deadline = time.monotonic() + settings.KILL_SECONDS
         try:
             while True:
@@ -209,7 +209,7 @@ class JobTrigger(BaseTrigger):
         return f"job {self.job_id} was not stopped although {words}: {this_try} does not own it any more, or it is gone"
 
     def _gives_up(self, doubt: Doubt | None, reason: str) -> bool:
-        """Counts and logs an observation (None: the job answered); whether the wait for the job is over."""
+        """Counts and logs an observation (None: the job answered); returns whether to end the wait for the job."""
         now = time.monotonic()
         is_over = doubt is not None and self._patience.add(doubt, now)
         line = self._patience.line(reason, now) if doubt is not None else self._patience.reset(now)
@@ -223,7 +223,7 @@ class JobTrigger(BaseTrigger):
         )
 
     async def _ask(self, question: Callable[[Platform], Answer]) -> Answer:
-        """Runs a blocking call beside the event loop, on a platform of its own thread."""
+        """Runs a blocking call in another thread, with the platform object of that thread."""
 
         def call() -> Answer:
             return question(self._platform())
@@ -238,7 +238,7 @@ class JobTrigger(BaseTrigger):
         return self._hook.platform
 
     async def _task_state(self) -> str | None:
-        """The state of the deferred task instance: empty when cleared, None when it cannot be found out."""
+        """The state of the deferred task instance: empty if it was cleared, None if it is unknown."""
         task = self.watched_task_id if self.map_index < 0 else f"{self.watched_task_id}_{self.map_index}"
         try:
             states = await asyncio.wait_for(asyncio.to_thread(self._ask_airflow), settings.STATE_SECONDS)
@@ -252,12 +252,12 @@ class JobTrigger(BaseTrigger):
         return str(states[task] or _CLEARED)
 
     async def _warm_up(self) -> None:
-        # The kill asks again, and logs what goes wrong then.
+        # At a kill, the request is repeated, and errors are logged.
         with contextlib.suppress(Exception):
             await asyncio.to_thread(self._ask_airflow)
 
     def _ask_airflow(self) -> dict[str, Any]:
-        """The states of the watched task's instances in this run; a mapped one is called `task_id_index`."""
+        """The states of the watched task's instances in this run; the key of a mapped instance is `task_id_index`."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
         states: dict[str, dict[str, Any]] = RuntimeTaskInstance.get_task_states(
@@ -272,7 +272,7 @@ class JobPhaseTrigger(JobTrigger):
     path = "elastrec.operators.triggers.JobPhaseTrigger"
 
     async def watch(self) -> tuple[str, str]:
-        """Looks every `poll_seconds`; one line when the phase changes, and one every 15 s beside that."""
+        """Observes the job every `poll_seconds`; logs a line when the phase changes, and every 15 s."""
         progress = Progress(settings.PROGRESS_SECONDS)
         while True:
             doubt: Doubt | None
@@ -328,7 +328,8 @@ class EvaluatorTrigger(JobTrigger):
 
 
 class TrackingTrigger(JobTrigger):
-    """Fires when MLflow answers: outcome `back`; or `away` when it has not for `patience_seconds`."""
+    """Fires when MLflow answers (outcome `back`), or when it has not answered for `patience_seconds` (outcome
+    `away`)."""
 
     path = "elastrec.operators.triggers.TrackingTrigger"
 
@@ -342,7 +343,7 @@ class TrackingTrigger(JobTrigger):
         return path, {**arguments, "patience_seconds": self.patience_seconds}
 
     async def watch(self) -> tuple[str, str]:
-        """Looks every `poll_seconds`; one line at once, and one every 15 s."""
+        """Tries MLflow every `poll_seconds`; logs a line immediately, and every 15 s."""
         begin = time.monotonic()
         logged = float("-inf")
         while not await self._ask(self._answers):
@@ -365,11 +366,11 @@ class TrackingTrigger(JobTrigger):
 class ShapeTrigger(JobTrigger):
     """Fires when a request for another shape has ended (a `ShapeOutcome`), or its job cannot be observed any more.
 
-    A person who ends the task gives the request up: its master is informed, whatever becomes of the task.
+    If a user ends the task in any way, the master is asked to cancel the request.
 
     Args:
         request_id: of the job's master.
-        patience_seconds: fires with the outcome `open` when the request has not ended by then; None: never.
+        patience_seconds: after this time, the trigger fires with the outcome `open`; None: never.
     """
 
     path = "elastrec.operators.triggers.ShapeTrigger"
@@ -389,7 +390,7 @@ class ShapeTrigger(JobTrigger):
         return {**super().event_of(outcome, reason), "request_id": self.request_id}
 
     async def watch(self) -> tuple[str, str]:
-        """Looks every `poll_seconds`; one line when what the request waits for changes, at most every 15 s."""
+        """Observes the request every `poll_seconds`; logs a line when its state changes, at most every 15 s."""
         begin, logged, said = time.monotonic(), float("-inf"), ""
         while True:
             doubt: Doubt | None = None
@@ -434,5 +435,5 @@ class ShapeTrigger(JobTrigger):
         )
 
     async def _warm_up(self) -> None:
-        # Nothing is asked of Airflow.
+        # No request to Airflow is needed.
         return

@@ -1,8 +1,9 @@
-"""The values that travel between tasks as plain JSON objects.
+"""The values that are passed between tasks as plain JSON objects.
 
-Each holds all that the tasks behind it need, so a task takes one value, from the task before it, and the graph of a
-job's tasks is a chain. In a task's output the job is the object `training_job` instead of the text `job_json`. Nothing
-is computed here. Operators import it when they run: it loads the platform, which would slow the parsing of DAGs down.
+Each contains everything that the following tasks need, so a task takes one value, from the task before it, and the
+graph of a job's tasks is a chain. In a task's output the job is the object `training_job` instead of the text
+`job_json`. This module computes nothing. Operators import it when they run, because it loads the platform, which would
+slow down the parsing of DAGs.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class AllocatedJob(Allocation, frozen=True, kw_only=True):
 
 
 class LaunchedJob(Launched, frozen=True, kw_only=True):
-    """Output of `LaunchJobOperator`: a job in the cluster, and with what it was launched."""
+    """Output of `LaunchJobOperator`: a job in the cluster, and the parameters of its launch."""
 
     prepared: Prepared
     allocation: Allocation
 
 
 class TrainedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `OfflinePhaseOperator`: the job, beside the fields of its last `TrainingMetrics`."""
+    """Output of `OfflinePhaseOperator`: the job, and the fields of its last `TrainingMetrics`."""
 
     launched: LaunchedJob
 
@@ -38,14 +39,14 @@ class JudgedJob(GateDecision, frozen=True, kw_only=True):
 
 
 class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Output of `ScaleJobOperator` and `MigratePodsOperator`: what became of a request for another shape.
+    """Output of `ScaleJobOperator` and `MigratePodsOperator`: the outcome of a request for another shape.
 
     Attributes:
-        request_id: of the job's master; empty: it refused, or was not asked.
-        proposed: what the choice was made from; `chosen`: what was asked for.
-        migrated: the job has the shape that was asked for.
+        request_id: of the job's master; empty: the master refused, or was not asked.
+        proposed: the candidates; `chosen`: the requested shape.
+        migrated: whether the job has the requested shape.
         outcome: a `ShapeOutcome`; "open": the task did not wait to the end; "gone": the job ended before.
-        pause_seconds: hand-overs of rows for this request together; None unless it was reached.
+        pause_seconds: total time of the request's hand-overs of rows; None unless the shape was reached.
     """
 
     job_id: str
@@ -59,13 +60,13 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether the master goes on with it."""
+        """Whether the master continues the request."""
         return self.outcome == "open"
 
     def words(self, longest: int | None = None) -> str:
-        """For the log, and with at most `longest` characters for the grid: what was proposed, chosen, and came of it.
+        """Text for the log or, with at most `longest` characters, for the grid: proposal, choice and outcome.
 
-        Each part keeps its beginning: a long proposal hides neither the choice nor the pause.
+        Each part keeps its beginning, so that a long proposal hides neither the choice nor the pause.
         """
         if self.migrated:
             end = f"migrated, pause {self.pause_seconds or 0.0:.2f} s"
@@ -73,7 +74,7 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
             end = self.outcome + (f": {self.reason}" if self.reason else "")
         parts = [self.chosen, end] if self.proposed == self.chosen else [f"proposed {self.proposed}", self.chosen, end]
         if longest is not None:
-            # A part that needs less than its share leaves the rest to the others.
+            # The rest of the share of a short part is available to the other parts.
             room = longest - len(f"{self.job_id}: ") - 2 * (len(parts) - 1)
             for left, place in enumerate(sorted(range(len(parts)), key=lambda at: len(parts[at]))):
                 parts[place] = _cut(parts[place], room // (len(parts) - left))

@@ -1,7 +1,7 @@
-"""Flash checkpoint (DLRover-RM §5.2): parts of records lie in memory first, and go to the store from there.
+"""Flash checkpoint (DLRover-RM §5.2): parts of records are written to memory first, and copied to the store from there.
 
-Here belong the memory in which parts lie, and reading them back. Who owns the memory and how large it is, is a
-cluster's to say; when parts are copied to the store is a server's. Nothing here knows of rows, servers or masters.
+This room contains the memory for parts, and reading parts back. The cluster provides the memory and sets its size, and
+servers decide when parts are copied to the store. This room does not know rows, servers or masters.
 """
 
 from elastrec.checkpoints.flash.memory import MOST_NOTE_BYTES, HeldPart, MemoryUnusableError, PartMemory

@@ -1,17 +1,17 @@
 """Memory that outlives the process that writes it, and the parts of records that it holds.
 
-It is one file of a memory file system. Its owner, the node, has made all of its pages before anything is copied: a page
-that comes into being costs several times as much as copying it. The file has two halves. A part that holds
-everything begins the half that does not hold the newest parts, and parts that build on it follow behind it: so the last
-complete ones stay while the next ones are written.
+The memory is one file of a memory file system. Its owner, the node, creates all of its pages before parts are copied,
+because creating a page takes several times as long as copying it. The file has two halves. A full part is written to
+the start of the half without the newest parts, and parts that build on it follow; so the last complete parts stay while
+the next ones are written.
 
-A half is a row of parts, each behind a page with its header:
+A half is a sequence of parts, each after a page with its header:
 
     magic, chain u64, number u32, length u32, xxh3-64 of the description u64 | description (msgpack) | bytes of the part
 
-The header of a part is wiped before its bytes change and written after the last of them, so a part whose writer was
-killed is not there. The row ends at the first header that is not the next one of its chain. What the memory holds is a
-copy of what the store has, or is about to get: nothing is lost with it.
+The header of a part is erased before its bytes change and written after the last of them, so a part whose writer was
+killed does not exist. The sequence ends at the first header that is not the next one of its chain. The memory only
+contains copies of parts that are in the store or will be written to it, so no data is lost with the memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BLOCK_BYTES = 512
 
 
 class MemoryUnusableError(CheckpointError):
-    """The memory is missing, too small, not there in full, or another process writes it."""
+    """The memory is missing, too small or incomplete, or another process writes it."""
 
 
 class _Description(msgspec.Struct, frozen=True, array_like=True):
@@ -55,13 +55,13 @@ class _Description(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldPart(msgspec.Struct, frozen=True):
-    """A part that lies in memory.
+    """A part in memory.
 
     Attributes:
         uri, file: of its record, and its key there.
         start: of its first byte in the memory; checksum: xxh3-64 of its bytes.
-        chain: rises with every part that holds everything; number: of the part in its chain, from 0.
-        note: of its writer, for the process after it.
+        chain: increases with every full part; number: of the part in its chain, from 0.
+        note: of its writer, for the next process.
     """
 
     uri: str
@@ -80,14 +80,14 @@ class HeldPart(msgspec.Struct, frozen=True):
 
 
 class PartMemory:
-    """One process's view of the memory. Not thread-safe, but for `find` and `read`.
+    """The memory as one process sees it. Not thread-safe, except for `find` and `read`.
 
     Args:
         path: of the file.
-        writes: takes the memory for this process; one process at a time may write it.
+        writes: whether this process may write; at most one process may do so at a time.
 
     Attributes:
-        read_bytes: by `read`, so far.
+        read_bytes: number of bytes that `read` has returned so far.
 
     Raises:
         MemoryUnusableError: see there.
@@ -126,18 +126,18 @@ class PartMemory:
     def close(self) -> None:
         """Gives the view back; the memory stays."""
         self._bytes.release()
-        # What was read and is still held keeps its pages.
+        # Arrays that were read and are still referenced keep their pages.
         with contextlib.suppress(BufferError):
             self._map.close()
         os.close(self._descriptor)
 
     def parts(self) -> list[HeldPart]:
-        """What both halves hold, the newest chain last."""
+        """The parts of both halves, the newest chain last."""
         halves = [self._row(half * self._half_bytes) for half in (0, 1)]
         return [part for row in sorted(halves, key=lambda row: row[0].chain if row else -1) for part in row]
 
     def find(self, uri: str, file: str) -> HeldPart | None:
-        """A complete part; None: it is not held."""
+        """A complete part; None if it is not in memory."""
         return next((part for part in self.parts() if (part.uri, part.file) == (uri, file)), None)
 
     def _row(self, first: int) -> list[HeldPart]:
@@ -152,7 +152,7 @@ class PartMemory:
         return row
 
     def _part(self, at: int, end: int) -> HeldPart | None:
-        """The part whose header lies there; None: it has none that is whole."""
+        """The part whose header is at this position; None if there is no complete header."""
         magic, chain, number, length, checksum = _HEADER.unpack_from(self._bytes, at)
         if magic != _MAGIC or length > PAGE_BYTES - _HEADER.size:
             return None
@@ -169,25 +169,26 @@ class PartMemory:
         return part if part.start + part.size_bytes <= end else None
 
     def read(self, part: HeldPart, start: int, length: int) -> bytes | memoryview | None:
-        """Bytes of a part; None: the memory holds another one by now.
+        """Bytes of a part; None if the memory contains another part by now.
 
-        The process that writes the memory gets no copy: they are those of the part until it begins another one.
+        The writing process gets a view instead of a copy, which is valid until it begins another part.
         """
         view = self._bytes[part.start + start : part.start + start + length]
         data = view if self._writes else bytes(view)
         self.read_bytes += length
-        # After the copy: who overwrites a part wipes its header first.
+        # Checked after the copy, because a writer erases the header first.
         return data if self._is_held(part) else None
 
     def _is_held(self, part: HeldPart) -> bool:
         return self._part(part.start - PAGE_BYTES, self.size_bytes) == part
 
     def begin(self, uri: str, file: str, *, is_full: bool, note: bytes = b"") -> PartCopy:
-        """Room for a part; it counts once `PartCopy.finish` was called.
+        """Begins to write a part, which is valid after `PartCopy.finish`.
 
         Args:
             note: see HeldPart; at most MOST_NOTE_BYTES.
-            is_full: it builds on no other part: what the other half holds stays, what this half held is gone.
+            is_full: whether it builds on no other part. The parts of the other half stay, those of this half are
+            overwritten.
         """
         rows = [self._row(half * self._half_bytes) for half in (0, 1)]
         newest = max((0, 1), key=lambda half: rows[half][0].chain if rows[half] else -1)
@@ -206,7 +207,7 @@ class PartMemory:
 
     def _put(self, at: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        # Without the GIL: requests are served meanwhile.
+        # Without the GIL, so that requests are served meanwhile.
         np.copyto(np.frombuffer(self._bytes[at : at + len(view)], np.uint8), np.frombuffer(view, np.uint8))
 
     def _seal(self, place: _Place, size_bytes: int, checksum: int) -> HeldPart:
@@ -244,7 +245,7 @@ class PartCopy:
         self._checksum = xxhash.xxh3_64()
 
     def write(self, data: Buffer) -> bool:
-        """Appends bytes; false: there is no room for them, and nothing was appended."""
+        """Appends bytes; returns False, without appending any, if there is no room for them."""
         view = memoryview(data).cast("B")
         if self._position + len(view) > self._place.end:
             return False
@@ -254,9 +255,9 @@ class PartCopy:
         return True
 
     def written(self) -> memoryview:
-        """What was appended, until something else is begun."""
+        """The appended bytes, valid until another part is begun."""
         return self._memory._bytes[self._first : self._position]
 
     def finish(self) -> HeldPart:
-        """The part is complete."""
+        """Completes the part."""
         return self._memory._seal(self._place, self._position - self._first, self._checksum.intdigest())

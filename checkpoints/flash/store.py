@@ -1,4 +1,4 @@
-"""The folder of a record, as a store: parts go into memory first and are read from there where it holds them."""
+"""The folder of a record as a store: parts are written to memory first, and read from memory if they are there."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ _log = structlog.get_logger(__name__)
 
 
 class MemoryStore(Store):
-    """A record's folder in a store, and the memory in which some of its parts lie.
+    """A record's folder in a store, and the memory that contains some of its parts.
 
-    Objects that are written here are parts; one that does not fit into the memory goes straight to the store. Nothing
-    but a copy made from `in_memory` brings what lies in memory alone to the store. What is read is not checked here:
-    its reader does so array by array, while the bytes are in the processor's cache, and calls `distrust` for damaged
-    ones.
+    Objects that are written here are parts. A part that does not fit into the memory is written directly to the store.
+    The caller must copy the other parts from `in_memory` to the store. Bytes are not checked here: the reader checks
+    them array by array, while they are in the processor's cache, and calls `distrust` for damaged ones.
 
     Args:
         base: rooted at the record's folder.
         is_full, note: see `PartMemory.begin`.
 
     Attributes:
-        in_memory: what was written last, where it lies in memory alone.
+        in_memory: the part that was written last, if it is only in memory.
     """
 
     def __init__(self, base: Store, memory: PartMemory, *, is_full: bool = True, note: bytes = b"") -> None:
@@ -46,7 +45,7 @@ class MemoryStore(Store):
         return _Writer(self, self._base, key, copy)
 
     def _part(self, key: str) -> HeldPart | None:
-        """A part that lies in memory; None: it is read from the store."""
+        """A part in memory; None: it is read from the store."""
         with self._lock:
             if key not in self._held:
                 self._held[key] = self._memory.find(self.uri, key)
@@ -64,7 +63,7 @@ class MemoryStore(Store):
     def distrust(self, key: str) -> bool:
         with self._lock:
             if key in self._distrusted:
-                # Another thread read the bytes before and has checked them sooner.
+                # Another thread has read the same bytes and has checked them first.
                 return True
             if self._held.get(key) is None:
                 return False
@@ -109,7 +108,7 @@ class MemoryStore(Store):
 
 
 class _Writer(StoreWriter):
-    """Into memory while there is room, else into the store."""
+    """Writes to memory while there is room, otherwise to the store."""
 
     def __init__(self, store: MemoryStore, base: Store, key: str, copy: PartCopy) -> None:
         self._store, self._base, self._key, self._copy = store, base, key, copy

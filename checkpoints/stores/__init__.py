@@ -1,1 +1,2 @@
-"""Where records lie: one interface, and a store per kind of place. Nothing here knows what a record is."""
+"""Stores for records: one interface, and an implementation for each kind of storage. Independent of the contents of
+records."""

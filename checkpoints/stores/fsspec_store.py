@@ -1,9 +1,9 @@
-"""Stores by fsspec: Google Cloud Storage, Azure, HDFS (WebHDFS). A service more is one entry of `SERVICES`.
+"""Stores by fsspec: Google Cloud Storage, Azure, HDFS (WebHDFS). To add a service, add an entry to `SERVICES`.
 
-fsspec has no operation on which two writers may race and one wins, so each service says how it creates an object unless
-one exists: object stores by a condition of the request, HDFS by a rename, which refuses a target that exists.
+fsspec has no atomic operation that creates an object unless it exists, so this is implemented for each service: object
+stores use a condition of the request, HDFS a rename, which fails if the target exists.
 
-Endpoints and credentials come from where each library looks for them, or from fsspec's configuration, such as
+Each library reads endpoints and credentials from its usual environment, or from fsspec's configuration, such as
 `FSSPEC_GS_TOKEN`.
 """
 
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 16 * 2**20
 _TIMEOUTS_SECONDS = (10.0, 60.0)
-"""To connect, and between two packets."""
+"""Timeout for connecting, and between two packets."""
 
 
 @contextmanager
 def _explained(what: str, where: str, hint: str) -> Iterator[None]:
-    """Errors of a service become StoreError; each library has its own classes, so all but ours are treated as one."""
+    """Converts errors of a service to StoreError. Each library has its own error classes, so all classes except ours
+    are converted."""
     try:
         yield
     except (CheckpointError, FileNotFoundError):
@@ -45,7 +46,7 @@ def _explained(what: str, where: str, hint: str) -> Iterator[None]:
 
 
 class _ObjectWriter(StoreWriter):
-    """An object that its service shows when the upload is completed, not before."""
+    """An object that becomes visible when the upload is complete."""
 
     def __init__(self, fs: AbstractFileSystem, path: str) -> None:
         self._file = fs.open(path, "wb", block_size=BLOCK_BYTES)
@@ -63,15 +64,15 @@ class _ObjectWriter(StoreWriter):
     def abort(self) -> None:
         if self._file.closed:
             return
-        # A file that counts as closed sends nothing more, not even when it is collected.
+        # A file that is marked as closed sends nothing more, not even when it is garbage-collected.
         self._file.closed = True
-        # What was sent is invisible, and the service drops it in days when it cannot be dropped now.
+        # The uploaded bytes are invisible; if they cannot be deleted now, the service deletes them after some days.
         with suppress(Exception):
             self._file.discard()
 
 
 class _RenamingWriter(StoreWriter):
-    """A file that is written under another name, because its service shows files while they are written."""
+    """A file that is written under a temporary name, because the service shows files while they are written."""
 
     def __init__(self, fs: WebHDFS, path: str) -> None:
         self._fs, self._path, self.temporary = fs, path, _temporary(path)
@@ -82,7 +83,7 @@ class _RenamingWriter(StoreWriter):
         self._file.write(data)
 
     def finish(self) -> None:
-        """Ends the temporary file, which is durable then."""
+        """Closes the temporary file, which is then durable."""
         self._file.close()
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ def _temporary(path: str) -> str:
 
 def _renamed(fs: WebHDFS, source: str, target: str, **options: str) -> bool:
     answer = fs._call("RENAME", method="put", path=source, destination=target, **options)
-    # A rename with options answers nothing, and an error when it fails.
+    # A rename with options returns an empty answer, or an error if it fails.
     return bool(answer.json()["boolean"]) if answer.content else True
 
 
@@ -129,28 +130,28 @@ def _create_by_rename(fs: AbstractFileSystem, path: str, data: bytes) -> bool:
     try:
         writer.write(data)
         writer.finish()
-        # The name node renames atomically, and not over a file.
+        # The name node renames atomically, and never replaces a file.
         return _renamed(fs, writer.temporary, path)
     finally:
         writer.abort()
 
 
 def _with_timeouts(fs: AbstractFileSystem) -> None:
-    """requests waits for ever by default."""
+    """Sets timeouts, because requests has none by default."""
     fs.session.request = functools.partial(fs.session.request, timeout=_TIMEOUTS_SECONDS)
 
 
 @dataclass(frozen=True)
 class Service:
-    """What fsspec does not know of a service.
+    """Properties of a service that fsspec does not have.
 
     Attributes:
-        extra: of elastrec, that installs its library; empty: nothing is needed.
-        hint: what to check when it cannot be asked.
-        create: writes an object unless one exists, atomically; False: one exists.
+        extra: the extra of elastrec that installs the library; empty: none is needed.
+        hint: what to check if the service is not reachable.
+        create: writes an object unless it exists, atomically; returns False if it exists.
         writer: opens a streamed object.
-        made_folders: folders exist by themselves, so the root can be made.
-        prepare: of a new file system.
+        made_folders: whether folders are separate objects, so that the root can be created.
+        prepare: called with a new file system.
     """
 
     extra: str
@@ -183,7 +184,7 @@ class FsspecStore(Store):
         uri: its bucket or container must exist.
 
     Raises:
-        CheckpointError: the service's library is not installed, or the URI is not one of its.
+        CheckpointError: the service's library is not installed, or the URI is invalid.
     """
 
     def __init__(self, uri: str) -> None:
@@ -191,7 +192,7 @@ class FsspecStore(Store):
         self._protocol = uri.partition("://")[0]
         self._service = SERVICES[self._protocol]
         try:
-            # Listings that are kept would hide what other processes write.
+            # Cached listings would hide objects that other processes write.
             self._fs, root = fsspec.core.url_to_fs(self.uri, use_listings_cache=False, skip_instance_cache=True)
         except ImportError as error:
             raise CheckpointError(
@@ -259,7 +260,7 @@ class FsspecStore(Store):
     def keys(self, prefix: str = "") -> list[str]:
         with self._asking("could not list", prefix):
             try:
-                # Where fsspec walks folders itself, it takes one that cannot be listed for an empty one.
+                # If fsspec walks folders itself, it treats a folder that cannot be listed as empty.
                 how = {} if self._fs.async_impl else {"on_error": "raise"}
                 paths = self._fs.find(self._listed(prefix), **how)
             except FileNotFoundError:
@@ -307,7 +308,7 @@ class FsspecStore(Store):
 
 
 class _Explaining(StoreWriter):
-    """A writer whose errors say what could not be written, and what to check."""
+    """A writer whose errors name the object and what to check."""
 
     def __init__(self, writer: StoreWriter, where: str, hint: str) -> None:
         self._writer, self._where, self._hint = writer, where, hint

@@ -1,11 +1,11 @@
 """The store in a folder of a local or shared POSIX file system.
 
-Durable means: file synchronised, renamed into place, directory synchronised. A crash leaves at most a hidden
-temporary file, which no listing shows.
+To write durably, a file is synchronised and renamed into place, then its directory is synchronised. A crash leaves at
+most a hidden temporary file, which no listing shows.
 
-A folder whose file system is not mounted looks like an empty one. So a store's root holds the file MARKER, and pods,
-which `expect_existing_stores`, take a store without it for one that cannot be asked: they do not make its folders anew
-under the mount point, and do not believe that a record is gone.
+A folder whose file system is not mounted looks empty. Therefore, the root of a store contains the file MARKER. Pods
+call `expect_existing_stores`; then a store without the file counts as not reachable, so pods do not create its folders
+under the mount point, and do not conclude that records were deleted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 MARKER = f"{HIDDEN}store"
-"""Lies in the root of every store; no listing shows it."""
+"""A file in the root of every store, which no listing shows."""
 _must_exist = False
 _GATHERED_BYTES = 2**20
-_SYNC_FILE_RANGE_WRITE = 2  # Linux; the os module does not name it
+_SYNC_FILE_RANGE_WRITE = 2  # of Linux; the os module does not define it
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def _explained(what: str, path: Path) -> Iterator[None]:
 
 @functools.cache
 def _start_writeback_function() -> Callable[[int, int, int, int], int] | None:
-    """sync_file_range(2): descriptor, first byte, bytes, flags. None: the C library has none."""
+    """sync_file_range(2): descriptor, first byte, bytes, flags. None: the C library does not have it."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sync_file_range"):
         return None
@@ -58,9 +58,9 @@ def _start_writeback_function() -> Callable[[int, int, int, int], int] | None:
 
 
 def _start_writeback(descriptor: int, start: int, size: int) -> None:
-    """Lets the disk begin with bytes of a file while others are still being written; `fsync` alone makes them durable.
+    """Starts writing a file's bytes to the disk while others are still being produced; only `fsync` makes them durable.
 
-    An advice: a file system that does not take it writes at the end, and what fails is said by `fsync`.
+    This is a hint: a file system that ignores it writes at the end, and `fsync` reports errors.
     """
     function = _start_writeback_function()
     if function is not None:
@@ -76,7 +76,8 @@ def _synchronise_folder(folder: Path) -> None:
 
 
 def expect_existing_stores() -> None:
-    """From now on this process makes no store: one without a marker cannot be asked. For pods, before they do anything.
+    """From now on, this process creates no stores, and a store without a marker counts as not reachable. Pods call this
+    first.
 
     The launch of a job creates its store (`Store.create`).
     """
@@ -85,7 +86,7 @@ def expect_existing_stores() -> None:
 
 
 def _check_is_there(path: Path) -> None:
-    """Raises StoreError where a store was to exist around a path and does not."""
+    """Raises StoreError if no store contains the path, although a store must exist."""
     if _must_exist and not any((folder / MARKER).exists() for folder in (path, *path.parents)):
         raise StoreError(
             f"{path}: no checkpoint store is there: the file {MARKER} is missing in every folder above; mount the "
@@ -94,7 +95,7 @@ def _check_is_there(path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Creates a folder of a store, and its parents, so that they survive a power loss."""
+    """Creates a folder of a store and its parents durably."""
     _check_is_there(folder)
     _make_parents_first(folder)
 
@@ -113,7 +114,7 @@ class _LocalWriter(StoreWriter):
         self._temporary = path.parent / f"{HIDDEN}{uuid.uuid4().hex}.tmp"
         with _explained("could not write", path):
             _make_folder(path.parent)
-            # Parts consist of thousands of small arrays: those are gathered, larger pieces go straight to the file.
+            # Parts consist of thousands of small arrays, which are buffered; larger pieces are written directly.
             self._file = self._temporary.open("xb", buffering=_GATHERED_BYTES)
         self._written = self._started = 0
         self._open = True
@@ -123,7 +124,7 @@ class _LocalWriter(StoreWriter):
             self._written += self._file.write(data)
 
     def begin_writeback(self) -> None:
-        # What is gathered, at most a mebibyte, is not in the file yet and waits for the end.
+        # The buffer, at most a mebibyte, is not in the file yet and is written at the end.
         _start_writeback(self._file.fileno(), self._started, self._written - self._started)
         self._started = self._written
 
@@ -150,7 +151,7 @@ class _LocalWriter(StoreWriter):
 
     def abort(self) -> None:
         self._open = False
-        # What is gathered may find no room; it is dropped anyway, and the file is closed all the same.
+        # Flushing the buffer may fail; it is not needed any more, and the file is closed in any case.
         with contextlib.suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)
@@ -265,7 +266,7 @@ class LocalStore(Store):
             temporary = writer.synchronise()
             with _explained("could not write", path):
                 try:
-                    # A hard link is the one atomic "create with this content, unless it exists".
+                    # Only a hard link creates a file with its contents atomically, unless it exists.
                     os.link(temporary, path)
                 except FileExistsError:
                     return False
@@ -284,7 +285,7 @@ class LocalStore(Store):
                 return None
 
     def conditional_writes(self) -> bool:
-        # What hard links promise is POSIX; a file system without them refuses, and overwrites nothing.
+        # POSIX guarantees this for hard links; a file system without hard links refuses, and overwrites nothing.
         return True
 
     @property

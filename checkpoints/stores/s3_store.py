@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 UPLOAD_PART_BYTES = 8 * 2**20
-"""Of the first parts of an object; S3 allows 5 MiB to 5 GiB."""
+"""Size of the first parts of an object; S3 allows 5 MiB to 5 GiB."""
 UPLOADS_SIDE_BY_SIDE = 4
 _SENT_PER_PART = 1024
-"""A part has at least the bytes that were sent before it, divided by this. So S3's largest object, 5 TiB, has 7,700
+"""A part has at least the size of all parts before it, divided by this. So S3's largest object, 5 TiB, has 7,700
 parts of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small share of what is written."""
 
 _MISSING = ("404", "NoSuchKey", "NotFound")
@@ -35,7 +35,7 @@ _NOT_IMPLEMENTED = ("501", "NotImplemented")
 _NOT_ALLOWED = ("403", "AccessDenied", *_NOT_IMPLEMENTED)
 _LOST_RACE = ("412", "PreconditionFailed")
 _CONFLICT = ("409", "ConditionalRequestConflict")
-"""Another request for the object is under way: nobody has won yet, so the same request is to be made again."""
+"""Another request for the object is in progress and its result is open, so the request must be repeated."""
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -80,14 +80,14 @@ class _S3Writer(StoreWriter):
                 self._send_part()
 
     def _send_part(self) -> None:
-        """Hands the buffer to a thread; waits while as many parts as may be are under way."""
+        """Passes the buffer to a thread; waits while the maximum number of parts is being sent."""
         with _explained("could not write", self._where):
             if self._senders is None:
                 answer = self._client.create_multipart_upload(Bucket=self._bucket, Key=self._key)
                 self._upload_id = answer["UploadId"]
                 self._senders = ThreadPoolExecutor(UPLOADS_SIDE_BY_SIDE, "s3-upload")
             if len(self._parts) >= UPLOADS_SIDE_BY_SIDE:
-                # The first that failed ends the object: what follows it would be sent for nothing.
+                # The first failure ends the object, because the following parts would be sent in vain.
                 self._parts[-UPLOADS_SIDE_BY_SIDE].result()
             self._parts.append(self._senders.submit(self._upload, len(self._parts) + 1, self._buffer))
         self._sent_bytes += len(self._buffer)
@@ -106,7 +106,8 @@ class _S3Writer(StoreWriter):
         return {"PartNumber": number, "ETag": part["ETag"]}
 
     def _end_senders(self) -> None:
-        """Parts that wait are not sent; those under way are waited for, as S3 would keep what comes after the end."""
+        """Cancels waiting parts, and waits for parts that are being sent, because S3 keeps parts that arrive after the
+        end."""
         if self._senders is not None:
             self._senders.shutdown(cancel_futures=True)
             self._senders = None
@@ -164,7 +165,7 @@ class S3Store(Store):
                         retries={"mode": "standard", "max_attempts": 5},
                         connect_timeout=10,
                         read_timeout=60,
-                        # Newer checksums in trailers are refused by many S3-compatible stores.
+                        # Many S3-compatible stores refuse the newer checksums in trailers.
                         request_checksum_calculation="when_required",
                         response_checksum_validation="when_required",
                     ),
@@ -248,7 +249,7 @@ class S3Store(Store):
         except ClientError as error:
             if _code(error) not in _NOT_ALLOWED:
                 raise
-            # What is complete must be prunable all the same. Said, not hidden.
+            # Complete records must be prunable nevertheless, so this is only logged.
             _log.warning(
                 "unfinished uploads not listed", store=self.uri, reason=str(error),
                 consequence="what killed writers have uploaded stays until a rule of the bucket removes it; allow "

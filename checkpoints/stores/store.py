@@ -1,7 +1,7 @@
-"""One interface over the places where bytes survive a machine: a folder, a bucket, HDFS.
+"""The interface of durable stores: a folder, a bucket, HDFS.
 
 A store is rooted at a URI and addresses objects by relative keys such as `parts/server-0.bin`. An object appears
-whole or not at all. `put_if_absent` is the one operation on which two writers may race.
+whole or not at all. Only `put_if_absent` may be called by two writers for the same key at the same time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 HIDDEN = ".elastrec-"
-"""Begins the names of files that a store makes for itself."""
+"""Prefix of the names of a store's internal files."""
 
 _probed: dict[str, bool] = {}
-"""Answers of this process to `Store.conditional_writes`, by `Store._place`."""
+"""Results of `Store.conditional_writes` in this process, by `Store._place`."""
 
 
 class StoreWriter(abc.ABC):
@@ -42,9 +42,9 @@ class StoreWriter(abc.ABC):
         """Appends bytes. The buffer may be reused when this returns."""
 
     def begin_writeback(self) -> None:  # noqa: B027  # most stores send what they get at once
-        """Has the disk begin with what was written so far, for `close` to wait less. An advice.
+        """Starts writing to the disk, so that `close` takes less time. A hint.
 
-        The system's own processes work for it, beside requests: not for writers that requests wait for.
+        Kernel threads do the work. Not for writers for which requests wait.
         """
 
     @abc.abstractmethod
@@ -96,14 +96,14 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes | memoryview:
-        """Exactly `length` bytes from `start`, to be read soon: of a store in memory they lie where it has them.
+        """Exactly `length` bytes from `start`. A store in memory returns a view, so the bytes must be read soon.
 
         Raises:
             CheckpointError: there is no such object, or it is shorter.
         """
 
     def distrust(self, key: str) -> bool:
-        """Bytes of an object are damaged; returns whether it is read from another place than before from now on."""
+        """Reports that bytes of an object are damaged; returns whether it is read from another place from now on."""
         return False
 
     @abc.abstractmethod
@@ -132,8 +132,8 @@ class Store(abc.ABC):
     def unfinished(self, prefix: str = "") -> list[str]:
         """Keys in a folder of streamed objects that were begun and neither closed nor aborted, sorted.
 
-        They may still be written, or their writers were killed. Where they take no room apart from the folder's objects
-        there are none.
+        They are still being written, or their writers were killed. Empty if unfinished objects occupy no space of their
+        own.
         """
         return []
 
@@ -141,10 +141,10 @@ class Store(abc.ABC):
         """Drops the unfinished objects of a folder: their writers cannot close them any more."""
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        """Writes an object unless one exists; of several racing writers exactly one gets True.
+        """Writes an object unless it exists; of several concurrent writers exactly one gets True.
 
         Raises:
-            CheckpointError: the store cannot promise that (see `conditional_writes`).
+            CheckpointError: the store does not guarantee that (see `conditional_writes`).
         """
         checked_key(key)
         if not self.conditional_writes():
@@ -157,7 +157,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def _create(self, key: str, data: Buffer) -> bool:
-        """Writes an object unless one exists, in one operation of the service; False: one exists.
+        """Writes an object unless it exists, in one operation of the service; returns False if it exists.
 
         Raises:
             NotConditionalError: the service refused the condition; nothing was written.
@@ -168,7 +168,7 @@ class Store(abc.ABC):
         """The object's bytes; None when there is none."""
 
     def conditional_writes(self) -> bool:
-        """Whether `put_if_absent` holds here; asks the store by trying, once per process and place."""
+        """Whether the store guarantees `put_if_absent`; tested once per process and place."""
         place = self._place
         if place not in _probed:
             _probed[place] = self._probe()
@@ -178,10 +178,10 @@ class Store(abc.ABC):
     @property
     @abc.abstractmethod
     def _place(self) -> str:
-        """What answers for all keys alike: the service's address with its bucket, container or host."""
+        """The service's address with its bucket, container or host, which all keys share."""
 
     def _probe(self) -> bool:
-        # Some services answer that they do not know the condition, and some ignore it silently.
+        # Some services return an error for the condition, and some ignore it silently.
         key = f"{HIDDEN}probe-{uuid.uuid4().hex}"
         try:
             if not self._create(key, b"1"):
@@ -194,10 +194,10 @@ class Store(abc.ABC):
             return False
 
     def create(self) -> None:  # noqa: B027 (not every store has to be made)
-        """Makes the store where there is none yet; what it holds stays. A bucket must exist.
+        """Creates the store if it does not exist; its contents stay. A bucket must exist.
 
         Raises:
-            CheckpointError: the place refused.
+            CheckpointError: the store cannot be created.
         """
 
     def local_path(self, key: str) -> Path | None:
@@ -213,9 +213,9 @@ ALLOWED = (
     "a path, file:///path, s3://bucket/prefix, gs://bucket/prefix, abfs://container/prefix or "
     "webhdfs://user@host:port/folder"
 )
-"""What names a store."""
+"""The allowed names of stores."""
 _WEBHDFS_PORT = 9870
-"""Of a name node, unless it is configured otherwise."""
+"""Default port of a name node."""
 
 
 def checked_key(key: str) -> str:
@@ -258,11 +258,11 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     if parts.scheme == "s3":
         if not parts.netloc:
             raise CheckpointError(f"store: {text!r} names no bucket; allowed: s3://bucket or s3://bucket/prefix")
-        # boto3 costs 0.3 s and 30 MB at import, which a job on local files should not pay.
+        # Importing boto3 takes 0.3 s and 30 MB, which a job with local files does not need.
         from elastrec.checkpoints.stores.s3_store import S3Store
 
         return S3Store(parts.netloc, text.removeprefix(f"s3://{parts.netloc}").strip("/"))
-    # fsspec and what it loads cost a job on local files nothing.
+    # Imported here, because jobs with local files do not need fsspec.
     from elastrec.checkpoints.stores.fsspec_store import SERVICES, FsspecStore
 
     if parts.scheme in SERVICES:
@@ -271,7 +271,7 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
         return FsspecStore(text)
     hint = ""
     if parts.scheme == "hdfs":
-        # By the name node's other port, which needs neither Java nor Hadoop's native library.
+        # WebHDFS uses another port of the name node, and needs neither Java nor Hadoop's native library.
         host = f"{parts.hostname or 'HOST'}:{_WEBHDFS_PORT}"
         user = f"{parts.username}@" if parts.username else ""
         hint = (

@@ -1,1 +1,1 @@
-"""Pages in Airflow's own pages: all jobs, and one job while it runs. They only look; nothing here changes a job."""
+"""Pages within Airflow's UI: all jobs, and one job while it runs. They never change a job."""

@@ -1,7 +1,7 @@
-"""The application: who may see a page, which one, and how it is kept up to date.
+"""The application of the pages: access rights, routes and updates.
 
-A page is HTML that is complete when it arrives; its script asks for its main part again every few seconds. Each request
-is answered only to users whom Airflow lets read DAG runs.
+A page is complete HTML; its script requests the main part again every few seconds. Only users who may read DAG runs in
+Airflow get an answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _known(connection: str) -> str:
     """The connection, if pages may show it.
 
     Raises:
-        HTTPException: it is not among those of the option `[elastrec] page_connections`.
+        HTTPException: the option `[elastrec] page_connections` does not contain it.
     """
     allowed = looks.connections()
     if connection not in allowed:
@@ -53,7 +53,7 @@ def _known(connection: str) -> str:
 
 @app.get("/")
 def all_jobs(connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID, part: str = "") -> HTMLResponse:
-    """All jobs of a connection's cluster, and those that were trained last."""
+    """All jobs of a connection's cluster, and the most recent jobs of the past."""
     seen = looks.all_jobs(_known(connection))
     return _page("jobs", part == "main", seen=seen, connection=connection, connections=looks.connections())
 
@@ -64,6 +64,6 @@ def one_job(
     connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID,
     part: str = "",
 ) -> HTMLResponse:
-    """One job: how far it is, its pods, where its time went, and everything that happened to it."""
+    """One job: its progress, its pods, where its time went, and all of its events."""
     seen = looks.one_job(_known(connection), job_id)
     return _page("job", part == "main", seen=seen, connection=connection)

@@ -1,6 +1,6 @@
-"""What the pages show: one look at cluster, masters and MLflow, each of which may be away without the others.
+"""The data of the pages, from the cluster, the masters and MLflow; a page is shown even if some of them do not answer.
 
-Looks are kept for a moment, so that many people who watch one job ask its master as often as one would.
+Data is cached for a moment, so that the number of requests to a master does not depend on the number of viewers.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class JobLook:
     """One job.
 
     Attributes:
-        metrics: None: it is not in the cluster any more.
-        record: what MLflow knows of it; None: nothing, or MLflow is away.
-        run_url: its run in MLflow; empty: unknown.
-        decision: the last one of scaling, and what it was to change; None: none is known.
+        metrics: None if the job is not in the cluster any more.
+        record: of the job in MLflow; None if there is none, or MLflow does not answer.
+        run_url: of its run in MLflow; empty if unknown.
+        decision: the last scaling decision and the change it makes; None if none is known.
     """
 
     job_id: str
@@ -83,7 +83,7 @@ class JobLook:
         return self.record.normalized_entropy if self.record is not None else None
 
     def up(self, role: str) -> int | None:
-        """Pods of a role that work."""
+        """The number of working pods of a role."""
         if self.metrics is None:
             return None
         return sum(pod.role == role and pod.state.lower() in ("ready", "running") for pod in self.metrics.pods)
@@ -103,8 +103,8 @@ class AllJobs:
     """All jobs of a connection.
 
     Attributes:
-        running: jobs of the cluster; recent: those that MLflow knows and the cluster does not, the newest first.
-        away: what could not be asked, and why.
+        running: jobs of the cluster; recent: jobs in MLflow that are not in the cluster, the newest first.
+        away: the sources that do not answer, and why.
     """
 
     running: list[JobLook] = field(default_factory=list)
@@ -117,12 +117,12 @@ class OneJob:
     """One job, in full.
 
     Attributes:
-        failure: why it failed, with the user's traceback where there is one.
-        pods: as the cluster sees them.
-        explanation: None: neither its master nor its store has one.
+        failure: why it failed, with the user's traceback if there is one.
+        pods: as observed by the cluster.
+        explanation: None if neither its master nor its store has one.
         meanings: of the explanation's parts.
-        decisions: the latest of scaling, and what each was to change, the newest first.
-        away: what could not be asked, and why.
+        decisions: the latest scaling decisions and the changes they make, the newest first.
+        away: the sources that do not answer, and why.
     """
 
     job: JobLook
@@ -136,7 +136,7 @@ class OneJob:
 
 
 class _Kept:
-    """The last look for each question, and one question at a time."""
+    """Caches the last answer to each request, and makes one request at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -191,7 +191,7 @@ def _all_jobs(connection: str) -> AllJobs:
     away: list[str] = []
     try:
         platform = _platform(connection)
-    except Exception as error:  # of Airflow's secrets backends, too
+    except Exception as error:  # includes errors of Airflow's secrets backends
         return AllJobs(away=[f"the connection {connection} cannot be used: {error}"])
     try:
         names = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
@@ -206,7 +206,7 @@ def _all_jobs(connection: str) -> AllJobs:
     running = [
         replace(job, decision=found[0] if found else None) for job, (found, _) in zip(running, decided, strict=True)
     ]
-    # One reason for many jobs is said once.
+    # The same reason of many jobs is shown once.
     away += dict.fromkeys(problem for _, problem in decided if problem)
     recent = [JobLook(job_id, record=record, run_url=url) for job_id, (record, url) in records.items()]
     return AllJobs(running, [ended for ended in recent if ended.job_id not in names][:_RECENT], away)
@@ -266,7 +266,7 @@ def _history(platform: Platform, away: list[str]) -> History | None:
 
 
 def _records(history: History | None, away: list[str], job_id: str = "") -> dict[str, tuple[JobRecord, str]]:
-    """What MLflow knows: the newest run of each job, and its page."""
+    """From MLflow: the newest run of each job, and its page."""
     from elastrec.platform.history import JobFilter
 
     records: dict[str, tuple[JobRecord, str]] = {}
@@ -283,7 +283,7 @@ def _records(history: History | None, away: list[str], job_id: str = "") -> dict
 def _decisions(
     platform: Platform, history: History | None, record: JobRecord | None
 ) -> tuple[list[tuple[Decision, str]], str]:
-    """The latest decisions about a job, the newest first; and why they are not known, empty where they are."""
+    """The latest decisions about a job, the newest first; and why they are unknown, or an empty text."""
     from elastrec.platform.history.decisions import Decisions
     from elastrec.platform.history.scaling_figures import change
 

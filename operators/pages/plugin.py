@@ -1,7 +1,7 @@
-"""What Airflow reads to show the pages: an entry in its menu, and the application behind it.
+"""The plug-in with which Airflow shows the pages: a menu entry, and the application.
 
-Every process of Airflow reads this, and only the API server shows pages: the application is imported with its first
-request.
+Every Airflow process imports this module, but only the API server shows pages, so the application is imported at its
+first request.
 """
 
 from __future__ import annotations

@@ -39,11 +39,11 @@ _LAZY = {
 
 
 _PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "scale", "order", "agent"})
-"""Commands that write nothing but the platform's own files: only their owner may read those."""
+"""Commands that write only the platform's own files, which only their owner may read."""
 
 
 class _Root(click.Group):
-    """Imports a command's module when it is asked for: `--help` and completion stay quick."""
+    """Imports the module of a command only when it is used, so that `--help` and completion are fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_LAZY)
@@ -91,12 +91,12 @@ def root(verbose: bool) -> None:
     Shell completion (bash; zsh and fish likewise):
       eval "$(_ELASTREC_COMPLETE=bash_source elastrec)"
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input; the reason stands on standard error.
+    Exit codes: 0 done, 1 the job failed, 2 bad input; the reason is on standard error.
     """
     configure_logs(verbose)
     context = click.get_current_context()
     if context.invoked_subcommand in _PRIVATE:
-        # The home may be a folder that others can enter; MLflow makes files there with whatever rights it is given.
+        # Other users may have access to the home, and MLflow creates files there with the permissions of the umask.
         before = os.umask(0o077)
         context.call_on_close(lambda: os.umask(before))
 
@@ -111,7 +111,7 @@ def configure_logs(verbose: bool) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     if not verbose:
-        # MLflow sets up loggers of its own when it is imported.
+        # MLflow configures its own loggers when it is imported.
         os.environ.setdefault("MLFLOW_CONFIGURE_LOGGING", "false")
 
 
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo("stopped", err=True)
-        # click puts an Abort in the place of what interrupted it.
+        # click replaces the interrupting exception with Abort.
         sys.exit(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
     except (SpecError, DataError, OtherJobError) as error:
         click.echo(f"Error: {error}", err=True)

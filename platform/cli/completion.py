@@ -1,4 +1,5 @@
-"""Names of jobs and pods for the shell's completion. It starts nothing, and gives no names where nobody answers."""
+"""Names of jobs and pods for shell completion. It starts no process, and returns no names if the cluster does not
+answer."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def _complete(names: Callable[[Platform], list[str]], incomplete: str) -> list[s
     try:
         return [name for name in names(Platform.for_looking()) if name.startswith(incomplete)]
     except (ElastrecError, OSError):
-        # A message would stand in the middle of the line that is being written.
+        # A message would appear in the middle of the command line.
         return []
 
 
@@ -25,7 +26,7 @@ def running_jobs(context: click.Context, parameter: click.Parameter, incomplete:
 
 
 def all_jobs(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Jobs of the cluster, and those that have left something in the checkpoint store that `--store` names."""
+    """Jobs of the cluster, and jobs with files in the checkpoint store that `--store` names."""
     store = context.params.get("store")
     return _complete(
         lambda platform: sorted({*jobs_of_cluster(platform), *jobs_of_store(platform, *([store] if store else []))}),
@@ -34,7 +35,7 @@ def all_jobs(context: click.Context, parameter: click.Parameter, incomplete: str
 
 
 def running_pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Pods of the cluster, and its jobs, whose names stand for their masters."""
+    """Pods of the cluster, and jobs, whose names are used for their masters."""
     return _complete(
         lambda platform: sorted({*jobs_of_cluster(platform), *(pod.name for pod in platform.launcher.pods())}),
         incomplete,

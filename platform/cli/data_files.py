@@ -1,4 +1,4 @@
-"""What the `data` commands share: the job file beside a log, and the bar on the terminal."""
+"""Shared by the `data` commands: reading and writing the job file of a log, and the progress bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JOB_FILE = "job.yaml"
 
 
 def described_data(path: str, description: str | None) -> TrainingData:
-    """The data section for PATH: PATH is a job file itself, or a folder with one, or `description` names one.
+    """The data section for PATH, which is a job file or a folder with a job file, unless `description` names one.
 
     Raises:
         SpecError: there is no job file, or it is wrong.
@@ -53,7 +53,8 @@ def _data_of(file: str, other: dict[str, Any]) -> TrainingData:
 
 
 def progress_bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
-    """A bar on standard error, absent where that is no terminal, and what moves it: (rows done, rows in all)."""
+    """A progress bar on standard error (if that is a terminal), and the function that updates it: (rows done, rows in
+    all)."""
     progress = Progress(
         TextColumn(words), BarColumn(), MofNCompleteColumn(), TextColumn("rows"), TimeRemainingColumn(),
         console=Console(file=sys.stderr), disable=not sys.stderr.isatty(),
@@ -67,7 +68,7 @@ def progress_bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
 
 
 def write_job(path: str, described: TrainingData) -> str:
-    """A ready job file beside local data; empty for data elsewhere."""
+    """Writes a job file next to local data; returns its path, or an empty string for remote data."""
     if "://" in path:
         return ""
     folder = Path(path).absolute()

@@ -1,4 +1,4 @@
-"""What `run` and `resume` do with a prepared job, in front of a person: launch, wait, evaluate, register, or stop."""
+"""Used by `run` and `resume`: launches a prepared job, shows its progress, and evaluates, registers or stops it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Course:
     """A job to be trained and published.
 
     Attributes:
-        again: what to do to take it up again, for people.
-        keep: leave the pods of a failed job in the cluster.
+        again: how to continue the job later, as text for the user.
+        keep: whether the pods of a failed job stay in the cluster.
         allocation: start-up sizes; None: chosen as for any job.
-        earlier_terms: as of `jobs.launch`.
-        is_resumed: it was launched before and does not run now.
+        earlier_terms: as in `jobs.launch`.
+        is_resumed: whether it was launched before and does not run now.
     """
 
     prepared: jobs.Prepared
@@ -44,19 +44,19 @@ class Course:
 
 
 def train_and_publish(platform: jobs.Platform, course: Course, progress: JobProgress) -> jobs.Result:
-    """Trains, evaluates and registers; a job that does not get so far is stopped, unless somebody else has its claim.
+    """Trains, evaluates and registers; if this fails, the job is stopped, unless another process has its claim.
 
     Raises:
-        JobFailedError: it failed; the message has the pods' last words.
-        HistoryAwayError: MLflow stayed away; the job is left as it is.
-        ElastrecError: it could not be launched, observed or published.
+        JobFailedError: the job failed; the message has the last log lines of its pods.
+        HistoryAwayError: MLflow was not reachable; the job is left unchanged.
+        ElastrecError: the job could not be launched, observed or published.
     """
     with RunClaim(work_folder(), course.prepared.job_id) as claim:
         return _train_and_publish(platform, course, claim, progress)
 
 
 def show_outcome(outcome: jobs.Result, output: str) -> None:
-    """On standard output."""
+    """Prints the outcome on standard output."""
     if output == "json":
         echo_json(outcome)
         return
@@ -85,7 +85,8 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
         outcome = jobs.result(platform, prepared, launched, decision, registered)
         ended = True
     except HistoryAwayError as error:
-        # Its master waits for a while, then leaves everything in the store: either is found again by the key.
+        # The master waits for a while, then writes everything to the store. A later call with the same key finds
+        # either.
         is_kept = True
         raise HistoryAwayError(f"{error}; when MLflow is back, {course.again}") from error
     except OtherJobError:
@@ -102,33 +103,33 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
 
 def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
     if not claim.acquire():
-        progress.say(f"Job {job_id} is left to the other `elastrec run` with this key")
+        progress.say(f"Job {job_id} continues: another `elastrec run` with the same key waits for it")
     elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.launcher.pods(job_id):
-        progress.say(f"Job {job_id} goes on: somebody else has taken it over")
+        progress.say(f"Job {job_id} continues: another owner has taken it over")
 
 
 def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobProgress) -> jobs.Launched:
-    """Launches the job, or finds the one that runs or has run under this id, and waits for its end.
+    """Launches the job, or attaches to the job that runs or has run under this id, and waits for its end.
 
     Args:
-        owner: takes the job over; empty: it is left to whom it belongs.
+        owner: becomes the owner of the job; empty: the owner stays.
     """
     prepared = course.prepared
     allocation = course.allocation or jobs.warm_start(platform, prepared)
     if jobs.is_trained(platform, prepared):
-        progress.say(f"Job {prepared.job_id} is trained already; going on with what it has left")
+        progress.say(f"Job {prepared.job_id} is already trained; continuing with its results")
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
     launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms)
     if launched.goes_on_from:
-        progress.say(f"Goes on from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
+        progress.say(f"Continues from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
     elif course.is_resumed:
         start = f" from {prepared.start_record}" if prepared.start_record else ""
-        progress.say(f"It has left no complete record: it starts{start} at its first row")
+        progress.say(f"There is no complete record of it: it starts{start} at its first row")
     if launched.run_id:
         _say_run(launched, progress)
     else:
         server = masked(platform.tracking_uri)
-        progress.say(f"MLflow at {server} does not answer: training without; its figures come later")
+        progress.say(f"MLflow at {server} does not answer: training without a run; figures will be sent later")
     return _wait(platform, prepared, launched, progress)
 
 
@@ -149,7 +150,7 @@ def _wait(
         try:
             observation = jobs.observe(platform, job_id)
         except ClusterError as error:
-            # A node agent that is being started again is no reason to stop a job that goes on training without it.
+            # If the node agent is restarting, the job continues training, so it is not stopped.
             if not error.retryable or time.monotonic() - heard_at > _SILENCE_SECONDS:
                 raise
             continue
@@ -174,7 +175,7 @@ def _with_run_if_back(
     try:
         launched = jobs.with_run(platform, prepared, launched)
     except HistoryError as error:
-        # Training goes on either way, and the end asks again.
+        # Training continues either way, and MLflow is tried again at the end.
         log.warning("run_not_made", job_id=prepared.job_id, error=str(error))
         return launched
     _say_run(launched, progress)

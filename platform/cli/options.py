@@ -30,7 +30,7 @@ def output_option(function: Function) -> Function:
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="Form of the result.",
+        help="Format of the result.",
     )(function)
 
 
@@ -47,7 +47,7 @@ def job_options(function: Function) -> Function:
         ),
         click.option(
             "--from", "since", metavar="DATE",
-            help="Begin of the partitions to train on. Without it: all but the newest, which is evaluated on.",
+            help="Start of the partitions to train on. Default: all but the newest, which is used for evaluation.",
         ),
         click.option(
             "--set", "overrides", multiple=True, metavar="PATH=VALUE",
@@ -60,7 +60,7 @@ def job_options(function: Function) -> Function:
 
 
 def platform_to_look() -> Platform:
-    """The platform for a command that starts nothing; says so where no node agent runs."""
+    """The platform for a command that starts no process; prints a message if no node agent runs."""
     platform = Platform.for_looking()
     if isinstance(platform.launcher, AbsentLauncher):
         click.echo(f"no node agent runs for {home_folder()}, and none is started", err=True)
@@ -71,7 +71,7 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
     """Values by path; the value is read as YAML.
 
     Raises:
-        SpecError: a pair without `=` or with a value that is no YAML.
+        SpecError: a pair without `=`, or a value that is not YAML.
     """
     values: dict[str, Any] = {}
     for pair in pairs:
@@ -90,10 +90,10 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_interval(since: str | None, until: str | None, evaluate_until: str | None) -> Interval | None:
-    """The interval, or None when nothing was given.
+    """The interval, or None if no option was given.
 
     Raises:
-        SpecError: a date that is none, or `--until` without `--from`.
+        SpecError: an invalid date, or `--until` without `--from`.
     """
     if since is None:
         if until or evaluate_until:
@@ -113,7 +113,7 @@ def _date(option: str, text: str | None) -> str:
 
 
 def wide_console() -> Console:
-    """For tables with many columns: lines as long as they need, which a terminal wraps, instead of cut-off cells."""
+    """A console for tables with many columns: the terminal wraps long lines, and no cell is truncated."""
     return Console(width=_WIDE_COLUMNS)
 
 

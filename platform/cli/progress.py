@@ -1,4 +1,5 @@
-"""The live line of a running job: one line per phase, on a terminal rewritten in place, else now and then a new one."""
+"""The progress line of a running job: one line per phase, rewritten in place on a terminal, otherwise printed now and
+then."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def progress_line(metrics: TrainingMetrics, width: int | None = None) -> str:
     """One line of text about a job at one moment.
 
     Args:
-        width: of the terminal, in characters; what matters least is left out until the line fits. None: everything.
+        width: of the terminal, in characters; the least important parts are left out until the line fits. None: no
+        limit.
     """
     parts = _parts(metrics)
     for name in _EXPENDABLE:
@@ -36,7 +38,7 @@ def progress_line(metrics: TrainingMetrics, width: int | None = None) -> str:
 
 
 def _parts(metrics: TrainingMetrics) -> dict[str, str]:
-    """What a line consists of, from left to right."""
+    """The parts of a line, from left to right."""
     parts = {"phase": f"{metrics.phase.value:<10}"}
     done, total = _shards(metrics)
     if total:
@@ -93,19 +95,19 @@ class JobProgress:
         return self
 
     def say(self, text: str) -> None:
-        """One lasting line."""
+        """Prints a line that stays."""
         if self._quiet:
             return
         self._settle()
         self._console.print(Text(text), soft_wrap=True)
 
     def show(self, metrics: TrainingMetrics) -> None:
-        """The job now; a phase that ended keeps its last line."""
+        """Shows the present state of the job; the last line of an ended phase stays."""
         if self._quiet:
             return
         before, self._shown = self._shown, metrics
         if before is not None and before.phase is not metrics.phase:
-            # Between two looks the phase came to its end: its last line is about that, not about the look before.
+            # The phase ended between two observations: its last line shows the end, not the earlier observation.
             self._put(metrics.model_copy(update={"phase": before.phase, "reason": before.reason}))
             self._settle()
         self._put(metrics)

@@ -1,4 +1,5 @@
-"""Who ends a job that `run` started: one process at a time, and it treats SIGTERM and SIGHUP like Ctrl-C."""
+"""The claim to stop a job that `run` started: one process at a time has it, and treats SIGTERM and SIGHUP like
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from elastrec.platform.specs.errors import ElastrecError
 
 
 class InterruptedBySignalError(KeyboardInterrupt):
-    """SIGTERM or SIGHUP has come.
+    """SIGTERM or SIGHUP was received.
 
     Attributes:
-        exit_code: of a process that ends because of it, as shells have it.
+        exit_code: of a process that ends because of the signal, as shells report it.
     """
 
     def __init__(self, number: int) -> None:
@@ -29,10 +30,10 @@ class InterruptedBySignalError(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, once; a signal that is ignored stays ignored."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt in the main thread, once; an ignored signal stays ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        # A closing terminal sends SIGHUP more than once: what ends the job must not be ended itself.
+        # A closing terminal sends SIGHUP more than once; a second signal must not interrupt the stopping of the job.
         for other in previous:
             signal.signal(other, signal.SIG_IGN)
         if number == signal.SIGHUP:
@@ -51,7 +52,8 @@ def interrupted_by_signals() -> Iterator[None]:
 
 
 def _leave_dead_terminal() -> None:
-    """Output to a terminal that was closed would end the process in the middle of what it still has to do."""
+    """Redirects output from a closed terminal, because writing to it would end the process before the job is
+    stopped."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
@@ -65,7 +67,7 @@ def _leave_dead_terminal() -> None:
 
 
 class RunClaim:
-    """At most one process of a work folder has the claim to a job; it ends with that process, however that ends.
+    """At most one process of a work folder has the claim to a job; the claim ends with the process.
 
     Args:
         work_folder: of the platform.
@@ -75,7 +77,7 @@ class RunClaim:
         self._file = work_folder / "runs" / f"{job_id}.lock"
         self._descriptor: int | None = None
         self.owner = ""
-        """Names this process to the job's master; empty unless it had the claim from the start."""
+        """The name of this process for the job's master; empty unless it had the claim from the start."""
 
     def __enter__(self) -> RunClaim:
         if self.acquire():
@@ -83,7 +85,7 @@ class RunClaim:
         return self
 
     def acquire(self) -> bool:
-        """Whether this process has the claim, now or already; never waits.
+        """Takes the claim if it is free; returns whether this process has it. Never waits.
 
         Raises:
             ElastrecError: the folder cannot be written.

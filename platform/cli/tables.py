@@ -1,4 +1,5 @@
-"""Tables for people: in a terminal no cell is ever cut off; columns that do not fit are left out, and named."""
+"""Tables for people: cells are never truncated; columns that do not fit into the terminal are left out, and a line
+names them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Columns:
 
     Attributes:
         headings: from left to right.
-        expendable: headings of columns that a narrow terminal does without, the least important one first.
+        expendable: headings of columns that may be left out on a narrow terminal, the least important one first.
     """
 
     headings: tuple[str, ...]
@@ -26,7 +27,7 @@ class Columns:
     rows: list[tuple[str, ...]] = field(default_factory=list)
 
     def add(self, *cells: str) -> None:
-        """One row, a cell for each heading."""
+        """Adds a row with a cell for each heading."""
         self.rows.append(cells)
 
     def width(self, headings: Sequence[str]) -> int:
@@ -45,7 +46,7 @@ class Columns:
         return kept, left_out
 
     def render(self, width: int | None) -> RenderableType:
-        """The table, with a line below it when columns were left out; a single row that is still wider wraps."""
+        """The table, with a line below it if columns were left out; rows that are still too wide wrap."""
         kept, left_out = self.fitting(width)
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
         for heading in kept:
@@ -55,4 +56,4 @@ class Columns:
             table.add_row(*(row[at] for at in chosen))
         if not left_out:
             return table
-        return Group(table, Text(f"left out, the terminal is narrow: {', '.join(left_out)}", style="dim"))
+        return Group(table, Text(f"left out, because the terminal is narrow: {', '.join(left_out)}", style="dim"))

@@ -1,7 +1,7 @@
-"""Job records in MLflow: what was asked, granted, measured and paid, and how it ended; the platform's memory.
+"""Job records in MLflow: requested and granted sizes, measurements, costs and outcomes, which later jobs use.
 
-`Reporter` and the points are light enough for a job master; mlflow and matplotlib are imported only by the functions
-of `History` that need them. torch must never be imported here.
+`Reporter` and the points are small enough for a job master; mlflow and matplotlib are imported only in the functions of
+`History` that need them. torch must never be imported here.
 """
 
 from elastrec.platform.history.history import History

@@ -1,4 +1,4 @@
-"""The way to one experiment of an MLflow server: client, errors in our words, links for people."""
+"""The connection to one experiment of an MLflow server: client, conversion of errors, links for people."""
 
 from __future__ import annotations
 
@@ -26,37 +26,38 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _ANSWER_SECONDS = 3.0
-# MLflow reads it behind the # alone.
+# MLflow reads it only after the #.
 _VIEW = "machine_learning"
 _REQUEST_SECONDS = 30
 _FIRST_SERVER_ERROR = 500
 
 
 def answers(tracking_uri: str) -> bool:
-    """Whether the tracking server is there at the moment; a database file always is. Takes 3 s at most."""
+    """Whether the tracking server answers at present; True for a database file. Takes 3 s at most."""
     if not tracking_uri.startswith(("http://", "https://")):
         return True
     try:
         with urllib.request.urlopen(f"{without_credentials(tracking_uri).rstrip('/')}/health", timeout=_ANSWER_SECONDS):
             return True
     except urllib.error.HTTPError as error:
-        # A proxy that asks for a password or does not know the page is alive; one without a server behind it is not.
+        # A proxy that requires a password or does not have the page counts as answering, unless it has no server.
         return error.code < _FIRST_SERVER_ERROR
     except (OSError, ValueError):
         return False
 
 
 def experiments_url(ui_url: str) -> str:
-    """Page that lists the experiments, in MLflow's view for model training; its plain address opens that for GenAI."""
+    """Page that lists the experiments, in MLflow's view for model training; without this path, MLflow opens the view
+    for GenAI."""
     return f"{without_credentials(ui_url).rstrip('/')}/#/experiments?workflowType={_VIEW}"
 
 
 @contextmanager
 def client_loaded_beside() -> Iterator[None]:
-    """mlflow, whose import takes a second, is loaded on another thread while something else is waited for inside."""
+    """Imports mlflow, which takes a second, in another thread, while the block waits for something else."""
 
     def load() -> None:
-        # Its first use reports what is wrong with it.
+        # Errors are reported at the first use.
         with suppress(Exception):
             import mlflow.tracking  # noqa: F401
 
@@ -69,13 +70,13 @@ def client_loaded_beside() -> Iterator[None]:
 
 
 class Connection:
-    """mlflow is imported, and the server asked, at the first use.
+    """mlflow is imported, and the server is connected, at the first use.
 
     Args:
         tracking_uri: `http(s)://...`, or `sqlite:///file`.
         experiment: name; created when it does not exist.
-        ui_url: where people open MLflow, if that is not the tracking URI.
-        request_seconds: longest wait for the answer to one of MLflow's requests, each of which is tried four times.
+        ui_url: address of MLflow for browsers, if that is not the tracking URI.
+        request_seconds: timeout of each request to MLflow, which is tried four times.
             The variables `MLFLOW_HTTP_REQUEST_TIMEOUT` and `MLFLOW_HTTP_REQUEST_MAX_RETRIES` override both.
     """
 
@@ -90,11 +91,11 @@ class Connection:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        # mlflow prints a link at the end of every run, which is no part of a command's output.
+        # mlflow prints a link at the end of every run, which must not be in a command's output.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-        # mlflow's own seven retries of a server that is away take four minutes, and one that accepts and never answers
-        # is waited for two minutes each time.
+        # By default, mlflow makes seven retries, which take four minutes if the server is not reachable, and two
+        # minutes each if it accepts connections and does not answer.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(self._request_seconds))
         import mlflow
@@ -115,7 +116,7 @@ class Connection:
             with explained_database_errors(self._database) if self._database else nullcontext():
                 yield
         except MlflowException as error:
-            # The code by which MLflow reports what its database refuses; wrong values have another one.
+            # The code with which MLflow reports errors of its database; wrong values have another code.
             kind = CollisionError if error.error_code == "BAD_REQUEST" else HistoryError
             raise kind(f"could not {what} at {self._tracking_uri}: {error}") from error
         except OSError as error:
@@ -142,7 +143,7 @@ class Connection:
         return str(experiment.experiment_id)
 
     def _artifacts(self) -> str | None:
-        """Where a new experiment keeps its files: beside a database file; a server chooses itself."""
+        """Folder for the files of a new experiment: next to a database file; a server chooses the folder itself."""
         return make_artifacts_folder(self._database) if self._database else None
 
     def run_url(self, run_id: str) -> str:

@@ -1,7 +1,7 @@
-"""MLflow's database in an SQLite file: made whole or not at all, whatever happens to the process that makes it.
+"""Creates MLflow's database in an SQLite file atomically, even if the process is killed.
 
-MLflow makes its tables by running all of its migrations, which takes seconds. A process that is killed meanwhile, or a
-second one that does the same at that moment, would leave a file that no MLflow can open.
+MLflow creates its tables by running all of its migrations, which takes seconds. If the process is killed meanwhile, or
+another process does the same at that time, MLflow cannot open the file any more.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ _TICK_SECONDS = 0.05
 
 
 def database_file(tracking_uri: str) -> Path | None:
-    """The file of a tracking URI; None when that is something else."""
+    """The file of a tracking URI; None if the URI is of another kind."""
     if not tracking_uri.startswith(_SCHEME):
         return None
     return Path(tracking_uri.removeprefix(_SCHEME).partition("?")[0]).absolute()
 
 
 def make_artifacts_folder(database: Path) -> str:
-    """Where runs of a database file keep their files: beside it, for its owner alone; as a URI."""
-    # MLflow's own choice is a folder in the current one, with whatever rights that gives.
+    """Creates the folder for the artifacts of a database file, next to it, with access for its owner only; returns its
+    URI."""
+    # By default, MLflow uses a folder in the current directory, with the permissions of the umask.
     folder = database.parent / "artifacts"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder.as_uri()
 
 
 def ensure_database(database: Path) -> None:
-    """Makes MLflow's database where there is none; returns when it is there and complete.
+    """Creates MLflow's database if it does not exist; returns when it is complete.
 
     Raises:
-        HistoryError: the file is something else, was left half made, or belongs to another version of MLflow; or it
-            cannot be made.
+        HistoryError: the file is something else, is incomplete, or belongs to another version of MLflow; or it cannot
+            be created.
     """
     try:
         if not _has_content(database):
@@ -76,7 +77,7 @@ def _locked(lock: Path) -> Iterator[None]:
 
 
 def _make(database: Path) -> None:
-    """Makes the whole database under another name, then gives it its own; the caller holds the lock."""
+    """Creates the whole database under a temporary name, then renames it; the caller holds the lock."""
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
     unfinished = database.with_name(f"{database.name}.new")
@@ -90,7 +91,7 @@ def _make(database: Path) -> None:
 
 
 def _check(database: Path) -> None:
-    # MLflow would try to open a file that is no database for an hour, and migrate an old one in place.
+    # MLflow would try for an hour to open a file that is not a database, and would migrate an old database in place.
     from mlflow.store.db.base_sql_model import Base
     from mlflow.store.tracking.dbmodels import models  # noqa: F401 (fills Base)
 
@@ -112,7 +113,7 @@ def _check(database: Path) -> None:
 
 @contextlib.contextmanager
 def explained_database_errors(what: object) -> Iterator[None]:
-    """Turns the errors of SQLAlchemy, which MLflow does not always catch, into one line."""
+    """Converts errors of SQLAlchemy, which MLflow does not always catch, to errors with one line."""
     from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
     try:

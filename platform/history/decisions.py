@@ -1,4 +1,4 @@
-"""What scaling decided about a running job, in its MLflow run: candidates as a table, choices as series, pictures."""
+"""Scaling decisions about a running job in its MLflow run: a table of candidates, series and pictures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from elastrec.platform.scaling.types import Considered
 
 EXPLAIN_FILE = "scaling/explain.json"
-"""A table that MLflow shows and compares: every candidate of the latest rounds, what it would bring, why not."""
+"""A table that MLflow shows and compares: every candidate of the latest rounds with its gain and the reason for the
+choice."""
 DECISIONS_FILE = "scaling/decisions.json"
-"""One `Decision` per round, the oldest first."""
+"""A file with one `Decision` per round, the oldest first."""
 _PLANS_FOLDER = "figures/plans"
 _GAINS_PICTURE = "figures/scaling_gains.png"
 _MOST_LINES = 2_000
@@ -41,7 +42,8 @@ _TABLES_TAG = "mlflow.loggedArtifacts"
 
 
 class PlanPictures(msgspec.Struct, frozen=True):
-    """Why a plan was made: its number, as in the picture of the throughput, and pictures as data URIs by file name."""
+    """The reasons for a plan: its number, as in the picture of the throughput, and pictures as data URIs by file
+    name."""
 
     number: int
     plan: Decision
@@ -49,7 +51,7 @@ class PlanPictures(msgspec.Struct, frozen=True):
 
 
 class Decisions(Connection):
-    """Writes into runs that exist. Methods raise HistoryError when the server cannot be reached or refuses."""
+    """Writes to existing runs. Methods raise HistoryError if the server cannot be reached or refuses."""
 
     def log_decision(
         self, run_id: str, decision: Decision, candidates: Sequence[Mapping[str, Any]], figures: Mapping[str, float]
@@ -75,7 +77,7 @@ class Decisions(Connection):
         return decisions
 
     def decisions(self, run_id: str) -> list[Decision]:
-        """Every round that was written into the run; none before the first."""
+        """All rounds that were written to the run."""
         text = self._text(run_id, DECISIONS_FILE)
         if text is None:
             return []
@@ -87,7 +89,7 @@ class Decisions(Connection):
             ) from error
 
     def samples_trained(self, run_id: str) -> int:
-        """The last value that was written into the run."""
+        """The last value that was written to the run."""
         with self._explained(f"read run {run_id}"):
             return int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
 
@@ -96,7 +98,7 @@ class Decisions(Connection):
         self._log_figures(run_id, {"figures/throughput.png": self._throughput(run_id, decisions)})
 
     def throughput_picture(self, run_id: str, decisions: Sequence[Decision]) -> str:
-        """The same as a PNG in a data URI; empty where nothing was decided or measured."""
+        """The same as a PNG in a data URI; empty if nothing was decided or measured."""
         return _embedded(self._throughput(run_id, decisions)) if decisions else ""
 
     def _throughput(self, run_id: str, decisions: Sequence[Decision]) -> Figure | None:
@@ -105,11 +107,11 @@ class Decisions(Connection):
         )
 
     def log_memory(self, run_id: str, decisions: Sequence[Decision]) -> None:
-        """Draws the memory of the fullest server: what was forecast when, and what came true."""
+        """Draws the memory of the server with the most memory in use: forecasts and measurements."""
         self._log_figures(run_id, {scaling_figures.MEMORY_PICTURE: self._memory(run_id, decisions)})
 
     def memory_picture(self, run_id: str, decisions: Sequence[Decision]) -> str:
-        """The same as a PNG in a data URI; empty where there is nothing to draw."""
+        """The same as a PNG in a data URI; empty if there is nothing to draw."""
         return _embedded(self._memory(run_id, decisions))
 
     def _memory(self, run_id: str, decisions: Sequence[Decision]) -> Figure | None:
@@ -136,11 +138,11 @@ class Decisions(Connection):
         model: ThroughputModel | None,
         observations: Sequence[Observation],
     ) -> None:
-        """Draws the fit, the front and whether the last plans brought what was predicted.
+        """Draws the fit, the Pareto front, and predicted and measured gains of the last plans.
 
-        A picture is drawn only if it can inform: any model meets as many measured configurations as it can tell parts
-        of a step apart by, and a front needs an alternative to the present allocation. Those of the last decision are
-        kept for its report as well, if it is a plan.
+        A picture is drawn only if it is informative: a fit through as many configurations as the model has coefficients
+        is always exact, and a front needs an alternative to the present allocation. If the last decision is a plan, its
+        pictures are also stored for the report.
         """
         batch = model.shape.batch_size if model else 0
         kept = scaling_figures.kept_promises(decisions, observations, batch) if model else []
@@ -211,7 +213,7 @@ class Decisions(Connection):
                     self._client.log_figure(run_id, figure, path)
 
     def _append_table(self, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
-        """What `MlflowClient.log_table` does, but the table stays bounded however long a job runs."""
+        """Like `MlflowClient.log_table`, but with a limit for the length of the table."""
         columns = list(lines[0])
         text = self._text(run_id, EXPLAIN_FILE)
         before = json.loads(text) if text else {"columns": columns, "data": []}
@@ -224,7 +226,7 @@ class Decisions(Connection):
             self._client.set_tag(run_id, _TABLES_TAG, json.dumps([*shown, entry]))
 
     def _text(self, run_id: str, path: str) -> str | None:
-        """An artifact's text; None when there is none."""
+        """An artifact's text; None if it does not exist."""
         folder = path.rpartition("/")[0]
         with self._explained(f"read {path} of run {run_id}"), tempfile.TemporaryDirectory() as place:
             if all(each.path != path for each in self._client.list_artifacts(run_id, folder)):
@@ -233,7 +235,7 @@ class Decisions(Connection):
 
 
 def coefficient_figures(coefficients: Coefficients) -> dict[str, float]:
-    """By metric name; what was not measured is absent."""
+    """Figures by metric name; figures that were not measured are absent."""
     return {
         _name(field): float(value)
         for field in coefficients.__struct_fields__
@@ -242,14 +244,14 @@ def coefficient_figures(coefficients: Coefficients) -> dict[str, float]:
 
 
 def read_coefficients(metrics: Mapping[str, float]) -> Coefficients | None:
-    """The same back from a run's metrics; None where it has none, or numbers that no fit gives."""
+    """Reads the coefficients from a run's metrics; None if they are missing or invalid."""
     found = {field: metrics[_name(field)] for field in Coefficients.__struct_fields__ if _name(field) in metrics}
     if not all(math.isfinite(value) and value >= 0 for value in found.values()) or not any(found.values()):
         return None
     try:
         return Coefficients(**found)
     except TypeError:
-        # Without all of those that every fit has it is no model.
+        # Every fit has all of these coefficients.
         return None
 
 
@@ -258,7 +260,8 @@ def _name(field: str) -> str:
 
 
 def _embedded(figure: Figure | None) -> str:
-    """A picture as a data URI of at most some hundred KB, as all have one size in pixels; empty: there is none."""
+    """A picture as a data URI, or an empty text. At most some hundred KB, because all pictures have the same size in
+    pixels."""
     if figure is None:
         return ""
     written = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Pictures of a job for MLflow, drawn from the series that its run holds. matplotlib is imported when one is drawn."""
+"""Pictures of a job for MLflow, drawn from the series of its run. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Series = Sequence[tuple[int, float]]
-"""(step, value), by rising step."""
+"""(step, value), by increasing step."""
 
 _SIZE_INCHES = (9.0, 4.8)
 STEP_SERIES = {
@@ -20,14 +20,14 @@ STEP_SERIES = {
     names.SLOWEST_STEP_SECONDS: "whole step, slowest worker",
     **{names.named(names.STEP_PART_SECONDS, part=part): part for part in ("wait", "pull", "compute", "push")},
 }
-"""The series of `step_seconds`, and what its legend calls them."""
+"""The series of `step_seconds`, and their names in the legend."""
 _STEP_STYLES = {names.STEP_SECONDS: ("black", "-"), names.SLOWEST_STEP_SECONDS: ("black", "--")}
 _QUALITY = {names.LOSS: "log loss", names.AUC: "AUC", names.NORMALIZED_ENTROPY: "normalised entropy"}
 
 
 def new_figure(rows: int = 1, share_x: bool = False, more_inches: float = 0.0) -> tuple[Figure, list[Axes]]:
     """Axes one below the other in the style of all pictures; `more_inches` of height for text below them."""
-    # Not pyplot: its figures are process-wide, and it wants a display.
+    # Not pyplot, because its figures are global, and it needs a display.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -49,7 +49,7 @@ def _millions(axis: Axes, label: str) -> None:
 
 
 def learning_curve(series: Mapping[str, Series], evaluation: Mapping[str, float]) -> Figure | None:
-    """Loss, AUC and normalised entropy of each window over the samples trained; None when none was measured.
+    """Loss, AUC and normalised entropy of each window over the samples trained; None without measurements.
 
     Args:
         series: by metric name; others than the three are ignored.

@@ -1,6 +1,6 @@
 """History: the job records in MLflow, written at a job's start and end.
 
-Warm start, scaling and the commands that look back read them.
+Warm start, scaling and commands about past jobs read them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.loading import job_from_json
 
 if TYPE_CHECKING:
-    # At run time jobs import history.
+    # At run time, jobs import history.
     from elastrec.platform.history.report import Story
     from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
 
@@ -57,22 +57,22 @@ _SCORE_PAUSE_SECONDS = 0.1
 
 
 class History(Connection):
-    """Reads and writes one experiment. mlflow is imported, and the server asked, at the first use.
+    """Reads and writes one experiment. mlflow is imported, and the server is connected, at the first use.
 
-    Every method raises HistoryError when the server cannot be reached or refuses.
+    Every method raises HistoryError if the server cannot be reached or refuses.
 
     Args:
         tracking_uri: `http(s)://...`, or `sqlite:///file`.
         experiment: name; created when it does not exist.
-        ui_url: where people open MLflow, if that is not the tracking URI.
+        ui_url: address of MLflow for browsers, if that is not the tracking URI.
     """
 
     def start_run(self, prepared: Prepared, allocation: Allocation) -> str:
-        """The run of a job: asked and granted sizes, parameters, similarity tags, data sets, the job file.
+        """Starts the run of a job: requested and granted sizes, parameters, similarity tags, data sets, the job file.
 
-        Idempotent by job id: the same run again while it is open or after it succeeded; a new attempt after it failed
-        or was stopped. Of two callers at once the later one gives up its run and describes the earlier one. A run that
-        is described already gets the caller's `run_tags`: who waits for the job may be another task than before.
+        Idempotent by job id: returns the same run while it is open or after it succeeded; makes a new attempt after it
+        failed or was stopped. Of two concurrent callers, the later one deletes its run and uses the earlier one. An
+        existing run gets the caller's `run_tags`, because another task than before may wait for the job.
         """
         job = job_from_json(prepared.job_json)
         run = self._live_run(prepared.job_id)
@@ -87,7 +87,7 @@ class History(Connection):
                     "mlflow.user": _user(),
                 }
                 created = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
-                # MLflow has no unique tags: the earlier of two racing runs stays.
+                # MLflow has no unique tags, so the earlier of two concurrent runs stays.
                 run = self._live_run(prepared.job_id) or created
                 if run.info.run_id != created.info.run_id:
                     self._client.delete_run(created.info.run_id)
@@ -100,7 +100,7 @@ class History(Connection):
                 self._describe(run_id, job, prepared, allocation)
                 break
             except CollisionError:
-                # Two callers that write the same new key at once: MLflow lets one fail, whose next try finds it there.
+                # If two callers write the same new key at once, MLflow fails one of them, whose retry finds the key.
                 if not tries_left:
                     raise
         _log.info("run started", job_id=prepared.job_id, run_id=run_id, experiment=self._experiment)
@@ -131,7 +131,7 @@ class History(Connection):
                 name = dataset_name(path, prepared.interval, context)
                 self.log_dataset(run_id, context, name, path, manifest, rows)
         with self._explained(f"describe job {prepared.job_id}"):
-            # Last: a run without it is described again by the next caller.
+            # Written last, so that the next caller describes a run without it again.
             self._client.set_tag(run_id, TAG_DESCRIBED, "true")
 
     def _runs(self, job_id: str) -> list[Any]:
@@ -143,7 +143,7 @@ class History(Connection):
             )
 
     def _live_run(self, job_id: str) -> Any | None:
-        """The job's earliest run that is open, or its latest that succeeded."""
+        """The job's earliest open run, or its latest successful one."""
         runs = self._runs(job_id)
         opened = [run for run in runs if run.info.status in ("RUNNING", "SCHEDULED")]
         opened.sort(key=lambda run: (run.info.start_time, run.info.run_id))
@@ -151,15 +151,15 @@ class History(Connection):
         return (opened[:1] or succeeded[-1:] or [None])[0]
 
     def open_run(self, job_id: str) -> str:
-        """The job's run that is not closed yet; empty if there is none."""
+        """The job's open run; empty if there is none."""
         opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
         return str(opened[0].info.run_id) if opened else ""
 
     def log_series(self, run_id: str, points: Iterable[Point], model_id: str | None = None) -> None:
-        """Writes points now, in as few calls as MLflow allows. A running job uses a Reporter instead.
+        """Writes points immediately, in as few calls as MLflow allows. A running job uses a Reporter instead.
 
         Args:
-            model_id: logged model of the run, whose metrics they are as well.
+            model_id: logged model of the run, for which the metrics are recorded as well.
         """
         from mlflow.entities import Metric
 
@@ -198,7 +198,7 @@ class History(Connection):
             self._client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
     def set_phase(self, run_id: str, phase: Phase, reason: str = "") -> None:
-        """Writes where the job is, as tags; `finish_run` closes the run."""
+        """Writes the phase of the job, as tags; `finish_run` closes the run."""
         from mlflow.entities import RunTag
 
         tags = [RunTag(TAG_PHASE, phase.value)]
@@ -217,8 +217,8 @@ class History(Connection):
         """Draws the pictures and closes the run with its final phase. Idempotent.
 
         Args:
-            reason: why it failed, with the traceback where there is one.
-            story: what happened and where the time went, kept as `explanation.txt`.
+            reason: why it failed, with the traceback if there is one.
+            story: events and where the time went, stored as `explanation.txt`.
         """
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
@@ -264,7 +264,7 @@ class History(Connection):
     def _log_migrations(self, run_id: str, story: Story) -> None:
         if not story.migrations:
             return
-        # Loaded here: masters import this room, and draw nothing.
+        # Imported here, because masters import this room and draw nothing.
         from elastrec.platform.history.scaling_figures import MIGRATIONS_PICTURE, migrations
 
         if (picture := migrations(story.migrations)) is not None:
@@ -276,14 +276,14 @@ class History(Connection):
         try:
             text = self.report(run_id, story)
         except HistoryError as error:
-            # A run that cannot be read as a job is closed all the same.
+            # A run that cannot be read as a job is closed nevertheless.
             _log.warning("report_not_written", run_id=run_id, error=str(error))
             return
         with self._explained(f"write the report of run {run_id}"):
             self._client.log_text(run_id, text, REPORT_FILE)
 
     def report(self, run_id: str, story: Story | None = None) -> str:
-        """The run's report, an HTML page that needs nothing else.
+        """The run's report, a self-contained HTML page.
 
         Raises:
             HistoryError: MLflow refuses, or the run was not written by `start_run`.
@@ -311,7 +311,7 @@ class History(Connection):
         )
 
     def _champion_of(self, run: Any) -> tuple[JobRecord, Mapping[str, str]] | None:
-        """Record and parameters of the champion's run that a job was compared with; None where it is not known."""
+        """Record and parameters of the champion's run with which a job was compared; None if unknown."""
         champion_run = run.data.tags.get(TAG_CHAMPION_RUN)
         if not champion_run:
             return None
@@ -320,12 +320,12 @@ class History(Connection):
                 found = self._client.get_run(champion_run)
             return read_record(found), found.data.params
         except HistoryError as error:
-            # Its run may have been deleted since.
+            # Its run may have been deleted.
             _log.warning("champion_not_read", run_id=run.info.run_id, champion_run=champion_run, error=str(error))
             return None
 
     def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one metric, by step; of a step measured twice the last value."""
+        """(step, value) of one metric, by step; the last value if a step was measured twice."""
         with self._explained(f"read {name} of run {run_id}"):
             points = self._client.get_metric_history(run_id, name)
         return sorted({metric.step: metric.value for metric in sorted(points, key=lambda m: m.timestamp)}.items())
@@ -333,8 +333,8 @@ class History(Connection):
     def job_records(self, wanted: JobFilter | None = None, limit: int = 200) -> list[JobRecord]:
         """Jobs of this experiment, the newest first.
 
-        A run that claims to be a job and cannot be read (half-written, or changed by hand) is left out and named in the
-        log: one bad run must not end what is learned from all others.
+        A job's run that cannot be read (incomplete, or changed by hand) is left out and named in the log, because one
+        bad run must not prevent the use of all others.
         """
         found: dict[str, Any] = {}
         for expression in (wanted or JobFilter()).expressions():
@@ -362,17 +362,17 @@ class History(Connection):
         return records[:limit]
 
     def record(self, run_id: str) -> JobRecord:
-        """One job by its run."""
+        """The job of a run."""
         with self._explained(f"read run {run_id}"):
             return read_record(self._client.get_run(run_id))
 
     def log_gate(self, run_id: str, decision: GateDecision, champion_run: str = "") -> None:
-        """Writes candidate's and champion's scores on the same rows, and the decision.
+        """Writes the scores of candidate and champion on the same rows, and the decision.
 
-        The candidate's scores become metrics of its logged model as well. Their step is that of the run's last point.
+        The candidate's scores are also metrics of its logged model. Their step is that of the run's last point.
 
         Args:
-            champion_run: the run that trained the champion; empty where there is none.
+            champion_run: the run that trained the champion; empty if there is none.
         """
         with self._explained(f"read run {run_id}"):
             step = int(self._client.get_run(run_id).data.metrics.get(names.SAMPLES_TRAINED, 0))
@@ -397,8 +397,8 @@ class History(Connection):
                 self.log_series(run_id, [Point(name, value, step, now) for name, value in values.items()], model_id)
                 return
             except CollisionError:
-                # MLflow repeats a write that met another writer of an SQLite file, and then refuses its own first try
-                # as a duplicate. Under a later time the same values are accepted.
+                # MLflow repeats a write after a conflict in an SQLite file, and then may refuse it as a duplicate of
+                # its own first try. With a later timestamp, the same values are accepted.
                 if not tries_left:
                     raise
                 time.sleep(_SCORE_PAUSE_SECONDS)
@@ -429,5 +429,5 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # Containers often run under a number that no user database knows.
+        # Containers often run with a user id that is not in the user database.
         return f"uid {os.getuid()}"

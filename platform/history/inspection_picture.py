@@ -1,4 +1,4 @@
-"""The picture of an inspected log: sessions, factors of features, savings. matplotlib is imported when one is drawn."""
+"""The picture of an inspected log: sessions, factors of features, savings. matplotlib is imported only for drawing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN_FEATURES = 40
 
 
 def inspection_picture(facts: DataFacts) -> Figure:
-    """Three panels; of more than 40 features those with the largest factors."""
+    """Draws three panels; if there are more than 40 features, only those with the largest factors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Inspected logs in MLflow: one run per look at a partition, so that its figures can be followed from day to day."""
+"""Inspected logs in MLflow: one run per inspection of a partition, so that figures can be compared from day to day."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def inspection_metrics(facts: DataFacts) -> dict[str, float]:
 
 
 class Inspections(Connection):
-    """Writes runs of one experiment. Every method raises HistoryError when the server cannot be reached or refuses."""
+    """Writes runs of one experiment. Every method raises HistoryError if the server cannot be reached or refuses."""
 
     def record(self, facts: DataFacts, path: str, partition: str) -> str:
-        """A finished run with the figures as metrics, the picture and the whole table; its id."""
+        """Writes a finished run with the figures as metrics, the picture and the whole table; returns its id."""
         from mlflow.entities import Metric
 
         with self._explained(f"record what was found in {path} {partition}"):

@@ -1,9 +1,9 @@
-"""Every metric that a job's run has in MLflow, with its unit. The one place where these names are written.
+"""All metrics of a job's run in MLflow, with their units. No other module defines such names.
 
-MLflow makes a section of charts of the text before the last slash, and sorts the sections and the charts in them by
-name. `curves/` is therefore the first section of a run's page: AUC, cost, loss, normalised entropy and speed. What does
-not change while a job runs is a parameter or a tag and no metric. What is measured in each pod is summed up over the
-pods of a role, so that a run of a hundred workers has as many names as a run of two.
+MLflow groups charts in sections by the text before the last slash, and sorts sections and charts by name. Therefore,
+`curves/` is the first section of a run's page: AUC, cost, loss, normalised entropy and speed. Values that do not change
+while a job runs are parameters or tags. Measurements of single pods are aggregated over the pods of a role, so a run
+with a hundred workers has as many metrics as a run with two.
 
 Series of a running job have the samples trained so far as their step and the time of measurement as their timestamp,
 so that MLflow's charts show them over samples (axis "Step") or over elapsed time (axis "Relative time").
@@ -88,39 +88,40 @@ DATA_FACTOR = "data/factor/{feature}"
 DATA_FACTOR_PREDICTED = "data/predicted_factor/{feature}"
 
 DESCRIPTIONS = {
-    AUC: "area under the ROC curve of the last window, measured before the update; of the model's first output",
-    CORE_HOURS: "granted cores times hours of all pods, so far; the last value is what the job cost",
-    COST: "granted cores and memory of all pods so far, at `spec.history.prices` and in their currency; absent without "
-    "prices",
-    LOSS: "mean of the trained loss of the last window, before the update; of one binary label the log loss, nats",
-    NORMALIZED_ENTROPY: "log loss of the last window over that of always predicting its click rate",
+    AUC: "area under the ROC curve in the last window, measured before the update; for the model's first output",
+    CORE_HOURS: "granted core-hours of all pods so far; the last value is the cost of the job",
+    COST: "cost of the granted cores and memory of all pods so far, at `spec.history.prices` and in their currency; "
+    "absent without prices",
+    LOSS: "mean of the trained loss in the last window, before the update; for one binary label the log loss in nats",
+    NORMALIZED_ENTROPY: "log loss in the last window, divided by the log loss of always predicting its click rate",
     SAMPLES_PER_SECOND: "samples trained per second in the last window, all workers",
-    HEAD: "auc, normalized_entropy, mean_squared_error, normalized_error (over that of always predicting the mean "
-    "label) or calibration (mean prediction over mean label) of one of several outputs, in the last window",
-    NAMED_LOSS: "mean of one of several losses that the model names, as `curves/loss`",
+    HEAD: "for one of several outputs, in the last window: auc, normalized_entropy, mean_squared_error, "
+    "normalized_error (divided by the error of always predicting the mean label) or calibration (mean prediction "
+    "divided by mean label)",
+    NAMED_LOSS: "like `curves/loss`, for one of several losses of the model",
     EVALUATION_AUC: "area under the ROC curve on the evaluation rows, which were never trained on",
     EVALUATION_NORMALIZED_ENTROPY: "normalised entropy on the evaluation rows",
     EVALUATION_LOG_LOSS: "mean log loss on the evaluation rows, nats",
-    EVALUATION_CALIBRATION: "sum of the predictions over the number of clicks in the evaluation rows; 1 is best",
+    EVALUATION_CALIBRATION: "sum of the predictions divided by the number of clicks in the evaluation rows; 1 is best",
     EVALUATION_HEAD: "these figures of one of several outputs on the evaluation rows",
     CHAMPION_FIGURE: "auc, normalized_entropy or normalized_error of the champion on the same evaluation rows",
-    GAIN: "how much better than the champion this model is by that figure on the same rows; below 0: worse",
-    CALIBRATION_PREDICTED: "mean prediction of one group of evaluation rows; step = group, by rising prediction",
+    GAIN: "how much better this model is than the champion on the same rows; below 0: worse",
+    CALIBRATION_PREDICTED: "mean prediction of one group of evaluation rows; step = group, by increasing prediction",
     CALIBRATION_OBSERVED: "observed click rate of that group",
     CALIBRATION_ROWS: "rows of that group",
-    CALIBRATION_HEAD: "predicted, observed and rows of another output than the first",
-    SECONDS: "seconds from the job's begin to its end",
-    SAMPLES_TRAINED: "samples whose gradients were applied, repeats counted",
+    CALIBRATION_HEAD: "predicted, observed and rows, for other outputs than the first",
+    SECONDS: "seconds from the start to the end of the job",
+    SAMPLES_TRAINED: "samples whose gradients were applied, including repeats",
     SAMPLES_REPEATED: "samples trained more than once, after pods were lost",
     MEAN_SAMPLES_PER_SECOND: "`job/samples_trained` over `job/seconds`",
-    SAMPLES_PER_CORE_SECOND: "`job/samples_trained` over the core-seconds of all pods",
-    GIBIBYTE_HOURS: "granted GiB of memory times hours, all pods",
-    GOODPUT: "share of the wall time in which rows were trained that count, 0 to 1",
+    SAMPLES_PER_CORE_SECOND: "`job/samples_trained` divided by the core-seconds of all pods",
+    GIBIBYTE_HOURS: "granted GiB-hours of memory of all pods",
+    GOODPUT: "share of the wall time in which rows were trained that are in the model, 0 to 1",
     RESTARTS: "pods that were restarted or replaced",
-    ROLLBACKS: "returns to a checkpoint record",
-    MEMORY_KILLS: "pods that were killed because they took more memory than their limit",
-    CHECKPOINT_AGE_SECONDS: "since the moment of which the newest complete record is",
-    MEMORY_COPY_AGE_SECONDS: "since the newest moment of which all servers hold a copy in the memory of their nodes",
+    ROLLBACKS: "rollbacks to a checkpoint record",
+    MEMORY_KILLS: "pods that were killed because they used more memory than their limit",
+    CHECKPOINT_AGE_SECONDS: "age of the state in the newest complete record, in seconds",
+    MEMORY_COPY_AGE_SECONDS: "age of the newest state that all servers have in the memory of their nodes, in seconds",
     WORKERS_RUNNING: "workers that are up",
     SERVERS_RUNNING: "parameter servers that are up",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
@@ -128,40 +129,40 @@ DESCRIPTIONS = {
     MIGRATION_COPY_SECONDS: "median seconds in which rows were copied to their next parameter servers, while the job "
     "trained",
     MIGRATION_PAUSE_SECONDS: "median seconds of a hand-over of rows from one parameter server to another",
-    SCALING_WORKERS: "workers that the last round of scaling decided for",
-    SCALING_PREDICTED: "samples per second that the throughput model predicts for that decision",
-    SCALING_GAIN: "samples per second that the decision is predicted to bring, overhead taken off",
-    SCALING_CHANGED: "1 when the round changed the job, 0 when it stayed",
-    SCALING_COEFFICIENT: "of the job's throughput model: seconds of a step per unit of gradient, update, synchronise "
-    "and embedding, and what is fixed; the overlap has no unit. Models of later jobs begin with them",
-    SCALING_LAST_PREDICTED_GAIN: "samples per second that the last plan carried out was predicted to bring",
-    SCALING_LAST_MEASURED_GAIN: "samples per second that it brought, as measured before and after it",
-    STEP_SECONDS: "mean seconds of a worker's step in the last window, mean over the workers",
-    SLOWEST_STEP_SECONDS: "the same of the slowest worker; far above `step/seconds`: a straggler",
+    SCALING_WORKERS: "workers after the decision of the last scaling round",
+    SCALING_PREDICTED: "samples per second that the throughput model predicts after that decision",
+    SCALING_GAIN: "predicted gain of that decision in samples per second, after subtracting the overhead",
+    SCALING_CHANGED: "1 if the round changed the job, otherwise 0",
+    SCALING_COEFFICIENT: "coefficients of the job's throughput model: seconds of a step per unit of gradient, update, "
+    "synchronise and embedding, and the constant; the overlap has no unit. Models of later jobs start with them",
+    SCALING_LAST_PREDICTED_GAIN: "predicted gain of the last executed plan, in samples per second",
+    SCALING_LAST_MEASURED_GAIN: "measured gain of that plan, in samples per second",
+    STEP_SECONDS: "duration of a step in the last window, mean over the workers",
+    SLOWEST_STEP_SECONDS: "the same for the slowest worker; a value far above `step/seconds` means a straggler",
     STEP_PART_SECONDS: "seconds of a step that a worker spent in wait, pull, compute or push, mean over the workers",
-    MEMORY_BYTES: "bytes in use by the fullest pod of a role",
+    MEMORY_BYTES: "bytes in use by the pod with the most memory in use, by role",
     CPU_CORES: "cores in use by all pods of a role since the last measurement",
     TIME_SECONDS: "part of the wall time: pending, starting, training, waiting_for_data, checkpointing, recovering, "
     "redoing_lost_work, evaluating, idle, without_master; a part that took no time is absent",
-    TRAFFIC_PULLED: "bytes that workers got from the servers per trained sample",
-    TRAFFIC_PUSHED: "bytes of gradients that workers sent per trained sample",
-    TRAFFIC_READ: "bytes of a trained sample on the way from the reader to the worker",
+    TRAFFIC_PULLED: "bytes that workers pulled from the servers, per trained sample",
+    TRAFFIC_PUSHED: "bytes of gradients that workers pushed, per trained sample",
+    TRAFFIC_READ: "bytes between reader and worker, per trained sample",
     TRAFFIC_READ_PLAIN: "what `traffic/read_bytes_per_sample` would be without deduplication",
-    DATA_ROWS: "rows of an inspected log's sample",
-    DATA_SESSIONS: "sessions of that sample",
+    DATA_ROWS: "rows in the sample of an inspected log",
+    DATA_SESSIONS: "sessions in that sample",
     DATA_SAMPLES_PER_SESSION: "rows per session of that sample",
     DATA_GROUPS: "groups of features that are worth deduplicating",
-    DATA_BEFORE: "bytes stored or sent, or ids pooled, in order of the log and without deduplication",
+    DATA_BEFORE: "bytes stored or sent, or ids pooled, in the order of the log and without deduplication",
     DATA_AFTER: "the same clustered by session and deduplicated",
-    DATA_RATIO: "how many times fewer that is",
-    DATA_FACTOR: "numbers of a feature in clustered batches per number of its distinct rows",
-    DATA_FACTOR_PREDICTED: "what the model of sessions predicts for that",
+    DATA_RATIO: "factor between the two",
+    DATA_FACTOR: "dedupe factor of a feature in clustered batches: ids before deduplication per id after it",
+    DATA_FACTOR_PREDICTED: "the same, as predicted by the model of sessions",
 }
-"""Meaning and unit by name; `{}` stands for the changing part."""
+"""Meaning and unit by name; `{}` marks variable parts."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
 
 
 def named(template: str, **parts: str) -> str:
-    """A name with its changing parts filled in; characters that MLflow refuses become `_`."""
+    """A name with its variable parts filled in; characters that MLflow refuses become `_`."""
     return template.format(**{key: _UNSAFE.sub("_", value) for key, value in parts.items()})

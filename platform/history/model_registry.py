@@ -1,4 +1,4 @@
-"""Models in MLflow's registry: versions with their gate's figures, and the champion among them."""
+"""Models in MLflow's registry: versions with the gate's figures, and the champion."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelRegistry(Connection):
     """
 
     def champion(self, model_name: str) -> Champion | None:
-        """The registered model's current champion; None when the model or the alias does not exist."""
+        """The registered model's current champion; None if the model or the alias does not exist."""
         from mlflow.exceptions import MlflowException
 
         with self._explained(f"look for the champion of {model_name!r}"):
@@ -56,7 +56,7 @@ class ModelRegistry(Connection):
     def register(self, model_name: str, model_uri: str, run_id: str, decision: GateDecision) -> str:
         """Registers a logged model as a new version, with the gate's figures as tags; returns the version.
 
-        Idempotent: the version that this run's model already has is returned again.
+        Idempotent: if this run's model already has a version, it is returned.
         """
         from mlflow.exceptions import MlflowException
 
@@ -92,7 +92,7 @@ class ModelRegistry(Connection):
 
 
 def compared_figures(score: ModelScore) -> dict[str, float]:
-    """The figures that a gate may compare, where they are defined."""
+    """The figures that a gate may compare, if they are defined."""
     figures = {
         "auc": score.auc,
         "normalized_entropy": score.normalized_entropy,

@@ -1,4 +1,4 @@
-"""From what a job reports to points of its series. Pure; the clock is a parameter."""
+"""Converts reports of a job to points of its series. Pure; time is a parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Point(msgspec.Struct, frozen=True):
 
     Attributes:
         name: see `metric_names`.
-        value: NaN and infinities are kept: a loss that became NaN is news.
+        value: may be NaN or infinite, because a loss that became NaN must be visible.
         step: samples trained so far, unless `metric_names` says otherwise.
         unix_seconds: when it was measured.
     """
@@ -31,7 +31,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class CalibrationCurve(Protocol):
-    """Mean predictions and observed rates of groups of rows, by rising prediction; arrays of one length."""
+    """Mean predictions and observed rates of groups of rows, by increasing prediction; arrays of the same length."""
 
     @property
     def predicted(self) -> ArrayLike: ...
@@ -42,7 +42,7 @@ class CalibrationCurve(Protocol):
 
 
 def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
-    """The series of a running job at one moment, for a Reporter; what pods hold and use comes from a CostMeter."""
+    """The series of a running job at one moment, for a Reporter; a CostMeter provides the resources of pods."""
     step = metrics.samples_trained
     values: dict[str, float | None] = {
         names.SAMPLES_PER_SECOND: metrics.samples_per_second,
@@ -93,7 +93,7 @@ def _running(metrics: TrainingMetrics, role: Role) -> int:
 
 
 def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
-    """What a job that has ended did, beside its last window, and its evaluation if there was one."""
+    """The final points of a job that has ended, without its last window; with its evaluation, if there was one."""
     values: dict[str, float | None] = {
         names.SECONDS: metrics.elapsed_seconds,
         names.RESTARTS: float(sum(pod.restarts for pod in metrics.pods)),
@@ -111,10 +111,10 @@ def final_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
 
 
 def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str = "") -> list[Point]:
-    """Predicted against observed click rate, one step per group of rows, and of the first output their ratio over all.
+    """Predicted and observed click rate, one step per group of rows, and their overall ratio for the first output.
 
     Args:
-        head: of a model with several outputs, another one than the first.
+        head: another output than the first, of a model with several outputs.
     """
     import numpy as np
 
@@ -144,7 +144,7 @@ def calibration_points(curve: CalibrationCurve, unix_seconds: float, head: str =
 
 
 class PodCost(msgspec.Struct, frozen=True, array_like=True):
-    """A pod whose cost is counted until `counted_until` (unix seconds), and the size that it had at the last look."""
+    """A pod whose cost is counted until `counted_until` (unix seconds), and its size at the last observation."""
 
     counted_until: float
     cores: float
@@ -152,7 +152,7 @@ class PodCost(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What a CostMeter knows: sums over all pods, and by uid the pods it has counted."""
+    """The state of a CostMeter: sums over all pods, and by uid the pods it has counted."""
 
     core_seconds: float = 0.0
     byte_seconds: float = 0.0
@@ -160,16 +160,16 @@ class Costs(msgspec.Struct, frozen=True):
 
 
 class CostMeter:
-    """Adds up what a job's pods hold, in core-seconds and byte-seconds, also of pods that are gone.
+    """Adds up the resources of a job's pods in core-seconds and byte-seconds, including pods that have ended.
 
-    Give it the cluster's pods often (`observe`); between two looks a pod counts with its size at the first of them. A
-    pod counts from its start to its end.
+    Call `observe` often; between two observations, a pod counts with its size at the first of them. A pod counts from
+    its start to its end.
 
     Args:
-        costs: of an earlier meter of the same job; its pods count on from its last look.
+        costs: of an earlier meter of the same job; counting continues from its last observation.
 
     Attributes:
-        core_seconds, byte_seconds: of all pods until the last look.
+        core_seconds, byte_seconds: of all pods until the last observation.
     """
 
     def __init__(self, costs: Costs | None = None) -> None:
@@ -180,11 +180,12 @@ class CostMeter:
         self._cpu: dict[str, tuple[float, float]] = {}
 
     def costs(self) -> Costs:
-        """What another meter needs to go on."""
+        """The state with which another meter can continue."""
         return Costs(self.core_seconds, self.byte_seconds, dict(self._pods))
 
     def observe(self, pods: Iterable[PodStatus], unix_seconds: float) -> None:
-        """Counts the time since the last look. Pods that are no longer listed count until the last look at them."""
+        """Counts the time since the last observation. Pods that are no longer listed count until they were last
+        observed."""
         for pod in pods:
             if pod.started_unix_seconds is None:
                 continue
@@ -197,21 +198,21 @@ class CostMeter:
             self._pods[pod.uid] = PodCost(until, pod.size.cores, pod.size.memory_bytes)
 
     def cost_so_far(self, samples_trained: int, unix_seconds: float, prices: PaidPrices | None = None) -> list[Point]:
-        """One point of each curve of the cost; without prices there is none of money."""
+        """A point of each cost curve; the curve in money exists only with prices."""
         values = {names.CORE_HOURS: self.core_seconds / 3600}
         if prices is not None:
             values[names.COST] = prices.of(self.core_seconds, self.byte_seconds)
         return _points(values, samples_trained, unix_seconds)
 
     def whole_cost(self, samples_trained: int, unix_seconds: float) -> list[Point]:
-        """What a job that has ended cost, beside the last point of that curve."""
+        """The cost of a job that has ended, without the last point of that curve."""
         values = {names.GIBIBYTE_HOURS: self.byte_seconds / 2**30 / 3600}
         if self.core_seconds:
             values[names.SAMPLES_PER_CORE_SECOND] = samples_trained / self.core_seconds
         return _points(values, samples_trained, unix_seconds)
 
     def usage_points(self, pods: Iterable[PodStatus], samples_trained: int, unix_seconds: float) -> list[Point]:
-        """Cores and memory in use by role, in MLflow's "System metrics" view; cores need two looks."""
+        """Cores and memory in use by role, for MLflow's "System metrics" view; cores need two observations."""
         values: dict[str, float] = {}
         for pod in pods:
             if pod.phase.is_final:

@@ -1,4 +1,4 @@
-"""A job as its run in MLflow describes it: what is written when it starts, and how it is read back. Pure."""
+"""The description of a job in its MLflow run: written at its start, and read back as a JobRecord. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TAG_DESCRIBED = "elastrec.described"
 TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
 TAG_CHAMPION_RUN = "elastrec.champion_run"
-"""Run of the champion that the model was compared with on its evaluation rows."""
+"""Run of the champion with which the model was compared on the evaluation rows."""
 TAG_AIRFLOW_URL = "airflow.url"
-"""Page of the DAG run that the job belongs to."""
+"""Page of the DAG run to which the job belongs."""
 TAG_AIRFLOW_LOG = "airflow.log_url"
-"""Log of the task that launched the job or, later, of the one that waits for it; of its newest try."""
+"""Log of the task that launched the job or, later, of the task that waits for it; of its newest try."""
 _LABEL = "elastrec.label."
 _PRICES = "prices."
-# MLflow refuses longer ones; the whole job file is an artifact of the run.
+# MLflow refuses longer values; the whole job file is an artifact of the run.
 _LONGEST_TAG = 4000
 _LONGEST_PARAM = 6000
 _FEATURES = {
@@ -45,34 +45,34 @@ _FEATURES = {
     "sparse_features": "data.sparse_features",
     "tables": "data.tables",
 }
-"""Parameters that show which jobs are alike, by the names of `JobRecord.features`."""
+"""Parameters by which similar jobs are found, by the names of `JobRecord.features`."""
 
 
 def run_name(job_name: str, interval: Interval, attempt: int = 1) -> str:
-    """What people read in MLflow's list of runs: the job and the days it is trained on, both inclusive.
+    """The name in MLflow's list of runs: the job and the days of its training rows, both inclusive.
 
     `clicks 2026-01-03`, `clicks 2026-01-01 to 2026-01-03`, for other intervals start and end with their times; only the
-    job's name where the job reads all of its data. A further attempt adds ` (attempt 2)`.
+    job's name if the job reads all of its data. A further attempt adds ` (attempt 2)`.
     """
     name = f"{job_name} {days(interval.start, interval.end)}".rstrip()
     return name if attempt == 1 else f"{name} (attempt {attempt})"
 
 
 def dataset_name(data_path: str, interval: Interval, context: str) -> str:
-    """What people read in MLflow's list of data sets: the log's folder and the days, as in `run_name`.
+    """The name in MLflow's list of data sets: the log's folder and the days, as in `run_name`.
 
     Args:
-        context: `training`, or `evaluation`, whose days begin where those of the training end.
+        context: `training`, or `evaluation`, whose days follow those of the training.
     """
     moments = (interval.end, interval.evaluation_end) if context == "evaluation" else (interval.start, interval.end)
     return f"{data_path.rstrip('/').rpartition('/')[2]} {days(*moments)}".rstrip()
 
 
 def days(begin: str, until: str) -> str:
-    """The days of an interval, both inclusive; empty where a job reads all of its data, which has no begin.
+    """The days of an interval, both inclusive; empty if a job reads all of its data.
 
     Args:
-        begin, until: ISO 8601 text, as of `jobs.types.Interval`.
+        begin, until: ISO 8601 text, as in `jobs.types.Interval`.
     """
     if not begin:
         return ""
@@ -89,7 +89,7 @@ def _moment(text: str) -> datetime:
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Pods of a job and what each gets."""
+    """The pods of a job and their sizes."""
 
     workers: int
     worker_cores: float
@@ -100,7 +100,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def asked(job: TrainingJob) -> Sizes:
-        """What the job file says."""
+        """The sizes in the job file."""
         worker, server = job.spec.resources.worker, job.spec.resources.parameter_server
         return Sizes(
             workers=worker.count,
@@ -113,7 +113,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def granted(allocation: Allocation) -> Sizes:
-        """What the job was started with."""
+        """The sizes with which the job was started."""
         return Sizes(**{field: getattr(allocation, field) for field in Sizes.__struct_fields__})
 
 
@@ -121,16 +121,16 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One job of the past or present.
 
     Attributes:
-        phase: the last one written; a job that was killed with its master may still say Training.
+        phase: the last one written; Training, for example, if the job was killed with its master.
         interval: ISO 8601 start and end of its training data.
-        features: numbers that show which jobs are alike: training_rows, batch_size, embedding_dimension,
+        features: numbers by which similar jobs are found: training_rows, batch_size, embedding_dimension,
             dense_features, sparse_features and tables.
         labels: the job file's own labels.
         metrics: the last value of every metric.
         started_unix_seconds, ended_unix_seconds: of the run; the end is None while it is open.
-        airflow_url: page of the DAG run that the job belongs to; `log_url`: log of the task that waits for it. Empty
-            where none does.
-        prices: of its cores and memory; None: its job file has none.
+        airflow_url: page of the DAG run to which the job belongs; `log_url`: log of the task that waits for it. Empty
+            if there is none.
+        prices: of its cores and memory; None if its job file has none.
     """
 
     run_id: str
@@ -168,18 +168,18 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def core_hours(self) -> float | None:
-        """What the job's pods have cost until now."""
+        """The cost of the job's pods so far."""
         return self.metrics.get(names.CORE_HOURS)
 
     @property
     def cost(self) -> str:
-        """What its cores and memory have cost until now, with the currency; empty where that is not known."""
+        """The cost of its cores and memory so far, with the currency; empty if unknown."""
         value = self.metrics.get(names.COST)
         return "" if value is None or self.prices is None else money(value, self.prices.currency)
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs are wanted; everything given must hold.
+    """A filter for jobs; all given conditions must hold.
 
     Attributes:
         phases: any of these.
@@ -193,7 +193,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
     def expressions(self) -> list[str]:
-        """MLflow filter strings; a job is wanted when any of them holds (MLflow knows no OR).
+        """MLflow filter strings; a job matches if any of them holds (MLflow has no OR).
 
         Raises:
             HistoryError: a text has both kinds of quotes, which MLflow's filters cannot express.
@@ -205,7 +205,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
             "elastrec.architecture": self.architecture,
             **{names.named(_LABEL + "{key}", key=key): value for key, value in self.labels.items()},
         }
-        # Runs of other tools in the same experiment are no jobs.
+        # Runs of other tools in the same experiment are not jobs.
         terms = [f"tags.`{TAG_DESCRIBED}` = 'true'"]
         terms += [f"tags.`{key}` = {_quoted(value)}" for key, value in wanted.items() if value is not None]
         together = " AND ".join(terms)
@@ -222,7 +222,7 @@ def _quoted(text: str) -> str:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is written into a run at its start."""
+    """The data that is written to a run at its start."""
 
     params: dict[str, str]
     tags: dict[str, str]

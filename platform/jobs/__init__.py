@@ -1,7 +1,7 @@
-"""The life of a job, step by step, as both the command line and Airflow walk it.
+"""The steps of a job, which both the command line and Airflow execute.
 
 prepare → warm_start → launch → observe … → evaluate_and_gate → register → result → finish_job (or stop at any time).
-Every step can be repeated; what passes between them is in `types`. No step trains anything itself.
+Every step can be repeated; `types` has the values that are passed between them. No step trains anything itself.
 """
 
 from elastrec.platform.jobs.ending.evaluation import (

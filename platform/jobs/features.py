@@ -1,4 +1,4 @@
-"""Steps of features are fitted once, before any pod starts: their figures stand in the job that every pod gets."""
+"""Fits the steps of features once, before any pod starts: the figures are part of the job that every pod gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 def with_values(job: TrainingJob) -> TrainingJob:
-    """The job with the values of vocabulary files in it.
+    """The job with the values of its vocabulary files.
 
     Raises:
         DataError: a file is unusable.
@@ -24,11 +24,11 @@ def with_values(job: TrainingJob) -> TrainingJob:
 
 
 def with_figures(job: TrainingJob, training: DataManifest, start: ModelSummary | None) -> tuple[TrainingJob, str]:
-    """The job with the figures of its steps in it, and what they are, a line for each feature.
+    """The job with the figures of its steps, and a line with the figures of each feature.
 
     Args:
-        training: the rows that the job trains on.
-        start: the model that it goes on from, whose figures it keeps where the steps are the same.
+        training: the training rows.
+        start: the model from which the job continues, whose figures are kept if the steps are the same.
 
     Raises:
         DataError: rows are unusable, or leave nothing to fit.

@@ -1,7 +1,7 @@
-"""A job's own secret: made at launch, kept as files of its master's pod, read from there by clients of the job.
+"""The secret of a job: created at its launch, stored as files of its master's pod, and read from there by clients.
 
-The cluster hands it to callers with the cluster's own rights, so it depends on no token of the cluster: that one may
-differ by caller, and change while the job runs.
+The cluster gives it to authorised callers, so it does not depend on tokens of the cluster, which may differ between
+callers and change while the job runs.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _MAXIMUM_KNOWN = 64
 
 
 def new_job_secret(platform: Platform, job_id: str) -> JobSecret:
-    """A random secret for a job: with TLS for its pods where the cluster's own API uses it."""
+    """A random secret for a job; with TLS for its pods if the cluster's own API uses TLS."""
     return JobSecret(new_token(), new_job_tls(job_id) if platform.cluster_config.job_tls else None)
 
 
 def new_job_tls(job_id: str) -> TlsConfig:
-    """A new root, and a certificate that it signed for the job's servers, whatever their addresses will be.
+    """A new root certificate, and a certificate signed by it for the job's servers, which does not contain addresses.
 
-    The root's key is in no file and forgotten here: nobody can make another certificate that the job would trust.
+    The root's key is not stored, so no other certificates that the job trusts can be created.
     """
-    # A tenth of a second, which jobs without TLS do not pay.
+    # Imported here, because it takes a tenth of a second, which jobs without TLS do not need.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -74,12 +74,12 @@ def new_job_tls(job_id: str) -> TlsConfig:
 
 
 def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
-    """The secret of the job of a master's pod: token and root, for a client; None when the pod is gone.
+    """The client's secret (token and root certificate) for the job of a master's pod; None if the pod has been deleted.
 
-    It is asked for once per pod and platform.
+    It is requested once per pod and platform.
 
     Raises:
-        ClusterError: the cluster does not answer, or the pod is no master.
+        ClusterError: the cluster does not answer, or the pod is not a master.
     """
     secrets = platform.known_secrets
     if (secret := secrets.get(master.uid)) is not None:
@@ -91,7 +91,7 @@ def secret_of(platform: Platform, master: PodStatus) -> JobSecret | None:
         raise ClusterError(f"pod {master.name} has no secret {TOKEN_FILE!r}: it is no master of a job")
     root = files.get(CA_FILE, "").encode()
     tls = TlsConfig(root, server_name=job_server_name(master.job)) if root else None
-    # Many masters are asked side by side: the list is made in one piece.
+    # Many masters are asked concurrently, so the dictionary is replaced as a whole.
     for oldest in list(secrets)[: max(0, len(secrets) + 1 - _MAXIMUM_KNOWN)]:
         secrets.pop(oldest, None)
     return secrets.setdefault(master.uid, JobSecret(files[TOKEN_FILE], tls))

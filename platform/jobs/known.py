@@ -1,4 +1,4 @@
-"""Which jobs there are, in the cluster and in a checkpoint store: for messages and for completion in the shell."""
+"""Names of the jobs in the cluster and in a checkpoint store, for messages and shell completion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def jobs_of_cluster(platform: Platform) -> list[str]:
 
 
 def jobs_of_store(platform: Platform, store: str = DEFAULT_STORE) -> list[str]:
-    """Ids of the jobs that were launched with a checkpoint store, sorted; none where it cannot be asked.
+    """Ids of the jobs that were launched with a checkpoint store, sorted; empty if it cannot be asked.
 
     Args:
         store: URI; relative as in job files.
@@ -41,7 +41,7 @@ def jobs_of_store(platform: Platform, store: str = DEFAULT_STORE) -> list[str]:
 
 
 def not_in_cluster(platform: Platform, job: str) -> SpecError:
-    """Why a command that needs a job's pods does nothing; for a job that is over, what can still be asked of it.
+    """The error of a command that needs a job's pods; for a job that has ended, it names commands that work.
 
     Args:
         job: its id, or the name of one of its pods.
@@ -63,7 +63,7 @@ def not_in_cluster(platform: Platform, job: str) -> SpecError:
 
 
 def unknown(platform: Platform, job: str, store: str = DEFAULT_STORE) -> SpecError:
-    """Why nothing can be said about a job: neither the cluster nor the store knows it.
+    """The error for a job that neither the cluster nor the store knows.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -84,7 +84,7 @@ def _listed(place: str, job_ids: list[str], none: str) -> str:
 
 
 def _near(job: str, job_ids: list[str]) -> str:
-    """The job that was probably meant; also one that was called by its name alone."""
+    """The job that was probably meant; also found by its name without the id."""
     close = difflib.get_close_matches(job, job_ids, n=1) or [
         job_id for job_id in job_ids if job_id.startswith(f"{job}-")
     ]

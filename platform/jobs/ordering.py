@@ -1,4 +1,4 @@
-"""Gives the workers of a running job orders: another batch size, other learning rates, or none of the minibatches."""
+"""Sends orders to the workers of a running job: another batch size, other learning rates, or to be idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things are for one caller: the cluster, the tracking server, the folder of the platform's own files."""
+"""The environment of a caller: the cluster, the tracking server, and the folder of the platform's own files."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class NoAgentError(ClusterError):
 
 @dataclass(frozen=True)
 class Platform:
-    """Everything that the steps of a job's life need to know of their surroundings.
+    """The environment in which the steps of a job are executed.
 
     Attributes:
-        work_uri: folder or URI for manifests and, when a job file says a relative store, checkpoints.
-        base_folder: relative data paths of job files are taken from here.
-        ui_url: where people open MLflow; empty: the tracking URI itself when it is HTTP.
-        known_secrets: of jobs that were talked to, by the uid of their master's pod.
+        work_uri: folder or URI of manifests, and of checkpoints if the job file's store is relative.
+        base_folder: folder of relative data paths in job files.
+        ui_url: address of MLflow for browsers; empty: the tracking URI itself if it is HTTP.
+        known_secrets: secrets of jobs that are already known, by the uid of their master's pod.
     """
 
     launcher: Launcher
@@ -54,7 +54,7 @@ class Platform:
         ui_url: str = "",
         base_folder: Path | None = None,
     ) -> Platform:
-        """A platform on a cluster that is already there."""
+        """A platform on an existing cluster."""
         launcher = connect_launcher(cluster_config)
         return Platform(launcher, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
 
@@ -63,13 +63,13 @@ class Platform:
         """The platform of this user on this machine.
 
         `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
-        `ELASTREC_CLUSTER` names the JSON file of another cluster; `ELASTREC_WORK_URI` says where manifests, logs and
-        checkpoints of a relative store lie (default: a folder in the home folder); `MLFLOW_TRACKING_URI` the tracking
+        `ELASTREC_CLUSTER` names the JSON file of another cluster; `ELASTREC_WORK_URI` is the folder of manifests, logs
+        and checkpoints with a relative store (default: a folder in the home folder); `MLFLOW_TRACKING_URI` the tracking
         server (default: an SQLite file in the home folder); `ELASTREC_TLS` a folder with ca.pem, tls.crt and tls.key
         for the local node agent.
 
         Args:
-            start: start the local node agent when none runs.
+            start: whether to start the local node agent if none runs.
 
         Raises:
             ClusterError: no node agent runs and `start` is false (NoAgentError), or it cannot be started.
@@ -90,7 +90,7 @@ class Platform:
 
     @staticmethod
     def for_looking() -> Platform:
-        """As `from_environment`, but starts nothing: where no node agent runs, the cluster is an `AbsentLauncher`."""
+        """Like `from_environment`, but starts nothing: if no node agent runs, the cluster is an `AbsentLauncher`."""
         try:
             return Platform.from_environment(start=False)
         except NoAgentError:
@@ -100,30 +100,31 @@ class Platform:
 
 
 def home_folder() -> Path:
-    """The user's folder, created with the owner's rights alone.
+    """The user's folder, which is created with access for its owner only.
 
     Raises:
-        SpecError: it cannot be made, or this user cannot write it.
+        SpecError: it cannot be created or written by this user.
     """
     return _make_folder(Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute())
 
 
 def work_folder() -> Path:
-    """What the platform keeps on this machine, in the home folder.
+    """The folder of the platform's files on this machine, in the home folder.
 
     Raises:
-        SpecError: it cannot be made, or this user cannot write it.
+        SpecError: it cannot be created or written by this user.
     """
     return _make_folder(home_folder() / "work")
 
 
 def work_uri() -> str:
-    """Where what jobs need besides their data lies: `ELASTREC_WORK_URI`, or a folder in the home folder."""
+    """The folder of files that jobs need in addition to their data: `ELASTREC_WORK_URI`, or a folder in the home
+    folder."""
     return os.environ.get(WORK_VARIABLE) or str(work_folder())
 
 
 def _make_folder(folder: Path) -> Path:
-    # The home may be an older folder that others can enter; what is made in it is the owner's alone.
+    # An existing home may be open to others; new files and folders in it are not.
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         problem = "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else f"belongs to user {folder.stat().st_uid}"
@@ -142,10 +143,10 @@ def tracking_uri() -> str:
 
 
 def tls_folder() -> Path | None:
-    """The folder that `ELASTREC_TLS` names, checked; None where TLS is not set up.
+    """The checked folder in `ELASTREC_TLS`; None if TLS is not configured.
 
     Raises:
-        SpecError: it lacks files, or they cannot be read.
+        SpecError: files are missing or cannot be read.
     """
     named = os.environ.get(TLS_VARIABLE)
     return checked_tls_folder(Path(named), TLS_VARIABLE, (CA_FILE, CERTIFICATE_FILE, KEY_FILE)) if named else None
@@ -155,8 +156,8 @@ def checked_tls_folder(folder: Path, setting: str, names: tuple[str, ...]) -> Pa
     """The absolute path of a folder with TLS material.
 
     Args:
-        setting: what named the folder; stands in the message.
-        names: files that it must have: a client needs the root alone.
+        setting: the name of the setting, for messages.
+        names: required files; a client needs only the root certificate.
 
     Raises:
         SpecError: a file is missing or cannot be read.
@@ -178,10 +179,10 @@ def read_cluster_config(file: Path, setting: str = CLUSTER_VARIABLE) -> ClusterC
     """A cluster's JSON file.
 
     Args:
-        setting: what named the file; stands in messages.
+        setting: the name of the setting, for messages.
 
     Raises:
-        SpecError: it cannot be read or holds something else.
+        SpecError: the file cannot be read or contains something else.
     """
     try:
         text = file.read_bytes()

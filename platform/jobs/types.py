@@ -1,4 +1,5 @@
-"""The values that pass between the steps of a job's life: small, frozen, JSON in and out (they travel through XCom)."""
+"""Values that are passed between the steps of a job: small, frozen, convertible to and from JSON (for Airflow's
+XCom)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import msgspec
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Half-open interval of days or hours; `evaluation_end` ends the partitions evaluated on, which begin at `end`.
+    """Half-open interval of days or hours; evaluation uses the partitions from `end` to `evaluation_end`.
 
     ISO 8601 text, for example `2026-01-01T00:00:00+00:00`; without an offset from UTC it is a moment of the log's own
     time zone, `spec.data.timezone`. An empty `end` is one day after the start, an empty `evaluation_end` one day after
@@ -21,9 +22,9 @@ class Interval(msgspec.Struct, frozen=True):
     evaluation_end: str = ""
 
     def resolved(self, timezone: str) -> Interval:
-        """All three moments, with the offsets that the log's time zone has then.
+        """All three moments, with the offsets of the log's time zone at these moments.
 
-        Days are added as its calendar counts them, also where one has 23 or 25 hours.
+        Days are added as calendar days, which may have 23 or 25 hours.
         """
         zone = ZoneInfo(timezone)
         moments: list[datetime] = []
@@ -41,20 +42,20 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was checked and found before a pod starts.
+    """The result of all checks before a pod starts.
 
     Attributes:
         job_json: the job file as it will run (overrides applied).
         training_digest: of the training manifest.
-        start_record: URI of the checkpoint record to continue from, empty for a fresh start.
-        older_start_records: URIs of those to continue from, in this order, where that one turns out to be damaged.
-        start_positions: of the start record, where the job begins at them (see `master.resumption.start_positions`).
-        start_note: where in the data a job begins that starts from a periodic record, and why, for people; else empty.
-        adaptation: what is kept, initialised anew and dropped, as a table for people; empty for a fresh start.
-        deduplication: which features are deduplicated and why, a table for people; empty where the job says off.
-        fitted: the figures of steps that were fitted or kept, a table for people; empty where there are none.
-        page: where MLflow will show the job's run; empty where nobody looked, or nobody serves such pages.
-        run_tags: further tags of the job's run in MLflow, for example what started the job.
+        start_record: URI of the checkpoint record to continue from; empty if there is none.
+        older_start_records: URIs of alternatives, in this order, if that record is damaged.
+        start_positions: of the start record, if the job begins at them (see `master.resumption.start_positions`).
+        start_note: for a job that starts from a periodic record: its position in the data and why, for people.
+        adaptation: what is kept, initialised again and dropped, as a table for people; empty without a start record.
+        deduplication: a table of deduplicated features with reasons, for people; empty if it is off.
+        fitted: a table of the figures of fitted or kept steps, for people; empty if there are none.
+        page: where MLflow will show the job's run; empty if unknown, or if no server shows MLflow's pages.
+        run_tags: further tags of the job's run in MLflow, for example the DAG run that started the job.
     """
 
     job_id: str
@@ -77,12 +78,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Those for people, the empty ones left out."""
+        """The tables for people that are not empty."""
         return tuple(table for table in (self.adaptation, self.fitted, self.deduplication) if table)
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Start-up sizes and where they come from."""
+    """Start-up sizes and their source."""
 
     workers: int
     parameter_servers: int
@@ -97,10 +98,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     """A job that exists in the cluster.
 
     Attributes:
-        run_id, run_url: of its run in MLflow; empty when MLflow was away.
-        allocation: the start-up sizes, for the description of a run that is made later.
-        goes_on_from: URI of the job's own record that this launch goes on from, `goes_on_at` samples trained; empty
-            where it began, or ran already.
+        run_id, run_url: of its run in MLflow; empty if MLflow did not answer.
+        allocation: the start-up sizes, for the description of a run that is created later.
+        goes_on_from: URI of the job's own record from which this launch continues, at `goes_on_at` trained samples;
+            empty if the job began or was already running.
     """
 
     job_id: str
@@ -114,7 +115,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelScore(msgspec.Struct, frozen=True):
-    """How one model does on the evaluation rows; None: the figure belongs to another kind of label."""
+    """Figures of one model on the evaluation rows; None if a figure is not defined for the kind of label."""
 
     auc: float | None
     normalized_entropy: float | None
@@ -127,7 +128,7 @@ class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the candidate may become champion, and why.
 
     Attributes:
-        head: which output was judged; empty: the first one, with a binary label.
+        head: the compared output; empty: the first one, with a binary label.
     """
 
     passed: bool
@@ -140,7 +141,7 @@ class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered model's version; `is_champion` when the alias was moved to it."""
+    """The registered model's version; `is_champion` tells whether the alias was moved to it."""
 
     name: str
     version: str
@@ -149,7 +150,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The one object that `elastrec run --output json` ends with."""
+    """The object that `elastrec run --output json` prints at the end."""
 
     run_id: str
     model_uri: str

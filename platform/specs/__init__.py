@@ -1,4 +1,5 @@
-"""Specs: the ground floor. What users write, what jobs report, and the errors both may cause.
+"""Specs: the files that users write, the metrics that jobs report, and the errors of all packages. Imports no other
+room.
 
 Only pydantic models, their text forms, the error hierarchy and the settings of a process belong here; nothing that
 opens a socket, starts a process or knows a cluster.

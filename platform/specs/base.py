@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Spec(BaseModel):
-    """A frozen pydantic model that refuses unknown fields, infinities, and yes or no in place of a number."""
+    """A frozen pydantic model that refuses unknown fields, infinities, and booleans in place of numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -26,7 +26,7 @@ class Spec(BaseModel):
 
 
 def number_not_boolean(spec: type[BaseModel], value: Any, info: ValidationInfo) -> Any:
-    """A field's value as it came.
+    """Returns the value unchanged.
 
     Raises:
         ValueError: it is true or false, and the field is a number.

@@ -1,8 +1,8 @@
-"""How buckets are dealt out to servers. Pure.
+"""Assignment of buckets to servers. Pure functions.
 
-A job's embedding rows lie in virtual buckets, by the hash of their ids; its dense parameters lie in dense buckets, by
-their place in the flat vector. How many buckets there are depends on the job alone, so a server that is added or
-removed moves some of them, and the others stay where they are.
+A job's embedding rows belong to virtual buckets, by the hash of their ids; its dense parameters belong to dense
+buckets, by their position in the flat vector. The number of buckets does not depend on the number of servers, so when a
+server is added or removed, some buckets move and the others stay where they are.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _MOST_DENSE_BUCKETS = 256
-"""20 servers then differ by 2 %; with 64 dense buckets they would by 25 %. Each may cost a worker a copy per step."""
+"""With this number, 20 servers differ by 2 %; with 64 dense buckets, by 25 %. Each bucket may cost a worker a copy per
+step."""
 
 
 def dense_buckets_for(virtual_buckets: int) -> int:
-    """Into how many buckets the dense parameters of a job are cut."""
+    """The number of buckets into which the dense parameters of a job are divided."""
     return min(_MOST_DENSE_BUCKETS, virtual_buckets)
 
 
@@ -24,9 +25,9 @@ def balanced_owners(buckets: int, servers: int, before: Sequence[int | None] = (
     No two servers differ by more than one bucket; as few buckets as possible move.
 
     Args:
-        servers: how many; they are numbered from 0.
-        before: for each bucket the server that owns it; None: that server leaves. Empty: no bucket has an owner, and
-            each server is given buckets that follow each other.
+        servers: their number; they are numbered from 0.
+        before: for each bucket the server that owns it, or None if that server leaves. Empty: no bucket has an owner,
+            and each server gets consecutive buckets.
     """
     if not buckets or not servers:
         return []

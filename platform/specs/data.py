@@ -1,4 +1,5 @@
-"""TrainingData: where the rows lie, how they are read, and which columns are label, dense and sparse features."""
+"""TrainingData: the location of the rows, how they are read, and which columns are labels, dense and sparse
+features."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class FileFormat(StrEnum):
 
 
 class Partitioning(StrEnum):
-    """One folder per day, per hour, or none; `partition_folder` says how they are called."""
+    """One folder per day, per hour, or none; `partition_folder` sets the names of the folders."""
 
     DAY = "day"
     HOUR = "hour"
@@ -51,7 +52,7 @@ class Partitioning(StrEnum):
 
 
 class LabelColumn(Spec):
-    """What is to be predicted for each row."""
+    """A value to be predicted for each row."""
 
     name: ColumnName
     """The column; also the name of the model's output for it, unless the model names its outputs itself."""
@@ -60,7 +61,7 @@ class LabelColumn(Spec):
 
 
 class Target(NamedTuple):
-    """A column that says what the model should have predicted, or, of kind `weight`, how much that counts."""
+    """A column with a label or, for the kind `weight`, with the weight of a row."""
 
     name: str
     kind: Literal["binary", "value", "weight"]
@@ -79,7 +80,7 @@ class DenseFeature(Spec):
     scale: Annotated[float, Field(gt=0)] = 1.0
     """Divided by in `standardize`."""
     missing: float = 0.0
-    """The value used, before the transform, where the field is empty; short form of the step `fill_null`."""
+    """The value for empty fields, before the transform; short form of the step `fill_null`."""
     column: ColumnName | None = None
     """The column; the feature's own name when absent. Several features may read one column."""
 
@@ -99,7 +100,7 @@ class DenseFeature(Spec):
 
     @property
     def short_steps(self) -> Steps:
-        """What the short forms stand for."""
+        """The steps for which the short forms stand."""
         fill = FillNull(step="fill_null", value=self.missing)
         if self.transform == "none":
             return (fill,)
@@ -116,15 +117,15 @@ class SparseFeature(Spec):
     encoding: Literal["integer", "hexadecimal", "string"] = "integer"
     """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
     raw_encoding: Literal["hexadecimal", "string"] | None = None
-    """How text becomes ids in a column of integers. `elastrec data convert` sets it: its files hold ids, and rows to be
-    scored may hold the text of the original log."""
+    """How text in a column of integers becomes ids. `elastrec data convert` sets it, because its files hold ids, while
+    rows to be scored may hold the text of the original log."""
     is_list: bool = False
     """The column holds a list per row (Parquet list; in text files separated by `list_separator`)."""
     max_length: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Longer lists keep their last `max_length` ids, unless a step under `features` says what they keep."""
+    """Longer lists keep their last `max_length` ids, unless a step under `features` sets what they keep."""
     pooling: Literal["sum", "mean", "attention"] = "sum"
-    """How the rows of a list become one vector. `attention` is a weighted mean whose weights a small network learns to
-    read off each row, in every model that does not pool the list itself; a list is computed once where it repeats."""
+    """How the rows of a list become one vector. `attention` is a weighted mean; a small network computes the weights
+    from the rows. It works in every model that does not pool the list itself; repeated lists are computed once."""
     table: ColumnName | None = None
     """Embedding table; the feature's own name when absent. Features that name the same table share its rows."""
     column: ColumnName | None = None
@@ -152,12 +153,12 @@ class SparseFeature(Spec):
 
     @property
     def is_text(self) -> bool:
-        """Whether ids come out of text, in the log or in rows to be scored."""
+        """Whether ids are made from text, in the log or in rows to be scored."""
         return (self.raw_encoding or self.encoding) != "integer"
 
 
 def _short_forms(feature: DenseFeature | SparseFeature, steps: Steps) -> str:
-    """The first field of a feature with steps that is a short form of a step; empty: there is none."""
+    """The first field of a feature with steps that is a short form of a step; empty if there is none."""
     if isinstance(feature, DenseFeature):
         values = {"transform": None, "mean": 0.0, "scale": 1.0, "missing": 0.0}
     else:
@@ -170,23 +171,23 @@ class CsvOptions(Spec):
     """How text files are split into columns."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """Between two columns."""
+    """The character between two columns."""
     has_header: bool = True
-    """The first line names the columns."""
+    """Whether the first line names the columns."""
     column_names: tuple[ColumnName, ...] | None = None
-    """Needed when the files have no header."""
+    """Names of the columns; needed if the files have no header."""
     list_separator: Annotated[str, Field(min_length=1, max_length=1)] = "|"
-    """Between two ids of a list column."""
+    """The character between two ids of a list column."""
     encoding: str = "utf-8"
-    """How characters are written: the name of an encoding of Python's in which ASCII stands for itself (`latin-1`,
-    `cp1252`, ...), or `utf-16`, `utf-16-le`, `utf-16-be`."""
+    """Character encoding: the Python name of an encoding that contains ASCII (`latin-1`, `cp1252`, ...), or `utf-16`,
+    `utf-16-le`, `utf-16-be`."""
     null_tokens: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=100)], ...], Field(max_length=100)] = ()
-    """Fields that count as empty beside empty ones, such as `NA`, `\\N` or `null`; of all text formats."""
+    """Values that count as empty fields, such as `NA`, `\\N` or `null`; for all text formats."""
     decimal_point: Literal[".", ","] = "."
-    """Between the digits of numbers."""
+    """The decimal point of numbers."""
     newlines_in_values: bool = False
-    """Whether quoted fields may hold line breaks. A quotation mark then belongs to a quoted field, and is written twice
-    inside one."""
+    """Whether quoted fields may contain line breaks. Fields with quotation marks must then be quoted, and a quotation
+    mark inside a quoted field is written twice."""
 
     @field_validator("encoding")
     @classmethod
@@ -208,11 +209,11 @@ class CsvOptions(Spec):
 
 
 class BadRows(Spec):
-    """What happens to a row that cannot be used (label outside {0, 1}, negative weight, text where a number belongs,
+    """What happens to a row that cannot be used (label outside {0, 1}, negative weight, text in a column of numbers,
     NaN)."""
 
     policy: Literal["fail", "skip"] = "fail"
-    """`fail`: the first bad row ends the job; `skip`: bad rows are left out and counted."""
+    """`fail`: the first bad row ends the job; `skip`: bad rows are skipped and counted."""
     at_most: Annotated[int, Field(ge=0)] = 0
     """With `skip`: the job fails after this many skipped rows."""
 
@@ -229,33 +230,34 @@ class TrainingData(Spec):
     path: Annotated[str, Field(min_length=1, examples=["data/clicks", "s3://bucket/clicks"])]
     """Root folder of the partitions: a local path or a URI that pyarrow's file systems know."""
     evaluation_path: Annotated[str, Field(min_length=1)] | None = None
-    """Rows to evaluate on, needed and allowed only without partitions; else the next partition is evaluated on."""
+    """Rows to evaluate on, required without partitions and not allowed with them: with partitions, the next partition
+    is evaluated on."""
     format: FileFormat = FileFormat.PARQUET
     partitioning: Partitioning = Partitioning.DAY
     partition_folder: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     """The folder of a partition below `path`: `%Y`, `%m`, `%d` and `%H` stand for year, month, day and hour (`%-m`,
     `%-d`, `%-H`: without a leading zero), `key=*` for a key with any value, as in `country=*/dt=%Y-%m-%d/hour=%-H`.
-    Absent: `day=%Y-%m-%d`, for hours `day=%Y-%m-%d/hour=%H`. Other keys, also of folders below, are columns of text
-    where the files have no such column."""
+    Absent: `day=%Y-%m-%d`, for hours `day=%Y-%m-%d/hour=%H`. Other keys, also of folders below, become text columns
+    unless the files have such a column."""
     include: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=200)], ...], Field(max_length=100)] = ()
-    """Patterns of the names of files that are read, such as `*.parquet`; empty: all whose names do not begin with `.`
-    or `_`, so that a stray file is noticed."""
+    """Patterns of the names of files that are read, such as `*.parquet`; empty: all files whose names do not begin with
+    `.` or `_`. A file of another format then fails the job."""
     timezone: str = "UTC"
-    """IANA name of the time zone whose days and hours the partitions are, such as `America/Los_Angeles`."""
+    """IANA name of the time zone of the partitions' days and hours, such as `America/Los_Angeles`."""
     label: ColumnName = "label"
-    """The column with 0 or 1."""
+    """The column with the label, 0 or 1."""
     labels: tuple[LabelColumn, ...] = ()
-    """Several labels, or one that is no 0 or 1, in place of `label`."""
+    """Instead of `label`: several labels, or a label with other values than 0 and 1."""
     weight: ColumnName | None = None
-    """A column of numbers from 0 on: the share that a row's losses have in the loss of its minibatch. A row of weight 2
-    moves the model as the same row twice; metrics count every row once. Absent: all weigh 1."""
+    """A column of non-negative numbers: the weights of rows in the loss of a minibatch. A row of weight 2 has the same
+    effect as two equal rows; metrics count every row once. Absent: every row has weight 1."""
     dense: tuple[DenseFeature, ...] = ()
     sparse: tuple[SparseFeature, ...]
     timestamp: ColumnName | None = None
-    """The time of a row; used by tools that split by time. Numbers since the epoch, or times, dates or ISO 8601 text,
-    of which those without an offset are of `timezone`."""
+    """The column with the time of a row; used by tools that split by time. Numbers since the epoch, or times, dates or
+    ISO 8601 text; those without an offset are in `timezone`."""
     timestamp_unit: Literal["seconds", "milliseconds", "microseconds", "nanoseconds"] = "seconds"
-    """Of a timestamp that is a number."""
+    """The unit of a timestamp that is a number."""
     session: ColumnName | None = None
     """Rows with an equal value belong together; used by tools that split or cluster by session."""
     csv: CsvOptions = CsvOptions()
@@ -263,9 +265,9 @@ class TrainingData(Spec):
     transform: ImportPath | None = None
     """A function `pyarrow.RecordBatch -> pyarrow.RecordBatch` applied to raw rows; same number of rows."""
     features: dict[ColumnName, Steps] = Field(default_factory=dict)
-    """By name of a dense or sparse feature: steps from the column's values to what the model sees, in order. Training,
-    evaluation and the exported model take the same steps. A dense feature's value that is missing after its steps is 0,
-    a sparse feature's an id of its own; `hash_size` of a table is applied last."""
+    """By name of a dense or sparse feature: the steps from the column's values to the input of the model, in order.
+    Training, evaluation and the exported model use the same steps. A value that is missing after the steps becomes 0 in
+    a dense feature, and a separate id in a sparse feature; `hash_size` of a table is applied last."""
 
     @field_validator("sparse")
     @classmethod
@@ -411,13 +413,13 @@ class TrainingData(Spec):
         return tuple(feature.name for feature in self.sparse if feature.pooling == "attention")
 
     def list_length(self, feature: SparseFeature) -> int:
-        """How many ids a list of the feature has at most."""
+        """The maximum number of ids in a list of the feature."""
         counts = [step.count for step in self.steps(feature.name) if isinstance(step, KeepFirst | KeepLast)]
         return min(counts, default=feature.max_length)
 
     @property
     def folders(self) -> PartitionFolders:
-        """How the folders of partitions are called; only with partitions."""
+        """The names of the partitions' folders; only with partitions."""
         has_hours = self.partitioning is Partitioning.HOUR
         return partition_folders(
             self.partition_folder or (HOUR_PATTERN if has_hours else DAY_PATTERN), has_hours=has_hours

@@ -13,12 +13,13 @@ from elastrec.platform.specs.text.some import repeated
 
 
 class Deduplication(Spec):
-    """In place of `auto` or `off`: the features, or the groups. In Python, `auto` names neither and `off` no group."""
+    """Instead of `auto` or `off`: the features, or the groups. In Python, `auto` has neither, and `off` an empty list
+    of groups."""
 
     features: tuple[ColumnName, ...] | None = None
-    """These features are deduplicated; which of them form a group is found out on a sample of the rows."""
+    """Features that are deduplicated; a sample of the rows determines which of them form a group."""
     groups: tuple[tuple[ColumnName, ...], ...] | None = None
-    """Features of a group change together: a row is a repeat where all of them are equal to an earlier row's."""
+    """Features of a group change together: a row counts as a repeat if all of them equal those of an earlier row."""
 
     @model_validator(mode="before")
     @classmethod
@@ -57,12 +58,12 @@ class Deduplication(Spec):
 
     @property
     def is_auto(self) -> bool:
-        """Features and groups are chosen by what a sample of the rows repeats."""
+        """Whether features and groups are chosen by the repeats in a sample of the rows."""
         return self.features is None and self.groups is None
 
     @property
     def is_off(self) -> bool:
-        """Nothing is deduplicated."""
+        """Whether nothing is deduplicated."""
         return self.groups == ()
 
     @property

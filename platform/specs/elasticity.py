@@ -1,4 +1,4 @@
-"""How far a job may be scaled while it runs, as its job file says, and what resources cost."""
+"""The section `scaling` of a job file: the limits within which a running job may be scaled; and prices of resources."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SIZES = {
     "parameter_server_cores": ("parameter_server", "cores"),
     "parameter_server_memory_bytes": ("parameter_server", "memory"),
 }
-"""Of sizes, the field of `scaling.amounts.Allocation`, and where `resources` has it; each may have limits."""
+"""For each size that may have limits: the field of `scaling.amounts.Allocation`, and its place in `resources`."""
 
 
 class Prices(Spec):
-    """What resources cost, in any currency; all of them: half a list would mix currencies."""
+    """Prices of resources in any currency. All prices are required, because defaults could be in another currency."""
 
     core_hour: Annotated[float, Field(ge=0)]
-    """Of one core for an hour."""
+    """Price of one core for an hour."""
     gibibyte_hour: Annotated[float, Field(ge=0)]
-    """Of one GiB of memory for an hour."""
+    """Price of one GiB of memory for an hour."""
 
     @model_validator(mode="after")
     def _not_all_free(self) -> Prices:
@@ -34,52 +34,53 @@ class Prices(Spec):
 
 
 class PaidPrices(Prices):
-    """What a team pays for the resources of its jobs. Nothing is decided by it."""
+    """What a team pays for the resources of its jobs. It does not affect decisions."""
 
     currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", examples=["EUR"])]
-    """Of both prices, as ISO 4217 names it."""
+    """The currency of both prices, as its ISO 4217 code."""
 
     def of(self, core_seconds: float, byte_seconds: float) -> float:
-        """What cores and memory cost that were held for a time."""
+        """The cost of the given core-seconds and byte-seconds."""
         return (self.core_hour * core_seconds + self.gibibyte_hour * byte_seconds / 2**30) / 3600
 
 
 class Elasticity(Spec):
-    """How large a job starts, and bounds of live scaling."""
+    """The sizes with which a job starts, and the limits of live scaling."""
 
     start: Literal["job_file", "history"] = "job_file"
-    """`job_file`: start with the sizes under `resources`; `history`: with those of similar finished jobs."""
+    """`job_file`: start with the sizes under `resources`; `history`: start with the sizes of similar finished jobs."""
     enabled: bool = True
     """Whether the job takes part in automatic scaling."""
     relieve_hot_servers: bool = True
-    """Whether the job moves buckets away from a parameter server that gets far more look-ups for its cores than the
-    others, `enabled` or not."""
+    """Whether the job moves buckets away from a parameter server that gets far more look-ups per core than the others.
+    Does not depend on `enabled`."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """It never has fewer workers, even if other jobs need the cores."""
+    """The minimum number of workers, even if other jobs need the cores."""
     maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """It never has more."""
+    """The maximum number of workers."""
     minimum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """It never has fewer parameter servers."""
+    """The minimum number of parameter servers."""
     maximum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """It never has more, and never more than resources.virtual_buckets."""
+    """The maximum number of parameter servers, which is also limited by resources.virtual_buckets."""
     minimum_worker_cores: Cores | None = None
-    """No plan gives a worker fewer cores. Absent: those under `resources`, as for all limits of sizes: without a
-    minimum and a maximum plans leave the size as it is."""
+    """No plan gives a worker fewer cores. Absent: the cores under `resources`. As with all limits of sizes, plans do
+    not change the size if both the minimum and the maximum are absent."""
     maximum_worker_cores: Cores | None = None
-    """No plan gives a worker more cores. Absent: those under `resources`."""
+    """No plan gives a worker more cores. Absent: the cores under `resources`."""
     minimum_worker_memory: Memory | None = None
-    """No plan gives a worker less memory. Absent: that under `resources`."""
+    """No plan gives a worker less memory. Absent: the memory under `resources`."""
     maximum_worker_memory: Memory | None = None
-    """No plan gives a worker more memory, and none gets more after a kill for it. Absent: that under `resources`."""
+    """No worker gets more memory, neither by a plan nor after it was killed for memory. Absent: the memory under
+    `resources`."""
     minimum_parameter_server_cores: Cores | None = None
-    """No plan gives a parameter server fewer cores. Absent: those under `resources`."""
+    """No plan gives a parameter server fewer cores. Absent: the cores under `resources`."""
     maximum_parameter_server_cores: Cores | None = None
-    """No plan gives a parameter server more cores. Absent: those under `resources`."""
+    """No plan gives a parameter server more cores. Absent: the cores under `resources`."""
     minimum_parameter_server_memory: Memory | None = None
-    """No plan gives a parameter server less memory. Absent: that under `resources`."""
+    """No plan gives a parameter server less memory. Absent: the memory under `resources`."""
     maximum_parameter_server_memory: Memory | None = None
-    """No plan gives a parameter server more memory, also where its tables will need it, and none gets more after a kill
-    for it. Absent: that under `resources`; more servers are then the only remedy."""
+    """No parameter server gets more memory, neither by a plan (even if its tables will need it) nor after it was killed
+    for memory. Absent: the memory under `resources`; then only more servers can help."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Elasticity:
@@ -93,7 +94,8 @@ class Elasticity(Spec):
         return self
 
     def limits(self, role: str, amount: str) -> tuple[float | None, float | None]:
-        """Least and most `cores` or `memory` (bytes) of a pod of a role; None where the file has no such limit."""
+        """Minimum and maximum `cores` or `memory` (bytes) of a pod of a role; None if the job file has no such
+        limit."""
         return getattr(self, f"minimum_{role}_{amount}"), getattr(self, f"maximum_{role}_{amount}")
 
 

@@ -1,6 +1,6 @@
-"""Names of the environment variables and files by which a pod learns who it is. No others are read by pods.
+"""Names of the environment variables and files that identify a pod. Pods read no others.
 
-A pod gets no shared folder: the job file and everything else comes from the master whose address stands here.
+A pod needs no shared folder: it gets the job file and everything else from the master, whose address is in a variable.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ STORE = "ELASTREC_STORE"
 """URI of the job's checkpoint store, and JOB_NAME the name in its job file: where a master that moved is looked up."""
 JOB_NAME = "ELASTREC_JOB_NAME"
 MASTER_TIMEOUT = "ELASTREC_MASTER_TIMEOUT"
-"""Seconds without a word of any master after which a pod ends by itself."""
+"""Seconds without an answer from any master after which a pod ends by itself."""
 GRACE = "ELASTREC_GRACE"
 """Seconds between SIGTERM and SIGKILL, as the pod's specification has them."""
 PORT = "ELASTREC_PORT"
 HOST = "ELASTREC_HOST"
-"""Host name or address that others reach this pod by; the backend sets it."""
+"""Host name or address under which other pods reach this pod; the backend sets it."""
 STREAMS = "ELASTREC_STREAMS"
 """`tcp`: servers offer no Unix socket to pods of their machine, so that a network's limits or faults apply to all."""
 CORES = "ELASTREC_CORES"
 """Granted cores; thread counts follow it."""
 READY = "ELASTREC_READY"
-"""File by which the pod's process says that it has started (see `transport.readiness`); often absent."""
+"""File that the pod's process writes when it has started (see `transport.readiness`); often absent."""
 FILES = "ELASTREC_FILES"
 """Folder with the pod's files (PodSpec.files, PodSpec.secrets)."""
 WORK = "ELASTREC_WORK"
 """The pod's own folder: survives a restart in place, vanishes with the pod."""
 MEMORY = "ELASTREC_MEMORY"
-"""File of memory that the node or the pod keeps for a server's next process (PodSpec.memory_volume); often absent."""
+"""Memory file that the node or the pod keeps for a server's next process (PodSpec.memory_volume); often absent."""
 
 TOKEN_FILE = "token"
 """The job's token, in FILES."""

@@ -14,8 +14,8 @@ class ElastrecError(Exception):
 
     Attributes:
         retryable: whether the same request may succeed later.
-        field: of the input that is wrong; empty: no single one.
-        remedy: what to do; empty: the message says it, or nothing is known.
+        field: the wrong field of the input; empty if the error concerns no single field.
+        remedy: what to do; empty if the message contains it or no remedy is known.
     """
 
     retryable: bool = False
@@ -24,12 +24,12 @@ class ElastrecError(Exception):
 
 
 MISSING = "absent"
-"""The value of a `FieldProblem` whose field is not there."""
+"""The value of a `FieldProblem` whose field is missing."""
 
 
 @dataclass(frozen=True)
 class FieldProblem:
-    """One thing wrong with one field of a spec or of an input."""
+    """A problem of one field of a spec or of another input."""
 
     path: str
     value: str
@@ -44,13 +44,13 @@ class FieldProblem:
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """What a misspelled name may mean, as a question; empty: nothing is near."""
+    """A question that suggests the name that was probably meant; empty if no known name is similar."""
     matches = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 class SpecError(ElastrecError):
-    """A job file, data description or override is wrong; carries every problem, not only the first.
+    """A job file, data description or override is wrong; the error contains all problems, not only the first.
 
     Args:
         problems: at least one problem.
@@ -77,11 +77,11 @@ class ClusterError(ElastrecError):
 
 
 class JobNotFoundError(ClusterError):
-    """The cluster answers and does not know the job: it was stopped, finished or never launched."""
+    """The cluster does not know the job: the job was stopped, has ended or was never launched."""
 
 
 class OtherJobError(ClusterError):
-    """A job runs under the id, and is not the one that is asked for. It is left alone."""
+    """Another job runs under the requested id. It is not changed."""
 
 
 class TransportError(ElastrecError):
@@ -97,7 +97,7 @@ class AuthenticationError(TransportError):
 
 
 class IncompatibleError(TransportError):
-    """One side cannot understand the other, and never will: another process of the same code would not either."""
+    """Two processes have incompatible code; a retry cannot help, even with another process of the same code."""
 
     remedy = "install the same version on every node and start the job again"
 
@@ -125,19 +125,20 @@ class HistoryError(ElastrecError):
 
 
 class CollisionError(HistoryError):
-    """The tracking server's database refused a write that met another one; the same write may succeed now."""
+    """The tracking server's database refused a write because of a concurrent write; a retry may succeed."""
 
     retryable = True
 
 
 class HistoryAwayError(HistoryError):
-    """The tracking server did not come back in time; what was trained is kept, and a later try goes on from there."""
+    """The tracking server was not reachable again in time; the trained model is kept, and a later try continues from
+    it."""
 
     retryable = True
 
 
 class ScalingError(ElastrecError):
-    """A scaling decision cannot be made from what was given; the job keeps its plan."""
+    """A scaling decision cannot be made from the given input; the job keeps its plan."""
 
 
 class JobFailedError(ElastrecError):

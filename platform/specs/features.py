@@ -1,7 +1,7 @@
-"""Steps: what is done with a column's values before the model sees them, and which step may follow which.
+"""Steps: transformations of a column's values to the input of the model, and the rules for their order.
 
-Values are of one of two kinds. Numbers are float64 and may be missing; ids are 64-bit integers, as a feature's
-`encoding` makes them out of a column, and may be missing, too. A step takes one kind and gives one.
+Values are of one of two kinds. Numbers are float64 and may be missing; ids are 64-bit integers, which a feature's
+`encoding` makes from a column, and may be missing, too. The input and the output of a step are each of one kind.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from elastrec.platform.specs.text.some import repeated
 
 FeatureName = Annotated[str, Field(min_length=1, max_length=200)]
 MOST_VALUES = 100_000
-"""Of a vocabulary: it stands in the job file, which every pod and the exported model hold."""
+"""Limit of a vocabulary: it is part of the job file, which every pod and the exported model hold."""
 MOST_BOUNDARIES = 10_000
 LARGEST_ID = 2**63 - 1
 _SHOWN_VALUES = 4
 
 
 class Kind(StrEnum):
-    """What the values of a feature are between two of its steps."""
+    """The kind of a feature's values between two of its steps."""
 
     NUMBER = "numbers"
     ID = "ids"
@@ -37,7 +37,7 @@ class Step(Spec):
 
     @property
     def summary(self) -> str:
-        """The step with its fields that are not as by default, for people; long lists are counted."""
+        """The step with its fields that differ from the defaults, for people; of long lists only the length."""
         fields = {name: value for name, value in self if name != "step" and value != _default(type(self), name)}
         texts = [f"{name}={_shown(value)}" for name, value in fields.items()]
         if is_unfitted(self):
@@ -59,7 +59,7 @@ class FillNull(Step):
     step: Literal["fill_null"]
     """Which step it is."""
     value: StrictInt | StrictFloat | StrictStr
-    """A number before steps that take numbers; else an id, or text that becomes an id as the column's text does."""
+    """A number before steps that take numbers; otherwise an id, or text that is encoded like the text of the column."""
 
 
 class MissingIndicator(Step):
@@ -96,15 +96,15 @@ class Log1p(Step):
 
 
 class Standardize(Step):
-    """(x - mean) / scale. Without `mean` and `scale`, they are the mean and the standard deviation of what the steps
-    before give on the training rows, fitted once, before training, and kept in the job."""
+    """(x - mean) / scale. If `mean` and `scale` are absent, they are the mean and the standard deviation of the output
+    of the previous steps on the training rows, fitted once before training and stored in the job."""
 
     step: Literal["standardize"]
     """Which step it is."""
     mean: float | None = None
-    """Absent, as `scale` then is: fitted."""
+    """Absent together with `scale`: fitted."""
     scale: Annotated[float, Field(gt=0)] | None = None
-    """Absent, as `mean` then is: fitted."""
+    """Absent together with `mean`: fitted."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Standardize:
@@ -114,12 +114,12 @@ class Standardize(Step):
 
 
 class Bucketize(Step):
-    """A number becomes the id of its bucket: how many boundaries are at or below it, 0 to the number of boundaries."""
+    """A number becomes the id of its bucket: the number of boundaries at or below it."""
 
     step: Literal["bucketize"]
     """Which step it is."""
     boundaries: Annotated[tuple[float, ...], Field(min_length=1, max_length=MOST_BOUNDARIES)]
-    """Numbers that rise."""
+    """Increasing numbers."""
 
     @field_validator("boundaries")
     @classmethod
@@ -138,17 +138,17 @@ class Hash(Step):
     size: Annotated[int, Field(ge=1, le=LARGEST_ID)]
     """Ids are 0 to `size` - 1."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Another seed gives other collisions."""
+    """The seed of the hash; another seed gives other collisions."""
 
 
 class Cross(Step):
-    """One id for each combination of values of several categories; each category of a row has one value."""
+    """One id for each combination of values of several categories. A row has one value in each category."""
 
     step: Literal["cross"]
     """Which step it is."""
     columns: Annotated[tuple[FeatureName, ...], Field(min_length=2, max_length=16)]
     """Names of sparse features, whose ids after their steps are combined, or of columns, which are read with this
-    feature's `encoding`. A missing value is a value of its own."""
+    feature's `encoding`. A missing value counts as a separate value."""
 
     @field_validator("columns")
     @classmethod
@@ -160,17 +160,17 @@ class Cross(Step):
 
 
 class Vocabulary(Step):
-    """An id becomes the place of its value in a list, from 0 on."""
+    """An id becomes the position of its value in a list, counted from 0."""
 
     step: Literal["vocabulary"]
     """Which step it is."""
     values: Annotated[tuple[StrictInt | StrictStr, ...], Field(max_length=MOST_VALUES)] = ()
-    """As they stand in the column."""
+    """The values, as in the column."""
     file: Annotated[str, Field(min_length=1)] | None = None
-    """In place of `values`: a file of UTF-8 text with one value a line, read once, before training; the values are
-    kept in the job."""
+    """Instead of `values`: a UTF-8 text file with one value per line, read once before training; the values are stored
+    in the job."""
     out_of_vocabulary: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = None
-    """The id of every other value; absent: the number of values."""
+    """The id of all other values; absent: the number of values."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Vocabulary:
@@ -197,7 +197,7 @@ class KeepLast(Step):
     step: Literal["keep_last"]
     """Which step it is."""
     count: Annotated[int, Field(ge=1, le=1_000_000)]
-    """How many; `max_length` of a sparse feature is its short form."""
+    """The number of values; `max_length` of a sparse feature is the short form."""
 
 
 FeatureStep = Annotated[
@@ -214,20 +214,20 @@ FeatureStep = Annotated[
     | KeepLast,
     Field(discriminator="step"),
 ]
-"""One step; `step` says which."""
+"""One step; its kind is in the field `step`."""
 Steps = tuple[FeatureStep, ...]
 
 
 def is_unfitted(step: Step) -> bool:
-    """Whether the step's figures are still to be fitted, or its values still to be read."""
+    """Whether the step's figures must still be fitted, or its values still be read."""
     return (isinstance(step, Standardize) and step.mean is None) or (isinstance(step, Vocabulary) and bool(step.file))
 
 
 def fitted_as(wanted: Steps, kept: Steps) -> Steps | None:
-    """The wanted steps with the figures of the kept ones; None where these are other steps.
+    """The wanted steps with the figures of the kept steps; None if the steps differ.
 
-    How much of a list is kept makes no other steps, nor do values at the end of a vocabulary whose `out_of_vocabulary`
-    is given: what was known before becomes the same id.
+    Steps do not count as different if only the number of values that a list keeps has changed, or if values were
+    appended to a vocabulary with `out_of_vocabulary`, because known values then keep their ids.
     """
     others = iter([step for step in kept if not isinstance(step, _CUTS)])
     fitted: list[FeatureStep] = []
@@ -256,10 +256,10 @@ _CUTS = (KeepFirst, KeepLast)
 
 
 class Fault(NamedTuple):
-    """A step that cannot stand where it does.
+    """A step at a position where it is not allowed.
 
     Attributes:
-        position: which one; None: the list as a whole.
+        position: of the step; None: the list as a whole is wrong.
     """
 
     position: int | None
@@ -269,7 +269,7 @@ class Fault(NamedTuple):
 
 
 def kind_read(steps: Sequence[FeatureStep], *, is_dense: bool) -> Kind:
-    """How the column has to be read for the first step that looks at its values."""
+    """The kind as which the column must be read, by the first step that uses its values."""
     for step in steps:
         if isinstance(step, _TAKES_NUMBERS):
             return Kind.NUMBER
@@ -279,16 +279,16 @@ def kind_read(steps: Sequence[FeatureStep], *, is_dense: bool) -> Kind:
 
 
 def reads_presence_only(steps: Sequence[FeatureStep]) -> bool:
-    """Whether only the column's gaps are looked at, never its values."""
+    """Whether the steps use only which values are missing, never the values."""
     first = next((step for step in steps if not isinstance(step, _CUTS)), None)
     return isinstance(first, MissingIndicator)
 
 
 def faults(steps: Sequence[FeatureStep], *, is_dense: bool, is_list: bool, is_text: bool) -> list[Fault]:
-    """What is wrong with the order of a feature's steps; at most one fault, the first.
+    """Checks the order of a feature's steps; returns at most one fault, the first.
 
     Args:
-        is_text: the column's values become ids as text does.
+        is_text: whether the column's values are encoded as text.
     """
     kind = kind_read(steps, is_dense=is_dense)
     is_raw, is_filled, indicated = True, False, False

@@ -1,4 +1,4 @@
-"""TrainingJob: everything one job needs, as the user writes it in a job file."""
+"""TrainingJob: the contents of a job file."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst", "mmoe", "two_tower")
 FIRST_ORDER_MODELS = ("wide_and_deep", "deepfm", "xdeepfm")
-"""Built-in models whose rows carry one more number in front: the wide (first-order) weight of the id."""
+"""Built-in models whose rows start with an additional number: the wide (first-order) weight of the id."""
 
 SEQUENCE_OPTIONS = {"din": "attention", "bst": "sequences"}
-"""The option by which a built-in model names the features whose rows it pools itself."""
+"""The option in which the features are named whose rows a built-in model pools itself."""
 
 DEFAULT_TEAM = "default"
 # 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
@@ -30,38 +30,41 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?
 
 
 def first_order_columns(architecture: str) -> int:
-    """Leading numbers of a row that are the id's first-order weight: 1 for FIRST_ORDER_MODELS, else 0."""
+    """Number of first-order weights at the start of a row: 1 for FIRST_ORDER_MODELS, otherwise 0."""
     return int(architecture in FIRST_ORDER_MODELS)
 
 
 class Metadata(Spec):
-    """Who the job is and whose."""
+    """Name, team and labels of the job."""
 
     name: JobName
-    """Names the job, its records in the checkpoint store and, unless `history` says otherwise, its registered model."""
+    """Name of the job, of its records in the checkpoint store and, unless `history` sets another one, of its registered
+    model."""
     team: Label = DEFAULT_TEAM
-    """Whose job it is: its share of the cluster, its priority when jobs are scaled, a tag of its run in MLflow."""
+    """The team that owns the job. It determines the share of the cluster and the priority when jobs are scaled, and is
+    a tag of the run in MLflow."""
     labels: dict[str, Label] = Field(default_factory=dict)
-    """Free tags; they become similarity features of the job's history."""
+    """Tags of any meaning; they are used to find similar jobs in the history."""
 
 
 class ModelSpec(Spec):
-    """Which network is trained."""
+    """The network that is trained."""
 
     architecture: Annotated[str, Field(examples=list(BUILT_IN_MODELS))]
     """`wide_and_deep`, `deepfm`, `xdeepfm`, `dcn_v2`, `dlrm`, `din`, `bst`, `two_tower`, `mmoe` for several labels, or
-    `package.module:Class` of your own."""
+    your own class as `package.module:Class`."""
     embedding_dimension: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Numbers per embedding row, of every table that names no `dimension` of its own. `wide_and_deep`, `deepfm` and
-    `xdeepfm` add one: the id's first-order weight, which starts at zero and has an update rule of its own,
+    """Numbers per embedding row, for every table without `dimension`. `wide_and_deep`, `deepfm` and `xdeepfm` add one
+    number: the id's first-order weight, which starts at zero and has a separate update rule,
     `optimizers.first_order`."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
-    """Embeddings of all tables start uniform in ±initial_range; absent: 0.01, for `dlrm` 1 / sqrt(dimension)."""
+    """Embeddings of all tables are initialised uniformly in ±initial_range; absent: 0.01, for `dlrm` 1 /
+    sqrt(dimension)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the model, for example the layer sizes."""
     unpooled_features: tuple[ColumnName, ...] = ()
-    """Features whose rows a model of your own asks for one by one (`embedding_bag_collection.rows`) and pools itself;
-    they are left out of what it gets pooled. Built-in models name theirs in their options."""
+    """Features whose rows a model of your own requests unpooled (`embedding_bag_collection.rows`) and pools itself;
+    they are not in the pooled embeddings. Built-in models have options for this."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` computes the dense layers under autocast; parameters stay float32."""
 
@@ -82,7 +85,7 @@ class ModelSpec(Spec):
 
     @property
     def sequence_features(self) -> tuple[str, ...]:
-        """Features whose rows the model itself pools, by attention or a transformer, in the order of the job file."""
+        """Features whose rows the model pools itself, by attention or a transformer, in the order of the job file."""
         if self.architecture not in BUILT_IN_MODELS:
             return self.unpooled_features
         named = self.options.get(SEQUENCE_OPTIONS.get(self.architecture, ""))
@@ -92,40 +95,40 @@ class ModelSpec(Spec):
 
     @property
     def row_dimension(self) -> int:
-        """Numbers per row of tables without a dimension of their own; known without importing the model (servers have
-        no torch)."""
+        """Numbers per row of tables without their own dimension; computed without importing the model, because servers
+        have no torch."""
         return self.embedding_dimension + self.first_order_columns
 
     @property
     def row_range(self) -> float:
-        """Embeddings start uniform in ±row_range, in tables that say nothing else.
+        """Embeddings are initialised uniformly in ±row_range, in tables without their own range.
 
-        Chosen by `python -m benchmarks initial_range`. DLRM multiplies rows with each other; trained for long it scores
-        worse from small ones.
+        Chosen by `python -m benchmarks initial_range`. DLRM multiplies rows with each other; in long training it scores
+        worse if they start small.
         """
         return self.initial_range or (self.row_dimension**-0.5 if self.architecture == "dlrm" else 0.01)
 
     @property
     def first_order_columns(self) -> int:
-        """Leading numbers of a row that are the id's first-order weight and start at zero."""
+        """Number of first-order weights at the start of a row, which start at zero."""
         return first_order_columns(self.architecture)
 
 
 class TableSpec(Spec):
-    """What differs from the default for one embedding table."""
+    """Settings of one embedding table that differ from the defaults."""
 
     dimension: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Numbers per embedding of this table; absent: `model.embedding_dimension`. For `wide_and_deep`, `dcn_v2`, `mmoe`,
-    `two_tower`, and models of your own that say `takes_table_dimensions = True`. The other models combine embeddings
-    number by number, so theirs have one dimension."""
+    `two_tower`, and models of your own with `takes_table_dimensions = True`. The other models combine embeddings
+    element by element, so all of their tables have the same dimension."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
-    """Rows of this table start uniform in ±initial_range; absent: as `model.initial_range` says."""
+    """Rows of this table are initialised uniformly in ±initial_range; absent: `model.initial_range`."""
     hash_size: Annotated[int, Field(ge=1)] | None = None
     """Ids are taken modulo this; absent: the vocabulary grows without limit."""
     admit_after: Annotated[int, Field(ge=1, le=65_535)] = 1
-    """A row is made at this many sightings of its id; until then its value is zero."""
+    """A row is created when its id has been seen this many times; until then its value is zero."""
     evict_after: Seconds | None = None
-    """A row not seen for this long is dropped; absent: never."""
+    """A row whose id was not seen for this long is deleted; absent: never."""
     optimizer: OptimizerSpec | None = None
     """The update rule of this table's embeddings; absent: `optimizers.rows`."""
 
@@ -134,13 +137,14 @@ class Consistency(Spec):
     """How workers wait for each other."""
 
     mode: Literal["async", "bsp", "ssp"] = "async"
-    """`async`: nobody waits; `bsp`: all workers take a step together; `ssp`: the fastest waits for the slowest.
+    """`async`: workers do not wait for each other; `bsp`: all workers take a step together; `ssp`: the fastest worker
+    waits for the slowest.
 
-    A step of `bsp` keeps the size that the job file gives it, workers times batch size. While more workers train, their
-    minibatches are smaller; while fewer do, a step takes more rounds.
+    With `bsp`, the size of a step is always that of the job file, workers times batch size. While more workers train,
+    their minibatches are smaller; while fewer workers train, a step takes more rounds.
     """
     staleness: Annotated[int, Field(ge=0, le=1000)] = 0
-    """With `ssp`: how many steps the fastest worker may be ahead of the slowest."""
+    """With `ssp`: the maximum number of steps by which the fastest worker may be ahead of the slowest."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Consistency:
@@ -150,41 +154,43 @@ class Consistency(Spec):
 
 
 class Training(Spec):
-    """How the rows are gone through."""
+    """Batches, epochs and order of the training rows."""
 
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 512
     """Samples per worker and step."""
     batches_per_shard: Annotated[int, Field(ge=1, le=100_000)] = 100
     """M of AntDT §V-C: a shard has batch_size * batches_per_shard samples."""
     epochs: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How often every training row is trained."""
+    """The number of times that every training row is trained."""
     shuffle: bool = True
-    """Shards, and rows inside a shard, in an order that follows from the seed; otherwise in that of the files."""
+    """Whether shards, and rows inside a shard, are in a pseudo-random order given by the seed; otherwise they are in
+    the order of the files."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the order of rows and of all initial values."""
+    """The seed of the order of rows and of all initial values."""
     consistency: Consistency = Consistency()
     """How workers wait for each other."""
     overlap_pull: Literal["auto", True, False] = "auto"
     """Pull the embeddings and dense parameters of the next step while this step computes: both then lack this step's
-    gradients. `auto`: while one worker trains, once the model has taken 500 steps; before, it changes too fast, and
-    steps of several workers lack each other's gradients as it is. `true`: from the first step; `false`: never. With
-    `bsp` pulls never overlap."""
+    gradients. `auto`: while only one worker trains, and after the model's first 500 steps, because before that the
+    model changes too fast, and steps of several workers already lack each other's gradients. `true`: from the first
+    step; `false`: never. With `bsp`, pulls never overlap."""
 
 
 class PodResources(Spec):
-    """How many pods of a role, and the size of each."""
+    """The number of pods of a role, and the size of each."""
 
     count: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Pods of this role; master and evaluator are single."""
+    """Number of pods of this role; 1 for master and evaluator."""
     cores: Cores = 1.0
     """Cores of each pod; thread counts follow it."""
     memory: Memory = 2 * 2**30
-    """Memory of each pod. One that takes more is killed and replaced, by one with twice as much up to
-    `scaling.maximum_ROLE_memory`; twice in a row at the same size without progress in between fails the job."""
+    """Memory of each pod. A pod that uses more is killed and replaced by a pod with twice the memory, up to
+    `scaling.maximum_ROLE_memory`. If this happens twice in a row at the same size, without progress in between, the job
+    fails."""
 
 
 class Resources(Spec):
-    """Asked sizes per role."""
+    """Requested sizes by role."""
 
     master: PodResources = PodResources(cores=0.25, memory=512 * 2**20)
     """The pod that owns the job: shards, membership, phases."""
@@ -195,10 +201,10 @@ class Resources(Spec):
     evaluator: PodResources = PodResources()
     """The pod that exports the model and scores the champion after training."""
     startup_cores: CoresOrNone = 1.0
-    """What master, workers and servers may use of idle cores until they are ready to work, where that is more than
-    their own cores: they load their libraries faster and train with what they were granted. 0: nothing."""
+    """Cores that master, workers and servers may use while they start, if the cores are idle and it is more than the
+    pod's own cores. They load their libraries faster, and then work with the granted cores. 0: no additional cores."""
     virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
-    """Rows are spread over this many buckets, buckets over servers."""
+    """Number of buckets to which rows are assigned; buckets are assigned to servers."""
 
     @field_validator("master", "evaluator")
     @classmethod
@@ -221,121 +227,124 @@ class CheckpointSpec(Spec):
     """Where and how often the job's state is saved."""
 
     store: Annotated[str, Field(min_length=1, examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
-    """Folder or URI of the records (`s3://`, `gs://`, `abfs://`, `webhdfs://`); relative ones lie in the platform's
+    """Folder or URI of the records (`s3://`, `gs://`, `abfs://`, `webhdfs://`); relative paths are in the platform's
     work folder."""
     interval: Seconds = 60.0
-    """Between periodic records; 0 saves only at the end."""
+    """Time between periodic records; with 0 there is only a record at the end."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 3
-    """Complete periodic records kept per job; `keep_final` says what becomes of final ones. Where the newest is
-    damaged, a job goes back to one of them."""
+    """Number of complete periodic records that are kept per job (for final records see `keep_final`). If the newest is
+    damaged, the job returns to an older one."""
     deltas: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Periodic records in a row that hold only the rows that have changed since the record before, after each full one.
-    They are smaller, but a damaged one makes those that build on it useless. Final records are always full."""
+    """Number of periodic records after each full record that contain only the rows that changed since the previous
+    record. They are smaller, but if one is damaged, the following ones are unusable until the next full record. Final
+    records are always full."""
     delta_values: Literal["float32", "int8"] = "float32"
-    """How values of rows stand in `deltas`: `int8` takes a quarter of the bytes and rounds each number to one of 255
-    between the largest one of its row and its opposite. The job that trains does not notice; one that is restored from
-    such a record goes on with rounded rows. What the optimizer keeps is never rounded."""
+    """Encoding of row values in `deltas`: `int8` takes a quarter of the bytes and rounds each number to one of 255
+    values between ± the largest absolute value of its row. Training itself is not affected; a job that is restored from
+    such a record continues with the rounded rows. Optimizer states are never rounded."""
     memory: Memory | None = None
-    """Memory of the node, beside that of each parameter server, into which its parts of records are copied first. They
-    go to the store from there, and a server that is started again on the node restores them from there. On clusters
-    without memory volumes (all but the node agent) it is part of the server's pod, and only a server that is started
-    again in that pod restores from it. It takes twice what a server's rows take: the last record stays while the next
-    one is copied. A part that is larger than half of it goes straight to the store. Absent: none."""
+    """Additional memory of the node, per parameter server, into which the server's parts of records are copied first.
+    They are written to the store from there, and a server that is restarted on the node restores them from there. On
+    clusters without memory volumes (all except the node agent), the memory belongs to the server's pod, and only a
+    server that is restarted in that pod restores from it. It must be twice the size of a server's rows, because the
+    last record is kept while the next one is copied. A part that is larger than half of the memory is written directly
+    to the store. Absent: none."""
     keep_final: Annotated[int, Field(ge=3, le=100_000)] | None = None
-    """Final records kept per job name, of all of its jobs: those of the latest data and those that were made last. A
-    job that starts from an older one by its URI must not need it any more. Without a number all are kept."""
+    """Number of final records that are kept per job name: those of the latest data and those that were made last. Older
+    records are deleted, even if a job was started from their URI. Absent: all are kept."""
 
 
 class Continual(Spec):
-    """What the job starts from."""
+    """The record from which the job starts."""
 
     start_from: Literal["latest", "nothing"] | str = "latest"
-    """`latest`: the newest final record of this job name; `nothing`: fresh; else the URI of a record. A periodic record
-    on the same training files is continued at its positions: what it has trained is not trained again, and batch size,
-    shards, epochs and seed must be those of the record. On other files, and of a final record, only the weights are
-    taken."""
+    """`latest`: the newest final record of this job name; `nothing`: no record; otherwise the URI of a record. With a
+    periodic record of the same training files, the job continues at the record's positions: rows that are already
+    trained are not trained again, and batch size, shards, epochs and seed must be those of the record. With other
+    files, or with a final record, only the weights are used."""
     resume: Literal["auto", "never"] = "auto"
-    """What a job does that is launched again under the same run key after it failed or was stopped: `auto` goes on from
-    its newest record, at that record's positions in the data; `never` starts anew with what `start_from` says, at the
-    first row. A job whose model was published starts anew in any case."""
+    """What happens when a job that failed or was stopped is launched again under the same run key: `auto` continues
+    from its newest record, at that record's positions in the data; `never` starts again with `start_from`, at the first
+    row. A job whose model was published always starts again."""
     on_mismatch: Literal["adapt", "refuse"] = "adapt"
-    """When the job file changed: `adapt` keeps what fits and shows what is new or dropped, `refuse` stops."""
+    """If the job file has changed: `adapt` keeps the parts of the model that fit and shows what is new or dropped;
+    `refuse` fails the launch."""
 
 
 class FaultTolerance(Spec):
-    """When something counts as dead, and how often it may die while the job makes no progress."""
+    """When a pod counts as dead, and how often pods may fail while the job makes no progress."""
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
-    """Between two heartbeats of a pod; longer where all pods together would give more than 150 a second."""
+    """Time between two heartbeats of a pod; longer if all pods together would send more than 150 per second."""
     heartbeat_timeout: Seconds = 15.0
-    """A pod that was silent for this long is replaced."""
+    """A pod without a heartbeat for this long is replaced."""
     start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0
-    """A pod that has run for this long without its process being ready to work is replaced."""
+    """A pod whose process is not ready to work after this time is replaced."""
     master_timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
-    """A pod that no master of its job has answered for this long ends by itself, and with a server the rows that it
-    holds. A master that is started again within that time finds its pods as they were."""
+    """A pod that gets no answer from a master of its job for this long ends by itself; the rows of a server are then
+    lost. A master that is restarted within this time finds its pods unchanged."""
     lease: Annotated[Seconds, Field(gt=0)] = 120.0
-    """A shard without progress for this long is given to another worker."""
+    """A shard without progress for this long is leased to another worker."""
     save_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
-    """A save in which a server writes nothing at all for this long, or whose last step, the manifest, takes this long,
-    hangs: the job trains on without it. Every section that a server has written begins the time anew, so the size of
-    the model does not matter; what must fit is the slowest single step, the synchronisation of one server's whole part
-    with its disk. Workers pause meanwhile."""
+    """A save is given up, and the job continues without it, if a server writes nothing for this long, or if the last
+    step, the manifest, takes this long. Every section that a server has written restarts the time, so the limit does
+    not depend on the size of the model. It must be longer than the slowest single step, which is the synchronisation of
+    one server's whole part with its disk. Workers pause meanwhile."""
     restore_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
-    """A server that has read nothing of the record that it restores for this long is replaced. Every section that it
-    has read begins the time anew, and so does every error by which the store answers: a store that is away is waited
-    for."""
+    """A server that restores a record and reads nothing for this long is replaced. Every section that it has read
+    restarts the time, and so does every error of the store: servers wait for a store that is not reachable."""
     migration_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
-    """A change of a running job's pods that gets no further for this long is taken back: no new pod gets ready, or no
-    row is copied that was not copied before. The pods that work stay as they are. Once rows change hands it goes on
-    instead. The time without a master does not count."""
-    # A pod may wait 15 minutes for a node that is being made (`--max-node-provision-time` of the Kubernetes cluster
-    # autoscaler), then 15 minutes until its process is ready (`start_timeout`), and nothing is wrong. Kubernetes calls
-    # the same limit of a Deployment `progressDeadlineSeconds`; its 10 minutes know of no new nodes.
+    """A change of a running job's pods that makes no progress for this long is undone: no new pod becomes ready, and no
+    further row is copied. The working pods stay as they are. Once the hand-over of rows has begun, the change is not
+    undone. The time without a master does not count."""
+    # A pod may wait 15 minutes for a new node (`--max-node-provision-time` of the Kubernetes cluster
+    # autoscaler), then 15 minutes until its process is ready (`start_timeout`), without a failure. Kubernetes has the
+    # same limit for a Deployment, `progressDeadlineSeconds`; its default of 10 minutes does not allow for new nodes.
     shard_attempts: Annotated[int, Field(ge=1, le=100)] = 4
-    """A shard is marked as poisoned when its workers failed this often in a row without getting further with it: the
-    job fails and names it. What the cluster did to a worker does not count: see `pod_restarts`."""
+    """A shard is marked as poisoned if its workers failed this often in a row without progress in the shard: the job
+    fails and names the shard. Workers that the cluster ended do not count: see `pod_restarts`."""
     pod_restarts: Annotated[int, Field(ge=0, le=10_000)] = 20
-    """How often the pod of one place may fail in a row while the job makes no progress; at one more the job fails.
-    Progress clears the count: for workers, any of them acknowledged rows; for both roles, a record holds more trained
-    rows than every record before it. A pod that the cluster took away (preempted, evicted, deleted, its node lost,
-    killed from outside by SIGKILL or SIGTERM) did not fail; such losses in a row may be five times as many."""
+    """How often a pod and its replacements may fail in a row while the job makes no progress; at the next failure the
+    job fails. Progress resets the count: for workers, any worker acknowledged rows; for both roles, a record contains
+    more trained rows than every record before it. A pod that the cluster ended (preempted, evicted, deleted, its node
+    lost, killed from outside by SIGKILL or SIGTERM) did not fail; the limit for such losses in a row is five times as
+    high."""
     slow_pod_moves: Annotated[int, Field(ge=0, le=10_000)] = 2
-    """How many slow workers and parameter servers, together, the job moves to other nodes, each once its successor has
-    started there; 0: none. Slow is one that takes at least twice as long for a row as the others of its role (a
-    worker to compute, a server to read and change it) until that has cost as much as a move does. A server that is
-    alone is never slow."""
+    """The maximum number of slow workers and parameter servers that the job moves to other nodes; 0: none. A pod is
+    slow if it takes at least twice as long for a row as the others of its role (a worker to compute it, a server to
+    read and update it), and is moved when that has cost as much as a move. A single server is never slow."""
 
 
 class Gate(Spec):
     """When a new model becomes champion."""
 
     head: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Which of the model's outputs is judged, by its label's name, or the one that the model gives it; absent: the
-    first."""
+    """The output of the model that is compared, by the name of its label or the name that the model gives it; absent:
+    the first output."""
     metric: Literal["auc", "normalized_entropy", "normalized_error"] = "normalized_entropy"
-    """What is compared with the champion. For a label of kind `value` it must be `normalized_error`: mean squared error
-    over that of always predicting the mean label."""
+    """The metric that is compared with the champion. For a label of kind `value` it must be `normalized_error`: the
+    mean squared error divided by that of always predicting the mean label."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
-    """How much worse than the champion, on the same rows, is still accepted."""
+    """The accepted difference if the model is worse than the champion on the same rows."""
     minimum_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """A model below this never becomes champion. Without a meaning for a label of kind `value`."""
+    """A model with a lower AUC never becomes champion. Not used for a label of kind `value`."""
 
 
 class HistorySpec(Spec):
-    """Names in MLflow, how long a job waits for it, and what the job's resources cost."""
+    """Names in MLflow, how long a job waits for MLflow, and prices of the job's resources."""
 
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """The experiment of the job's run."""
     registered_model: Annotated[str, Field(min_length=1)] | None = None
     """Default: the job's name."""
     launch_wait: Seconds = 30.0
-    """A job that is to start waits so long for MLflow, then it starts without; its figures are delivered later."""
+    """A job waits this long for MLflow before it starts; then it starts without a run, and its figures are sent
+    later."""
     publish_wait: Seconds = 1800.0
-    """Evaluation and registration wait so long for MLflow; a later try goes on without training again."""
+    """Evaluation and registration wait this long for MLflow; a later try continues without training again."""
     prices: PaidPrices | None = None
-    """What the team pays for cores and memory: the job's cost in money is then a metric of its run, and stands in its
-    report and on the pages in Airflow. Absent: core-hours and GiB-hours alone."""
+    """What the team pays for cores and memory. The job's cost in money is then a metric of its run, and is shown in its
+    report and on the pages in Airflow. Absent: only core-hours and GiB-hours are shown."""
 
 
 class JobSpec(Spec):
@@ -345,8 +354,8 @@ class JobSpec(Spec):
     data: TrainingData
     training: Training = Training()
     deduplication: Annotated[Deduplication, Field(json_schema_extra=words_or_section)] = OFF
-    """Look up and pool equal rows of a batch once. `auto` takes the features for which that pays; the rows of a session
-    are then trained side by side, in the order of the files, and sessions are shuffled."""
+    """Whether equal feature values of a batch are looked up and pooled only once. `auto` chooses the features for which
+    this pays; the rows of a session are then trained together, in the order of the files, and sessions are shuffled."""
     optimizers: Optimizers = Optimizers()
     tables: dict[str, TableSpec] = Field(default_factory=dict)
     resources: Resources = Resources()
@@ -408,11 +417,11 @@ class JobSpec(Spec):
 
     @property
     def sequence_features(self) -> tuple[str, ...]:
-        """Features whose rows servers do not pool: the model does, or attention."""
+        """Features whose rows are not pooled by the embedding collection, but by the model or by attention."""
         return *self.model.sequence_features, *self.data.attention_features
 
     def table(self, name: str) -> TableSpec:
-        """The settings of one table, defaults where the job file says nothing."""
+        """The settings of one table, with defaults for absent fields."""
         return self.tables.get(name, TableSpec())
 
     def embedding_dimension(self, table: str) -> int:
@@ -420,7 +429,7 @@ class JobSpec(Spec):
         return self.table(table).dimension or self.model.embedding_dimension
 
     def row_dimension(self, table: str) -> int:
-        """Numbers per row of a table: the embedding, and the first-order weight where the model has one."""
+        """Numbers per row of a table: the embedding, and the first-order weight if the model has one."""
         return self.embedding_dimension(table) + self.model.first_order_columns
 
     @property
@@ -429,7 +438,7 @@ class JobSpec(Spec):
         return (self.optimizers.first_order or FIRST_ORDER_RULE) if self.model.first_order_columns else None
 
     def row_segments(self, table: str) -> tuple[RowSegment, ...]:
-        """What the rows of a table are made of."""
+        """The segments of the rows of a table."""
         rows = self.table(table).optimizer or self.optimizers.rows
         return row_segments(self.row_dimension(table), rows, self.first_order_rule)
 
@@ -440,7 +449,7 @@ class TrainingJob(Spec):
     api_version: Literal["elastrec.io/v1alpha1"] = Field(default=API_VERSION, alias="apiVersion")
     """The version of this format."""
     kind: Literal["TrainingJob"] = "TrainingJob"
-    """What the file describes."""
+    """The kind of the file."""
     metadata: Metadata
     spec: JobSpec
 

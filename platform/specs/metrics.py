@@ -1,4 +1,4 @@
-"""TrainingMetrics: what a running job reports of itself; the record that observers, history and the CLI share."""
+"""TrainingMetrics: the state that a running job reports, for observers, the history and the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastrec.platform.specs.base import Spec
 
 
 class Phase(StrEnum):
-    """Where a job is. Order of a good day: pending, starting, training, saving, evaluating, succeeded."""
+    """The phase of a job. Without failures the order is: pending, starting, training, saving, evaluating, succeeded."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """What a pod does."""
+    """The role of a pod."""
 
     MASTER = "master"
     WORKER = "worker"
@@ -60,7 +60,7 @@ class PodMetrics(Spec):
 
 
 class MigrationMetrics(Spec):
-    """A change of parameter servers under way (DLRover-RM §5.2)."""
+    """A running migration of parameter servers (DLRover-RM §5.2)."""
 
     stage: str
     """`starting`, `copying` or `handing over`."""
@@ -73,9 +73,9 @@ class MigrationMetrics(Spec):
     stage_seconds: float = 0.0
     """Since it is in this stage."""
     idle: str = ""
-    """For how long it has got no further, once that is longer than normal."""
+    """Seconds without progress, if that is longer than normal."""
     buckets_left: int = 0
-    """While it copies: those of which something is still to be copied for the first time, on all servers."""
+    """While copying: buckets, on all servers, of which some rows have not been copied yet."""
     problems: tuple[str, ...] = ()
     """Why servers could not copy or take over their buckets at the last try."""
 
@@ -96,7 +96,7 @@ class HeadMetrics(Spec):
 
 
 class TrainingMetrics(Spec):
-    """The state of one job at one moment. Unlike what people write, what was measured may be no number."""
+    """The state of one job at one moment. Unlike fields of specs, measured values may be NaN."""
 
     model_config = ConfigDict(allow_inf_nan=True)
 
@@ -105,7 +105,8 @@ class TrainingMetrics(Spec):
     phase: Phase
     reason: str = ""
     started_from: str = ""
-    """The record that the job began from, or goes on from, and where in the data; empty: from nothing."""
+    """The record from which the job started or continued, and the position in the data; empty if it started without
+    one."""
     elapsed_seconds: float = 0.0
     samples_total: int = 0
     """Samples that the training shards hold, all epochs."""
@@ -140,11 +141,13 @@ class TrainingMetrics(Spec):
     pods: tuple[PodMetrics, ...] = ()
     migration: MigrationMetrics | None = None
     given_up: str = ""
-    """Which change of its pods was taken back because it got no further, and why; until another one is asked for."""
+    """The last change of pods that was undone because it made no progress, and why; until another change is
+    requested."""
 
     @property
     def is_stalled(self) -> bool:
-        """Whether a change of its pods gets no further, or was taken back for that: `reason` says which and why."""
+        """Whether a change of pods makes no progress or was undone for that reason; `reason` names the change and the
+        cause."""
         return bool(self.given_up or (self.migration and (self.migration.idle or self.migration.problems)))
 
 
@@ -198,17 +201,18 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 WINDOW_SECONDS = 5.0
-"""Masters add their figures up over so long, and look at rows and memory as often. Chosen: soon enough for
-people who watch a job, and long enough for several steps of every worker."""
+"""Seconds over which masters aggregate their figures, and between two checks of rows and memory. Chosen: short enough
+for people who watch a job, and long enough for several steps of every worker."""
 COUNTS_APART = 1.05
-"""Counts of a table's rows are kept where they lie such a factor of samples apart. Chosen: every doubling has
-fourteen, and the law that is fitted to them has two parameters."""
+"""Factor between the numbers of samples at which the rows of a table are counted. Chosen: there are fourteen counts per
+doubling, and the law that is fitted to them has two parameters."""
 FADING_SECONDS = 180.0
 KEPT_SHARE = 0.8
-"""Of the weight of a measured speed after FADING_SECONDS. Chosen: a disturbance is down to a tenth of its weight after
-half an hour, and the noise of single windows of that length is still averaged over about five of them."""
+"""Factor of the weight of a measured speed after FADING_SECONDS. Chosen: after half an hour, a disturbance has a tenth
+of its weight, and the noise of single windows of that length is still averaged over about five of them."""
 
 
 def share_kept(seconds: float) -> float:
-    """Weight of a speed that was measured so many seconds ago, 0 to 1: the same for masters and for the simulator."""
+    """Weight, 0 to 1, of a speed by the seconds since it was measured; masters and the simulator use the same
+    weights."""
     return float(KEPT_SHARE ** (seconds / FADING_SECONDS))

@@ -1,7 +1,7 @@
-"""How kernels of all rooms are compiled, and where they are kept: compiling them anew costs a process many seconds.
+"""Compiles the numba kernels of all rooms and caches them, because compiling costs a process many seconds.
 
-numba compiles a kernel anew when the kernel's own file has changed, but not when a kernel that it calls has. So every
-room names all sources that its kernels are made of, and for another state of them kernels lie in another folder.
+numba recompiles a kernel when its own file has changed, but not when the file of a kernel that it calls has changed.
+Therefore, every room names all sources of its kernels, and the cache folder depends on a digest of these sources.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 _UNUSED_SECONDS = 7 * 86_400.0
-"""A folder that no process has asked for in this time belongs to sources that are gone."""
+"""A folder that no process has used for this time belongs to an old version of the sources."""
 
 _choosing = threading.Lock()
 
@@ -29,7 +29,7 @@ def kernels_of(*sources: Path | str) -> Any:
     """Decorators like `numba.njit(cache=True, nogil=True)`: `kernel = kernels_of(source)(**other_options_of_numba)`.
 
     Args:
-        sources: files, and folders with all that is in them, whose text decides what the kernels do.
+        sources: files, and folders with all of their files, on whose text the kernels depend.
 
     A cache folder that the user gave by `NUMBA_CACHE_DIR` is left alone. Otherwise kernels are kept within the package,
     or in a folder of this user where the package cannot be written.
@@ -53,7 +53,7 @@ def kernels_of(*sources: Path | str) -> Any:
 
 @contextmanager
 def _kept_in(folder: Path | None) -> Iterator[None]:
-    """numba asks for the folder when it decorates a function, not later."""
+    """Sets numba's cache folder, which numba reads when it decorates a function, not later."""
     from numba import config
 
     if folder is None:
@@ -68,7 +68,7 @@ def _kept_in(folder: Path | None) -> Iterator[None]:
 
 
 def _folder_for(sources: tuple[Path, ...]) -> Path | None:
-    """A folder for these sources that this user can write; None: there is none, and numba looks for one."""
+    """A folder for these sources that this user can write; None if there is none, so that numba chooses one."""
     name = f"kernels-{_digest(sources)}"
     for base in _bases():
         try:

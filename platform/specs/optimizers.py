@@ -11,7 +11,7 @@ from elastrec.platform.specs.base import Spec
 
 
 class OptimizerKind(StrEnum):
-    """Update rules that servers apply."""
+    """Update rules, which servers apply."""
 
     ADAGRAD = "adagrad"
     ADAM = "adam"
@@ -26,11 +26,11 @@ class OptimizerSpec(Spec):
     kind: OptimizerKind = OptimizerKind.ADAGRAD
     """The update rule."""
     learning_rate: Annotated[float, Field(gt=0, le=100)] = 0.02
-    """Step size; the same for the whole job."""
+    """The step size, which is constant during the job."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator, `adagrad` and `adam`."""
     initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
-    """Where the sum of squared gradients begins, `adagrad` and `ftrl`."""
+    """Initial value of the sum of squared gradients, `adagrad` and `ftrl`."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the first moment, `adam`."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -43,7 +43,7 @@ class OptimizerSpec(Spec):
     l2: Annotated[float, Field(ge=0)] = 0.0
     """Weight of half the sum of squares, `ftrl`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """This share of the value is added to its gradient."""
+    """Factor of the value that is added to its gradient."""
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients of one worker's step are scaled down so that their norm, over all of these parameters together, is at
     most this; absent: they are not scaled. Gradients that are not finite fail the job in any case."""
@@ -56,19 +56,19 @@ class OptimizerSpec(Spec):
 
 
 FIRST_ORDER_RULE = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=0.01)
-"""Of first-order weights, unless the job file says otherwise; chosen by `python -m benchmarks first_order`."""
+"""Default rule of first-order weights; chosen by `python -m benchmarks first_order`."""
 
 
 class Optimizers(Spec):
     """Rules of the embedding rows and of the dense parameters."""
 
     rows: OptimizerSpec = OptimizerSpec()
-    """Of the embeddings, in tables that say nothing else."""
+    """The rule of embeddings, for tables without their own rule."""
     first_order: OptimizerSpec | None = None
-    """Of the first-order weights of `wide_and_deep`, `deepfm` and `xdeepfm`; absent: `ftrl` with learning
-    rate 0.1 and beta 0.01."""
+    """The rule of the first-order weights of `wide_and_deep`, `deepfm` and `xdeepfm`; absent: `ftrl` with learning rate
+    0.1 and beta 0.01."""
     dense: OptimizerSpec = OptimizerSpec(kind=OptimizerKind.ADAM, learning_rate=1e-3)
-    """Of the dense parameters."""
+    """The rule of the dense parameters."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Optimizers:
@@ -78,11 +78,11 @@ class Optimizers(Spec):
 
 
 class RowSegment(NamedTuple):
-    """Neighbouring numbers of an embedding row that one rule updates.
+    """Adjacent numbers of an embedding row with the same update rule.
 
     Attributes:
         name: `first_order` or `embedding`.
-        starts_at_zero: else they start uniform in the table's initial range.
+        starts_at_zero: otherwise they are initialised uniformly in the table's initial range.
     """
 
     name: str
@@ -103,7 +103,7 @@ def row_segments(dimension: int, rows: OptimizerSpec, first_order: OptimizerSpec
 
 
 def row_state(kind: OptimizerKind, width: int) -> tuple[tuple[str, int], ...]:
-    """Names of a rule's numbers beside a segment of `width` values, in order, and how many there are of each."""
+    """Names of a rule's state arrays for a segment of `width` values, in order, and the length of each."""
     return {
         OptimizerKind.SGD: (),
         OptimizerKind.ADAGRAD: (("accumulator", 1),),

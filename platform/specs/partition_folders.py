@@ -1,4 +1,5 @@
-"""PartitionFolders: the pattern by which folder names of a click log say a day and an hour. Lists no folder."""
+"""PartitionFolders: the pattern of a click log's folder names, which contain the day and the hour. Does not list
+folders."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from functools import lru_cache
 DAY_PATTERN = "day=%Y-%m-%d"
 HOUR_PATTERN = f"{DAY_PATTERN}/hour=%H"
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive and Spark write in place of an empty value of a key."""
+"""The name that Hive and Spark write for an empty value of a key."""
 
 # Without a leading zero the folder's name would not follow from the day, so `-` allows none.
 _DIRECTIVES = {
@@ -30,8 +31,8 @@ class Level:
     Attributes:
         text: as the pattern has it.
         prefix: how the names of its folders begin.
-        names: what whole names match; parts of a date as named groups.
-        is_fixed: there is one name only, `text`.
+        names: matches whole names; parts of a date are named groups.
+        is_fixed: whether `text` is the only name.
     """
 
     text: str
@@ -41,12 +42,12 @@ class Level:
 
     @property
     def is_any(self) -> bool:
-        """Whether it is a key with any value, `country=*`."""
+        """Whether the level is a key with any value, `country=*`."""
         return self.text.endswith("=*")
 
 
 class PartitionFolders:
-    """Which folders below the log's root are which partition.
+    """Maps folders below the log's root to partitions.
 
     Args:
         pattern: levels separated by `/`, each of fixed text, text with strftime directives, or `key=*`.
@@ -99,13 +100,13 @@ class PartitionFolders:
         return date(parts["year"], parts["month"], parts["day"]), hour
 
     def keys(self, path: str) -> dict[str, str | None]:
-        """The values of Hive keys, `key=value`, in the folders of a path below the root that are no day or hour.
+        """The values of Hive keys, `key=value`, in the folders of a path below the root, without days and hours.
 
         Args:
             path: of a folder, relative to the root.
 
         Returns:
-            Values by key, None where Hive's name for an empty one stands.
+            Values by key; None for Hive's name of an empty value.
         """
         names = path.split("/")
         timed = {index for index, level in enumerate(self.levels) if level.names.groupindex}

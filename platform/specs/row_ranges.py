@@ -51,11 +51,12 @@ class RowRanges(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return epoch * self.per_epoch + index
 
     def begins_epoch(self, cursor: int) -> bool:
-        """Whether the split after `cursor` others has to wait until none before it is handed out again."""
+        """Whether the split after `cursor` others may be handed out only when none before it can be handed out
+        again."""
         return cursor % self.per_epoch == 0
 
     def rows_of(self, number: int) -> int | None:
-        """Rows of a split; None would mean that they are known once it has been read to its end."""
+        """Rows of a split. (Other streams return None if the number is known only after reading.)"""
         return self._length(number)
 
     def _length(self, number: int) -> int:

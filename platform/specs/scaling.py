@@ -1,4 +1,5 @@
-"""What people say about scaling: bounds in a job file, and one file of prices and priorities for a whole cluster."""
+"""Settings of scaling: the file with prices, shares and priorities of a cluster. (Limits of a job are in its job
+file.)"""
 
 from __future__ import annotations
 
@@ -17,15 +18,16 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Team(Spec):
-    """What a team owns of the cluster, and how its jobs count against those of others."""
+    """The team's share of the cluster, and the priority of its jobs."""
 
     priority: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Of the team's jobs when they compete for the same cores: 2 counts as half of the time left; 1 is normal."""
+    """Priority of the team's jobs when jobs compete for the same cores: 2 has the effect of half of the remaining time;
+    1 is normal."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of the cluster's cores and memory, what the team may have whenever it asks. Its jobs also grow into what others
-    leave idle, and give that back within one round when the others ask for their share. Shares add up to at most 1."""
+    """The share of the cluster's cores and memory that the team can always claim. Its jobs may also use what others
+    leave idle, and return it within one round when the others claim their share. Shares add up to at most 1."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """No job of the team is made smaller than this; a job file may ask for more in spec.scaling.minimum_workers."""
+    """No job of the team gets fewer workers; a job file may set a higher minimum in spec.scaling.minimum_workers."""
 
 
 class ScalingSettings(Spec):
@@ -39,43 +41,44 @@ class ScalingSettings(Spec):
     """`three-stage`, `three-stage-exact`, `optimus`, `optimus-greedy`, `elastic-scheduler`, `static`, one that a
     package registers, or `FILE.py:CLASS`, a file of your own, relative to this one."""
     prices: Prices = Prices(core_hour=0.04, gibibyte_hour=0.005)
-    """Plans are weighed by what they cost. Chosen: container services of clouds ask for about as much; only
-    the ratio matters."""
+    """Prices for the costs of plans. Chosen: about the prices of cloud container services; only the ratio matters."""
     max_slowdown: Share = 0.05
-    """Plans that save may cost a job this share of its speed, all of them together. Chosen: as much as the steps of
-    undisturbed jobs differ from one window to the next."""
+    """All plans that save resources together may cost a job this share of its speed. Chosen: the difference between the
+    steps of undisturbed jobs from one window to the next."""
     grow_efficiency: Annotated[float, Field(gt=0, le=2)] = 0.25
-    """A plan that costs more must raise the speed by at least this share of what it raises the price, both in
-    logarithms: 1 is linear scaling, 0.25 buys 19 % for twice the price. Chosen: the paper has no such limit, and a
+    """A plan that costs more must raise the speed by at least this share of the increase in price, both in logarithms:
+    1 is linear scaling, 0.25 requires 19 % more speed for twice the price. Chosen: the paper has no such limit, so a
     job alone on a cluster would take all of it for the last per cent."""
     save_efficiency: Annotated[float, Field(ge=0, le=2)] = 0.2
-    """A plan that saves may lower the speed by at most this share of what it lowers the price. Below `grow_efficiency`,
-    or a job would grow and shrink in turn. Chosen: at 0.1 oversized jobs kept cores for which others waited."""
+    """A plan that saves resources may lower the speed by at most this share of the decrease in price. Must be below
+    `grow_efficiency`, otherwise a job would grow and shrink in turn. Chosen: at 0.1 oversized jobs kept cores for which
+    others waited."""
     payback: Annotated[Seconds, Field(ge=0)] = 3600.0
-    """A change has so long to pay for its pause and its start, or what is left of the job where that is less. Chosen:
-    spread over the three minutes until the next round, a pause of thirty seconds would forbid any change of servers."""
+    """The gain of a change must exceed the cost of its start and pause within this time, or within the remaining time
+    of the job if that is shorter. Chosen: if the time were only the three minutes until the next round, a pause of
+    thirty seconds would prevent any change of servers."""
     rho: Annotated[float, Field(ge=-10, le=10)] = 2.5
-    """Above 0, jobs that end soon go first when they compete; 0: all are equal; below 0: long ones do. DLRover-RM
-    eq. 14 has 2.5."""
+    """Above 0, jobs that end soon have priority; 0: all jobs are equal; below 0: jobs that end late have priority.
+    DLRover-RM eq. 14 has 2.5."""
     round_interval: Seconds = 180.0
     """Time between two rounds; DLRover-RM §6.2 has three minutes."""
     least_steps: Annotated[int, Field(ge=1)] = 50
-    """A job is left alone until its workers have made so many steps in its present configuration, unless its servers
-    would run out of memory. Chosen: the mean of fifty steps that differ by a fifth is known within 3 %."""
+    """A job is not changed until its workers have made this number of steps in its present configuration, unless its
+    servers would run out of memory. Chosen: the mean of fifty steps that differ by a fifth is known within 3 %."""
     cool_down: Seconds = 90.0
-    """So long after a change of its shape a job is left alone, unless its servers would run out of memory. Less than
-    `round_interval`, or every other round is lost. Chosen: half of one, so that a round that is early by some seconds
-    is not lost."""
+    """A job is not changed again within this time after a change of its shape, unless its servers would run out of
+    memory. Should be less than `round_interval`, otherwise every other round has no effect. Chosen: half of the
+    interval, so that a round that starts some seconds early still has an effect."""
     no_reversal: Seconds = 900.0
-    """So long after a change no plan takes it back, unless it was made only to learn from it. Chosen: five rounds,
-    after which two thirds of what was measured before have faded."""
+    """Within this time after a change, no plan reverts it, unless the change was made only to explore. Chosen: five
+    rounds, after which earlier measurements have lost two thirds of their weight."""
     plan_lifetime: Seconds = 300.0
-    """A plan that is older is not carried out: what it was made from has changed. Chosen: longer than a round, so that
-    a task that is tried again still delivers it; shorter than two."""
+    """An older plan is not executed, because the measurements behind it are outdated. Chosen: longer than a round, so
+    that a retried task can still deliver the plan; shorter than two rounds."""
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
-    """MLflow's experiment from whose jobs is learned how long pods take to start on this cluster."""
+    """The MLflow experiment whose jobs show how long pods take to start on this cluster."""
     teams: dict[str, Team] = Field(default_factory=dict)
-    """By the name that job files give in metadata.team; a team that is not listed has priority 1 and no share."""
+    """Teams by their name in metadata.team of job files; a team that is not listed has priority 1 and no share."""
 
     @model_validator(mode="after")
     def _saves_less_than_it_grows(self) -> ScalingSettings:
@@ -114,7 +117,7 @@ def names_a_file(policy: str) -> bool:
 
 
 def beside(policy: str, settings: Path) -> str:
-    """A policy's name as it stands in a settings file: the path of its own file is relative to that one's folder."""
+    """The policy named in a settings file; the path of a policy file is relative to the folder of the settings file."""
     if not names_a_file(policy):
         return policy
     path, _, symbol = policy.rpartition(":")

@@ -1,4 +1,4 @@
-"""The shape of a job: how many pods of each role, and the size of each; and how one changed into another."""
+"""The shape of a job: the number and the size of its pods by role; and changes of the shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PodSize(msgspec.Struct, frozen=True):
-    """What a pod asks for and is limited to."""
+    """Requested resources of a pod, which are also its limits."""
 
     cores: float
     memory_bytes: int
@@ -28,7 +28,7 @@ class Places(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(resources: PodResources) -> Places:
-        """As a job file has them."""
+        """The places of a role as in the job file."""
         return Places(resources.count, PodSize(resources.cores, resources.memory))
 
     def changed(self, change: PlacesChange) -> Places:
@@ -39,7 +39,7 @@ class Places(msgspec.Struct, frozen=True):
 
 
 class PlacesChange(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall be different for the pods of one role; None: nothing. Cores and memory are those of one pod."""
+    """A change for the pods of one role; None: no change. Cores and memory are those of one pod."""
 
     count: int | None = None
     cores: float | None = None
@@ -76,13 +76,13 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def field_name(role: Role, field: str) -> str:
-    """The name that people read for a field of a PlacesChange: `workers`, `parameter_server_cores`."""
+    """The name of a field of a PlacesChange in messages: `workers`, `parameter_server_cores`."""
     name = role.replace("-", "_")
     return f"{name}s" if field == "count" else f"{name}_{field}"
 
 
 def named_fields(change: ShapeChange) -> dict[str, float]:
-    """What a change names, under the names that people read."""
+    """The fields that a change sets, by their names in messages."""
     return {
         field_name(role, field): value
         for role, places in change.items()
@@ -98,8 +98,8 @@ class MovedServer(msgspec.Struct, frozen=True, kw_only=True):
     """A parameter server that owns rows before or after a migration.
 
     Attributes:
-        is_new, leaves: it owns none before, or none after.
-        up_seconds: when a new one had registered; None: it was there, or never came up.
+        is_new, leaves: whether it owns no rows before, or none after.
+        up_seconds: when a new server had registered; None if it existed before or never registered.
     """
 
     name: str
@@ -111,14 +111,14 @@ class MovedServer(msgspec.Struct, frozen=True, kw_only=True):
 class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One change of parameter servers while the job trained (DLRover-RM §5.2).
 
-    Seconds are on the job's clock; None: it did not come so far.
+    Seconds are on the job's clock; None: this stage was not reached.
 
     Attributes:
         servers_before, servers_after: how many own rows.
-        copying_seconds, handing_over_seconds: when these stages began, at last where they had to begin again.
+        copying_seconds, handing_over_seconds: when these stages began; the last time if they began again.
         outcome: UNDER_WAY, DONE, or why it was given up.
         requests: ids of the requests that were open meanwhile.
-        servers: empty before rows are copied, unless it was given up before.
+        servers: empty before rows are copied, unless the migration was given up before.
     """
 
     servers_before: int
@@ -134,14 +134,15 @@ class MigrationSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pause_seconds(self) -> float | None:
-        """From the new routing table until its owners serve: no step ends meanwhile; None unless it is done."""
+        """Seconds from the new routing table until its owners serve, in which no step ends; None unless the migration
+        is done."""
         if self.outcome != DONE or self.handing_over_seconds is None or self.ended_seconds is None:
             return None
         return self.ended_seconds - self.handing_over_seconds
 
     @property
     def copied_seconds(self) -> float | None:
-        """How long rows were copied while the job trained; None unless it is done."""
+        """Seconds in which rows were copied while the job trained; None unless the migration is done."""
         if self.outcome != DONE or self.handing_over_seconds is None or self.copying_seconds is None:
             return None
         return self.handing_over_seconds - self.copying_seconds

@@ -1,4 +1,4 @@
-"""Streams, how they are cut into splits, and how far each is: what master, workers, records and people agree on.
+"""Streams, their splits, and positions in them, as used by masters, workers and records.
 
 A *stream* is a named sequence of training data. It is cut into *splits*, each of which one worker reads in one go; a
 split that is leased to a worker is a *shard* (AntDT §V-C). Rows of a data manifest are one kind of stream; others,
@@ -12,7 +12,7 @@ import msgspec
 
 TRAINING_STREAM, EVALUATION_STREAM = "training", "evaluation"
 STREAMS = (TRAINING_STREAM, EVALUATION_STREAM)
-"""Those that a job has."""
+"""The streams of a job."""
 
 
 class ManifestStream(msgspec.Struct, frozen=True, tag=True):
@@ -46,9 +46,9 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a stream.
 
     Attributes:
-        number: names it in its stream, and is never given to another one.
-        rows: that it has; None: nobody knows before it has been read to its end.
-        range: what the stream's source has to read.
+        number: unique in the stream, and never reused.
+        rows: their number; None if it is known only after the split has been read to its end.
+        range: the part that the stream's source has to read.
     """
 
     stream: str
@@ -61,12 +61,13 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
-    """How far a split is that was handed out and is not done.
+    """The progress of a split that was handed out and is not done.
 
     Attributes:
         offset: rows of it that are trained.
         attempt: of the last lease.
-        position: where to go on reading, in words that the stream's source alone understands; empty: `offset` says it.
+        position: where to continue reading, in a form that only the stream's source interprets; empty if `offset` is
+        enough.
     """
 
     number: int
@@ -76,7 +77,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamPositions(msgspec.Struct, frozen=True):
-    """How far one stream is.
+    """The progress of one stream.
 
     Attributes:
         cursor: splits that were handed out at least once, in the stream's order.
@@ -88,7 +89,7 @@ class StreamPositions(msgspec.Struct, frozen=True):
 
 
 class Positions(msgspec.Struct, frozen=True):
-    """How far a job is in each of its streams, by name; kept by checkpoint records and terms as JSON."""
+    """The progress of a job in each of its streams, by name; stored in checkpoint records and terms as JSON."""
 
     streams: dict[str, StreamPositions]
 
@@ -105,5 +106,5 @@ class Positions(msgspec.Struct, frozen=True):
         streams = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         if "streams" in streams:
             return msgspec.json.decode(text, type=Positions)
-        # Records of versions that knew one stream alone.
+        # Records of versions with only one stream.
         return Positions({TRAINING_STREAM: msgspec.json.decode(text, type=StreamPositions)})

@@ -14,13 +14,13 @@ from tests.bad_input.case import Case
 
 CASES: list[Case] = [*file_cases.CASES, *data_cases.CASES, *model_cases.CASES, *call_cases.CASES, *remote_cases.CASES]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "bad_input.md"
-INTRODUCTION = """# Wrong input, and what is said about it
+INTRODUCTION = """# Wrong input and its error messages
 
-Everything here is refused before a pod starts, with exit code 2 and the message on standard error; nothing is left
-behind. All problems of a job file are shown at once. A bad row in the middle of a day is found while training:
-`spec.data.bad_rows` says whether the job fails or skips up to so many rows, which are counted and shown.
+All input on this page is refused before a pod starts, with exit code 2 and the message on standard error, and nothing
+is created. All problems of a job file are shown at once. A bad row in the middle of a day is found during training:
+`spec.data.bad_rows` sets whether the job then fails, or skips up to a number of bad rows, which are counted and shown.
 
-This page is written by `python -m tests.bad_input.page` from the tests that check it.
+`python -m tests.bad_input.page` generates this page from the tests that check the messages.
 """
 
 
@@ -46,7 +46,7 @@ def render(messages: Mapping[str, str]) -> str:
     for case in CASES:
         if case.group != group:
             group = case.group
-            lines.append(f"\n## {group}\n\n| what is wrong | what is said |\n|---|---|\n")
+            lines.append(f"\n## {group}\n\n| input | message |\n|---|---|\n")
         text = re.sub(r"[|*\[]", r"\\\g<0>", html.escape(messages[key(case)], quote=False))
         lines.append(f"| {case.title} | {text.replace(chr(10), '<br>')} |\n")
     return "".join(lines)

@@ -13,16 +13,16 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "command_line.md"
 _WIDTH = 100
 INTRODUCTION = """# The command line
 
-Every command explains itself: `elastrec COMMAND --help`. With `--output json` the last line of standard output is one
+`elastrec COMMAND --help` describes a command. With `--output json` the last line of standard output is one
 JSON value; everything else goes to standard error. Exit codes: 0 done, 1 the job failed, 2 bad input, 130 stopped by
 Ctrl-C.
 
 | variable | what it sets |
 |---|---|
-| `ELASTREC_HOME` | the platform's own folder, default `~/.elastrec`; it is made with the owner's rights alone |
+| `ELASTREC_HOME` | the platform's own folder, default `~/.elastrec`; only its owner can read it |
 | `ELASTREC_CLUSTER` | JSON file of a cluster other than the local one |
 | `ELASTREC_TLS` | folder with `ca.pem`, `tls.crt`, `tls.key` for the node agent, see [security](security.md) |
-| `ELASTREC_WORK_URI` | where manifests, logs and relative checkpoint stores lie, default a folder in `ELASTREC_HOME` |
+| `ELASTREC_WORK_URI` | folder of manifests, logs and relative checkpoint stores, default in `ELASTREC_HOME` |
 | `MLFLOW_TRACKING_URI` | tracking server, default an SQLite file in `ELASTREC_HOME` |
 
 This page is written by `python -m tests.docs.command_line_page` from the commands themselves.

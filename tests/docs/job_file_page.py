@@ -14,14 +14,15 @@ from elastrec.platform.specs.text.crd import job_json_schema
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "job_file.md"
 INTRODUCTION = """# The job file
 
-Every field of a `TrainingJob`, with its default and what is allowed. Unknown fields are refused, all problems are shown
-at once ([examples](bad_input.md)). An editor that knows JSON schema can check while you type: `elastrec schema` prints
-it. One field can be changed for one run: `elastrec run job.yaml --set spec.training.batch_size=256`.
+This page lists every field of a `TrainingJob` with its default and its allowed values. Unknown fields are refused,
+and all problems are shown at once ([examples](bad_input.md)). `elastrec schema` prints a JSON schema, with which
+editors can check the file while you type. To change a field for one run: `elastrec run job.yaml --set
+spec.training.batch_size=256`.
 
 Amounts have units: memory `512Mi`, `2Gi`, `2GiB` or `1.5G`; cores `2`, `0.5` or `500m`; durations `250ms`, `30s`, `5m`,
-`1.5h` or `1d`. A number without unit is bytes, cores or seconds.
+`1.5h` or `1d`. A number without a unit is in bytes, cores or seconds.
 
-This page is written by `python -m tests.docs.job_file_page` from the models in `platform/specs`.
+`python -m tests.docs.job_file_page` generates this page from the models in `platform/specs`.
 """
 _MEMORY = (("Gi", 2**30), ("Mi", 2**20))
 _QUANTITIES = {"30s": "duration", "500m": "cores", "2Gi": "memory"}

@@ -74,7 +74,7 @@ def test_sigterm_and_sighup_stop_the_job_as_ctrl_c_does(
     own = [file for folder in ("agent", "artifacts", "work") for file in (elastrec.home / folder).rglob("*")]
     own += [elastrec.home / "mlflow.db", elastrec.home / "artifacts"]
     assert [file for file in own if not file.is_symlink() and file.stat().st_mode & 0o077] == []
-    again = next(line for line in terminal.said.splitlines() if line.startswith("To take it up again: elastrec run "))
+    again = next(line for line in terminal.said.splitlines() if line.startswith("To continue this job: elastrec run "))
     assert " --from 2026-01-01 --set spec.training.epochs=200 --run-key " in again
 
 
@@ -89,7 +89,7 @@ def test_a_second_terminal_does_not_touch_the_job_while_the_first_one_runs(
         wait_for(lambda terminal=terminal: "workers " in terminal.said, 120, "its own look at the job")
     first, second, third = terminals
     assert second.end(signal.SIGINT) == 130
-    assert f"Job {job} is left to the other `elastrec run` with this key" in second.said
+    assert f"Job {job} continues: another `elastrec run` with the same key waits for it" in second.said
     assert [one.job for one in elastrec.jobs()] == [job] and first.process.poll() is None
     # The first one dies without a word: the third is the only one that can end the job.
     first.process.kill()

@@ -78,10 +78,10 @@ def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
         master.kill()
         code, _, messages = ended(running)
         assert code == 1, messages
-        assert "training without; its figures come later" in messages
+        assert "training without a run; figures will be sent later" in messages
         assert "does not answer; waiting for it up to 3 s more" in messages
         assert "http://user:***@127.0.0.1" in messages and "s3cret" not in messages
-        key = re.search(r"is trained and lies in .* run the same command with --run-key (\w+)", messages)
+        key = re.search(r"is trained and stored in .* run the same command with --run-key (\w+)", messages)
         assert key, messages
         (trained,) = elastrec.jobs()
 

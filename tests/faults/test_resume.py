@@ -132,7 +132,7 @@ def test_a_stopped_job_is_resumed_from_its_store_alone_and_trains_every_row_once
         done = there.call("resume", "surroundings", "--store", store, "--output", "json")
         assert done.returncode == 0, done.stderr
         # Of the two records, the newest one is damaged.
-        assert f"Goes on from {before} at " in done.stderr and "skipped" in done.stderr and newest in done.stderr
+        assert f"Continues from {before} at " in done.stderr and "skipped" in done.stderr and newest in done.stderr
         refused = there.call("resume", job_id, "--store", store)
         assert refused.returncode == 2 and "its model is published" in refused.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])

@@ -1,1 +1,1 @@
-"""The commands of `elastrec`, one file per group. Thin: what they do is done by the rooms they call."""
+"""The commands of `elastrec`, one file per group. They are thin: the work is done by the rooms that they call."""

@@ -1,4 +1,4 @@
-"""`logs`, `stop` and `agent`: what pods say, the end of a job, and the local cluster."""
+"""`logs`, `stop` and `agent`: logs of pods, stopping a job, and the local cluster."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
 
 @click.command()
 @click.argument("pod", shell_complete=running_pods)
-@click.option("--follow", "-f", is_flag=True, help="Go on until the pod ends.")
-@click.option("--tail", type=click.IntRange(min=1), help="Only the last lines.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the log until the pod ends.")
+@click.option("--tail", type=click.IntRange(min=1), help="Print only the last lines.")
 def logs(pod: str, follow: bool, tail: int | None) -> None:
-    """Print the log of a POD; the name of a job stands for its master."""
+    """Print the log of a POD. For the name of a job, print the log of its master."""
     platform = jobs.Platform.from_environment(start=False)
     names = {status.name for status in platform.launcher.pods()}
     if pod not in names:
@@ -57,11 +57,11 @@ def agent() -> None:
 @click.option(
     "--cores",
     type=click.FloatRange(min=0, min_open=True),
-    help="Capacity to offer; default: as last time, at first what the machine has.",
+    help="Cores that pods may use; default: as at the last start, at first all of the machine.",
 )
-@click.option("--memory", help="Capacity to offer, for example 8Gi; default: as with --cores.")
+@click.option("--memory", help="Memory that pods may use, for example 8Gi; default: as with --cores.")
 def agent_start(cores: float | None, memory: str | None) -> None:
-    """Start the node agent in the background; does nothing when it runs."""
+    """Start the node agent in the background, unless it is running."""
     from elastrec.platform.clusters.local import start_agent
     from elastrec.platform.specs.text.quantities import parse_bytes, parsed
 
@@ -88,7 +88,7 @@ def agent_stop() -> None:
 
 @agent.command("capacity")
 def agent_capacity() -> None:
-    """Show what the cluster has and what is free."""
+    """Show the total and the free resources of the cluster."""
     _show_capacity()
 
 

@@ -1,4 +1,4 @@
-"""`data generate` and `data convert`: click logs in the form that jobs read. The group of all `data` commands."""
+"""`data generate` and `data convert`: make click logs that jobs can read. Also the group of all `data` commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,13 @@ def data() -> None:
 @click.option("--lists", type=int, help="Number of list features; default 1, with criteo_tsv 0.")
 @click.option("--list-length", type=int, default=8, show_default=True, help="Mean ids of a list.")
 @click.option("--session-length", type=float, default=4.0, show_default=True, help="Mean rows of a session.")
-@click.option("--best-auc", type=float, default=0.8, show_default=True, help="AUC of a model that knows the truth.")
+@click.option(
+    "--best-auc",
+    type=float,
+    default=0.8,
+    show_default=True,
+    help="AUC of a model that knows the true click probabilities.",
+)
 @click.option(
     "--set", "overrides", multiple=True, metavar="NAME=VALUE",
     help="Any other property, for example --set zipf_exponent=1.2 or --set partitioning=hour. Repeatable.",
@@ -60,9 +66,9 @@ def generate(
 ) -> None:
     """Make a click log with planted structure under PATH, and a job file PATH/job.yaml that trains on it.
 
-    The labels follow a known teacher, so the best reachable AUC is known; ids follow Zipf's law over vocabularies
-    that keep growing; users come in sessions, and their lists stay for a session; the truth drifts from day to day. A
-    path that is already complete is left as it is.
+    The labels are drawn from a known teacher model, so the best possible AUC is known. Ids follow Zipf's law over
+    growing vocabularies. Users come in sessions, and their lists are constant during a session. The teacher drifts from
+    day to day. A complete log that already exists is not changed.
     """
     from elastrec.platform.data.generating.generator import GenerateSpec, training_data_for
     from elastrec.platform.data.generating.generator import generate as make
@@ -102,16 +108,16 @@ def generate(
 @click.argument("destination")
 @click.option(
     "--description", "-d", "description", required=True, type=click.Path(exists=True, dir_okay=False),
-    help="YAML of a TrainingData (or a job file, whose spec.data is taken) that says how SOURCE is read.",
+    help="TrainingData in YAML (or a job file with spec.data) that describes how SOURCE is read.",
 )  # fmt: skip
 @click.option("--label-rule", metavar="RULE", help="Derive the label, for example 'rating>=4'.")
 @click.option(
     "--by-time",
     is_flag=True,
-    help="One partition per day of the timestamp column; with --fractions: cut where that share of the time order is.",
+    help="One partition per day of the timestamp column; with --fractions: split in order of time.",
 )
 @click.option("--fractions", metavar="F,F,...", help="Consecutive days of these fractions of the rows, e.g. 0.8,0.2.")
-@click.option("--rows-per-day", type=int, help="Consecutive days of so many rows.")
+@click.option("--rows-per-day", type=int, help="Consecutive days with this number of rows.")
 @click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day, unless --by-time.")
 @output_option
 def convert(
@@ -128,8 +134,8 @@ def convert(
     """Convert SOURCE (a file or folder of CSV, Criteo TSV or Parquet) to daily Parquet partitions under DESTINATION.
 
     Text may be compressed: the names of such files end with .gz, .bz2, .zst or .lz4.
-    Writes DESTINATION/job.yaml as well. Nothing is left behind when the conversion fails; an equal conversion that is
-    already there is kept.
+    Also writes DESTINATION/job.yaml. A conversion that fails leaves no files. If the same conversion already exists, it
+    is kept.
     """
     from elastrec.platform.data.convert import convert as make
 

@@ -1,4 +1,4 @@
-"""`inspect`: what a checkpoint record holds, down to one row."""
+"""`inspect`: the contents of a checkpoint record, down to one row."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ _SHOWN_NUMBERS = 8
 
 @click.command()
 @click.argument("checkpoint")
-@click.option("--job", "job_name", metavar="NAME", help="CHECKPOINT is a store: take the newest record of this job.")
+@click.option(
+    "--job", "job_name", metavar="NAME", help="Treat CHECKPOINT as a store, and show the newest record of this job."
+)
 @click.option("--table", "-t", help="Show one row of this embedding table ...")
-@click.option("--key", "-k", help="... by its raw key, as it stands in the data. An empty one is the missing category.")
-@click.option("--encoding", type=click.Choice(_ENCODINGS), help="Of the key; default: as the record's job file says.")
+@click.option("--key", "-k", help="... with this key, written as in the data. The empty key is the missing category.")
+@click.option(
+    "--encoding", type=click.Choice(_ENCODINGS), help="Encoding of the key; default: as in the record's job file."
+)
 @output_option
 def inspect(
     checkpoint: str, job_name: str | None, table: str | None, key: str | None, encoding: str | None, output: str
 ) -> None:
-    """Show what a CHECKPOINT holds: tables, rows, bytes, optimiser, dense parameters, positions.
+    """Show the contents of a checkpoint record.
 
-    CHECKPOINT is the folder or URI of one record, or with --job that of a store.
+    These are tables, rows, bytes, optimiser states, dense parameters and positions in the data. CHECKPOINT is the
+    folder or URI of a record or, with --job, of a store.
     """
     from elastrec.checkpoints.inspection import find_row, record_facts
 
@@ -70,7 +75,7 @@ def _record(checkpoint: str, job_name: str | None) -> Record:
 
 
 def _positions(record: Record) -> dict[str, int]:
-    """How far the shards were: those handed out, and rows of those that were not done."""
+    """Positions in the data: shards that were handed out, and trained rows of shards that were not done."""
     from elastrec.platform.specs.splits import Positions
 
     try:
@@ -88,7 +93,7 @@ def _positions(record: Record) -> dict[str, int]:
 
 
 def _row_id(record: Record, table: str, key: str, encoding: str | None) -> int:
-    """The id under which the key is trained."""
+    """The id of the key."""
     import pyarrow as pa
 
     from elastrec.platform.data.features.steps import MISSING_ID

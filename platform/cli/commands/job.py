@@ -1,4 +1,4 @@
-"""`validate`, `render` and `schema`: everything about a job file that starts nothing."""
+"""`validate`, `render` and `schema`: commands for job files that start no pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastrec.platform.specs.text.loading import dump_job, job_from_json, load_j
 
 
 class _ReadableDumper(yaml.SafeDumper):
-    """YAML that shows text of several lines, such as a pod's files, as it is."""
+    """YAML in which text with several lines, such as a pod's files, is written as a block."""
 
 
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -43,9 +43,9 @@ def validate(
     data: bool,
     output: str,
 ) -> None:
-    """Check a job file; every problem is shown at once.
+    """Check a job file, and show all problems.
 
-    Without --data only the file itself is read: whether the data, the model and the cluster fit it is not known.
+    Without --data, only the file itself is checked, not the data, the model and the cluster.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
@@ -75,7 +75,7 @@ def validate(
     for name, steps in facts["steps"].items():
         click.echo(f"  steps of {name}: {', '.join(steps)}")
     if not data:
-        click.echo("  not looked at: data, model and cluster; with --data they are, as `run` looks at them")
+        click.echo("  not checked: data, model and cluster; --data checks them as `run` does")
         return
     click.echo(f"  training rows: {facts['training_rows']}")
     click.echo(f"  evaluation rows: {facts['evaluation_rows']}")
@@ -85,14 +85,14 @@ def validate(
     workers = job.spec.resources.worker.count
     if shards < workers:
         click.echo(
-            f"  {shards} shards for {workers} workers: {workers - shards} of them have nothing to read; ask for fewer "
+            f"  {shards} shards for {workers} workers: {workers - shards} of them have nothing to read; request fewer "
             "(spec.resources.worker.count), or make smaller shards (spec.training.batches_per_shard)"
         )
 
 
 @click.command()
 @output_option
-@click.option("--full", is_flag=True, help="Also print the job file with every default written out.")
+@click.option("--full", is_flag=True, help="Also print the job file with all defaults.")
 @job_options
 def render(
     file: str,
@@ -103,7 +103,7 @@ def render(
     full: bool,
     output: str,
 ) -> None:
-    """Dry run: print exactly the pods that `run` would create, secrets masked."""
+    """Print exactly the pods that `run` would create (dry run), with masked secrets."""
     from elastrec.platform.clusters.backends import backend_of
     from elastrec.platform.jobs import job_id_for, launch_request, prepare, warm_start
     from elastrec.platform.jobs.identity import new_job_secret
@@ -136,7 +136,7 @@ def render(
 
 
 @click.command()
-@click.option("--crd", is_flag=True, help="The Kubernetes CustomResourceDefinition instead of the JSON schema.")
+@click.option("--crd", is_flag=True, help="Print the Kubernetes CustomResourceDefinition instead of the JSON schema.")
 @output_option
 def schema(crd: bool, output: str) -> None:
     """Print the JSON schema of a job file, or its Kubernetes CRD."""

@@ -1,4 +1,4 @@
-"""`order`: another batch size or other learning rates of the workers of a running job, or workers that are idle."""
+"""`order`: changes the batch size or the learning rates of a running job's workers, or makes workers idle."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from elastrec.platform.cli.options import echo_json, output_option
 
 @click.command()
 @click.argument("job", shell_complete=running_jobs)
-@click.option("--worker", "workers", metavar="POD", multiple=True, help="Only this worker. Repeatable. Default: all.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="Rows of each of its minibatches.")
+@click.option(
+    "--worker", "workers", metavar="POD", multiple=True, help="Order only this worker. Repeatable. Default: all."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Rows per minibatch.")
 @click.option("--learning-rate-scale", type=float, metavar="FACTOR", help="Factor of all learning rates.")
-@click.option("--idle/--active", "is_idle", default=None, help="Let other workers train its shards, or train again.")
-@click.option("--reset", is_flag=True, help="What is not named here is as in the job file again.")
-@click.option("--dry-run", is_flag=True, help="Only show what the workers would be ordered.")
+@click.option(
+    "--idle/--active",
+    "is_idle",
+    default=None,
+    help="Whether the worker stops training and leaves its shards to others, or trains again.",
+)
+@click.option("--reset", is_flag=True, help="Reset everything that is not named here to the job file.")
+@click.option("--dry-run", is_flag=True, help="Only show the resulting orders.")
 @output_option
 def order(
     job: str,
@@ -29,11 +36,13 @@ def order(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Order workers of the running JOB to train otherwise than its file says; without an order, show what they have.
+    """Override the job file for workers of a running JOB.
 
-    What is not named stays as it was ordered before. An order with --worker holds from that worker's next minibatch on.
-    An order for all workers holds from one step on, and for workers that join later: all pause for a record and go on
-    with it. With bsp a step keeps its size, and batch sizes decide only how its rows are shared out.
+    Without options, the present orders are shown. Earlier orders stay in effect unless the new order changes them. An
+    order with --worker takes effect with that worker's next minibatch. An order for all workers takes effect at the
+    same step for all: they pause for a record and continue with the order, and workers that join later get it, too.
+    With bsp the size of a step does not change, and batch sizes only determine how its rows are divided among the
+    workers.
     """
     from elastrec.platform.jobs.ordering import order_workers
     from elastrec.platform.transport.messages.observer import WorkerOrder

@@ -1,4 +1,4 @@
-"""`explain`, `report` and `ledger`: what a job did, while it runs and after it is gone."""
+"""`explain`, `report` and `ledger`: what a job has done, while it runs and after it has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 store_option = click.option(
     "--store", metavar="URI", default=jobs.DEFAULT_STORE, show_default=True,
-    help="Checkpoint store of a job that is gone, as its job file names it.",
+    help="Checkpoint store of a job that has ended, as in its job file.",
 )  # fmt: skip
 _SHOWN_LINES = 1000
 
@@ -36,7 +36,8 @@ _SHOWN_LINES = 1000
 def explain(job: str, store: str, output: str) -> None:
     """Show what happened to a JOB, why, and where its time went.
 
-    The parts sum to the wall time; goodput is the share of it in which rows were trained that count.
+    The parts add up to the wall time. Goodput is the share of the wall time in which rows were trained that are in the
+    model.
     """
     from elastrec.platform.master.reporting.explanation import as_text
 
@@ -56,14 +57,17 @@ def explain(job: str, store: str, output: str) -> None:
     metavar="NAME",
     default=HistorySpec().experiment,
     show_default=True,
-    help="The job's experiment in MLflow, as its job file names it.",
+    help="MLflow experiment of the job, as in its job file.",
 )
-@click.option("--file", "to", type=click.Path(dir_okay=False), help="Write into this file instead.")
+@click.option(
+    "--file", "to", type=click.Path(dir_okay=False), help="Write the report to this file instead of standard output."
+)
 @store_option
 def report(job: str, experiment: str, to: str | None, store: str) -> None:
-    """Print the report of a JOB: what was trained, what came out, where time and money went, every decision and fault.
+    """Print the report of a JOB.
 
-    The page is HTML and needs nothing else; a job that is over has it as the artifact `report.html` of its MLflow run.
+    The report describes what was trained, the result, where time and money went, and every decision and fault. It is a
+    self-contained HTML page. After the job has ended, its MLflow run has it as the artifact `report.html`.
     """
     page = jobs.report(platform_to_look(), job, experiment, store)
     if to is None:
@@ -78,15 +82,16 @@ def report(job: str, experiment: str, to: str | None, store: str) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
-@click.option("--parquet", type=click.Path(dir_okay=False), help="Also write the whole ledger into this file.")
-@click.option("--kind", type=click.Choice(["train", "evaluate"]), help="Only shards of this kind.")
+@click.option("--parquet", type=click.Path(dir_okay=False), help="Also write the whole ledger to this file.")
+@click.option("--kind", type=click.Choice(["train", "evaluate"]), help="Show only shards of this kind.")
 @store_option
 @output_option
 def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: str) -> None:
-    """Show every shard of a JOB: who trained which rows when, and what was repeated.
+    """Show every attempt at every shard of a JOB.
 
-    FROM and TO are places in the shard's order: that of its rows, or the shuffled one where `shuffle_seed` is set.
-    KEPT are the rows that the model has seen from an attempt; the others were thrown away and trained again.
+    The table shows which pod trained which rows when, and which rows were repeated. FROM and TO are positions in the
+    order of the shard, which is the order of its rows or, if `shuffle_seed` is set, a shuffled order. KEPT is the
+    number of rows of an attempt that are in the model; its other rows were discarded and trained again.
     """
     import pyarrow.compute as pc
 
@@ -117,7 +122,7 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
 
 @contextmanager
 def _known_to(platform: jobs.Platform, job: str, store: str) -> Iterator[None]:
-    """Names the jobs that there are when neither cluster nor store knows this one."""
+    """If neither the cluster nor the store knows the job, the error names the known jobs."""
     try:
         yield
     except NothingLeftError as error:

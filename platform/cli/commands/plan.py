@@ -1,4 +1,4 @@
-"""`plan`: what one round of scaling would do with the running jobs, and why; nothing changes without `--apply`."""
+"""`plan`: shows the plans of one scaling round for the running jobs, with reasons; changes jobs only with `--apply`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     "--settings", "file", type=click.Path(dir_okay=False), help="YAML with policy, prices, shares and priorities."
 )
 @click.option("--policy", metavar="NAME", help="Decide by this policy instead of the one in the settings.")
-@click.option(
-    "--explain", is_flag=True, help="Show every candidate, what it is predicted to bring, and why or why not."
-)
-@click.option("--apply", "applies", is_flag=True, help="Carry the plans out.")
+@click.option("--explain", is_flag=True, help="Show every candidate, its predicted gain, and why it was chosen or not.")
+@click.option("--apply", "applies", is_flag=True, help="Execute the plans.")
 @output_option
 def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bool, applies: bool, output: str) -> None:
-    """Show what scaling would do with the running JOBs (default: all), by what they have measured.
+    """Show how scaling would change running JOBs.
 
-    Plans compete for the cores that are free. Jobs that have measured too little are left alone, with the reason.
+    The plans are based on the measurements of the JOBs (default: all). They compete for the free cores. Jobs with too
+    few measurements are not changed, and the reason is shown.
     """
     from elastrec.platform.jobs.scaling import rounds as scaling
     from elastrec.platform.jobs.scaling import story as scaling_story
@@ -82,7 +81,7 @@ def _overview(decided: Round, left_alone: list[NotNow]) -> Table:
 
 
 def _notes(decided: Round) -> dict[str, list[str]]:
-    """By job id, how far its model is to be trusted and why; not what the reason of its plan has said already."""
+    """Notes by job id about the error of its model, without those that are already in the reason of its plan."""
     reasons = {each.job_id: each.reason for each in decided.plans}
     found = {
         each.job_id: [note for note in each.notes if note not in reasons.get(each.job_id, "")]

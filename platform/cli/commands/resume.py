@@ -1,4 +1,4 @@
-"""`resume`: a job that failed or was stopped goes on, by what its checkpoint store keeps of it."""
+"""`resume`: continues a job that failed or was stopped, from its checkpoint store."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
     metavar="URI",
     default=jobs.DEFAULT_STORE,
     show_default=True,
-    help="Checkpoint store of the job, as its job file names it.",
+    help="Checkpoint store of the job, as in its job file.",
 )
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="PATH=VALUE",
-    help="Override one field where it is another one here, for example --set spec.data.path=/mnt/clicks. Repeatable.",
+    help="Override a field that differs on this machine, for example --set spec.data.path=/mnt/clicks. Repeatable.",
 )
-@click.option("--keep", is_flag=True, help="Leave the pods of a job that fails in the cluster, to look at them.")
+@click.option("--keep", is_flag=True, help="Keep the pods of a failed job in the cluster, to examine them.")
 @output_option
 def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output: str) -> None:
-    """Go on with a JOB that failed or was stopped, from its newest undamaged record.
+    """Continue a JOB that failed or was stopped, from its newest undamaged record.
 
-    JOB is a job's id, or a job's name: then it is the job of that name that was launched last. It keeps id and data,
-    starts at that record's positions, and ends as with `run`, with the same output. A job that runs is watched.
+    JOB is the id of a job, or a name, which selects the job of that name that was launched last. The job keeps its id
+    and data, starts at the record's positions, and ends like a `run`, with the same output. If the job is running, the
+    command waits for it.
 
-    With what it was launched lies in its checkpoint store: neither job file nor home folder nor cluster need be those
-    of its launch. Files of other content, and --set of what numbers the rows, are refused.
+    The parameters of the launch are read from the checkpoint store, so neither the job file nor the home folder nor
+    the cluster of the launch is needed. Files with other contents are refused, and so is --set of a field on which row
+    numbers depend.
     """
     changes = parse_overrides(overrides)
     platform = jobs.Platform.from_environment()
@@ -48,11 +50,11 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
     words = ["elastrec", "resume", launch.job_id, *(("--store", store) if store != jobs.DEFAULT_STORE else ())]
     words += [word for override in overrides for word in ("--set", override)]
     with interrupted_by_signals(), JobProgress() as progress:
-        progress.say(f"To take it up again: {shlex.join(words)}")
+        progress.say(f"To continue this job: {shlex.join(words)}")
         runs = jobs.remove_unsuccessful(platform, launch.job_id)
         if runs:
             _refuse_changes(launch.job_id, overrides)
-            progress.say(f"Job {launch.job_id} is in the cluster and has not failed: it is watched")
+            progress.say(f"Job {launch.job_id} is running: waiting for it")
             prepared = launch.prepared
         else:
             progress.say(f"Job {launch.job_id}, launched {launch.launched}: checking job, data and model")
@@ -61,7 +63,7 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
             prepared,
             f"run {shlex.join(words)}",
             keep,
-            # Sizes that were asked for now count, not those of the launch.
+            # Sizes in --set replace those of the launch.
             allocation=None if changes else launch.allocation,
             earlier_terms=launch.earlier_terms,
             is_resumed=not runs,

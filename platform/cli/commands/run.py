@@ -1,4 +1,4 @@
-"""`run`: a job from start to end without Airflow, by the same steps."""
+"""`run`: runs a job from start to end without Airflow, in the same steps."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from elastrec.platform.specs.text.loading import load_job
 
 @click.command()
 @output_option
-@click.option("--run-key", help="Identity of this run; the same key finds a running job again instead of a second one.")
-@click.option("--keep", is_flag=True, help="Leave the pods of a failed job in the cluster, to look at them.")
+@click.option(
+    "--run-key",
+    help="Identity of this run; a call with the same key attaches to the running job instead of starting a second one.",
+)
+@click.option("--keep", is_flag=True, help="Keep the pods of a failed job in the cluster, to examine them.")
 @job_options
 def run(
     file: str,
@@ -35,8 +38,8 @@ def run(
     Progress goes to standard error. With --output json the last line of standard output is one object with run_id,
     model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
     Ctrl-C, SIGTERM and a closed terminal (SIGHUP) stop the job and remove its pods, unless another `run` with the same
-    key goes on with it. The first line names the key. With it a job is found again whose `run` was killed, or gave up
-    waiting for MLflow: what is trained is not trained again.
+    key is waiting for it. The first line of the output contains the key. If `run` was killed, or gave up waiting for
+    MLflow, call it again with this key: it attaches to the job, and nothing is trained twice.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
@@ -44,7 +47,7 @@ def run(
     key = run_key or uuid.uuid4().hex[:12]
     job_id = jobs.job_id_for(job.metadata.name, key)
     with interrupted_by_signals(), JobProgress() as progress:
-        progress.say(f"To take it up again: {_command(file, overrides, since, until, evaluate_until, key)}")
+        progress.say(f"To continue this job: {_command(file, overrides, since, until, evaluate_until, key)}")
         progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:

@@ -1,4 +1,4 @@
-"""`scale`: another number or size of the pods of a running job, or other pods in the place of some."""
+"""`scale`: changes the number or the size of a running job's pods, or replaces pods."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ Amount = TypeVar("Amount", int, float)
 
 @click.command()
 @click.argument("job", shell_complete=running_jobs)
-@click.option("--workers", type=click.IntRange(min=1), help="How many workers it shall have.")
-@click.option("--servers", type=click.IntRange(min=1), help="How many parameter servers it shall have.")
+@click.option("--workers", type=click.IntRange(min=1), help="New number of workers.")
+@click.option("--servers", type=click.IntRange(min=1), help="New number of parameter servers.")
 @click.option("--worker-cores", type=float, help="Cores of each worker.")
 @click.option("--server-cores", type=float, help="Cores of each parameter server.")
 @click.option("--worker-memory", metavar="AMOUNT", help="Memory of each worker, for example 2Gi.")
 @click.option("--server-memory", metavar="AMOUNT", help="Memory of each parameter server.")
-@click.option("--move", "moved", metavar="POD", multiple=True, help="Put another pod in the place of POD. Repeatable.")
-@click.option("--other-node", is_flag=True, help="Moved pods leave their nodes, because these are slow or bad.")
-@click.option("--dry-run", is_flag=True, help="Only say whether and how the job could have this shape.")
-@click.option("--timeout", metavar="DURATION", default="1h", show_default=True, help="Until it is given up.")
-@click.option("--take-back", is_flag=True, help="Give up what was asked for last; possible until buckets change hands.")
-@click.option("--wait/--no-wait", default=True, help="Wait until the job has the shape (default), or only ask for it.")
+@click.option("--move", "moved", metavar="POD", multiple=True, help="Replace POD with a new pod. Repeatable.")
+@click.option(
+    "--other-node",
+    is_flag=True,
+    help="With --move: start the new pods on other nodes, for example because a node is slow.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show whether and how the job could be changed to this shape.")
+@click.option(
+    "--timeout", metavar="DURATION", default="1h", show_default=True, help="Time after which the request is given up."
+)
+@click.option("--take-back", is_flag=True, help="Cancel the last request; possible until the hand-over of rows begins.")
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait until the job has the shape (default), or only make the request."
+)
 @output_option
 def scale(
     job: str,
@@ -47,11 +55,11 @@ def scale(
     wait: bool,
     output: str,
 ) -> None:
-    """Give the running JOB another number of workers or parameter servers, another size of pods, or move pods.
+    """Change the number or the size of a running JOB's pods, or move pods.
 
-    Workers come and go while the job trains. So do servers: new ones copy what they will own while the old ones serve,
-    and take over when little is left. A pod is resized in place where its node has the room; else, as with --move,
-    another pod starts first and takes over. Until then --take-back leaves everything as it was.
+    Workers join and leave while the job trains. Servers do, too: new servers copy their rows while the old ones serve,
+    and take over when little is left to copy. A pod is resized in place if its node has room; otherwise, and with
+    --move, a new pod starts first and takes over. Until then, --take-back cancels the change.
     """
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
@@ -70,12 +78,12 @@ def scale(
     timeout_seconds = _amount("--timeout", timeout, parse_seconds)
     is_asked = bool(moved) or any(places != PlacesChange() for places in change.values())
     if take_back and (dry_run or is_asked):
-        raise click.UsageError("--take-back stands alone: it gives up what was asked for before")
+        raise click.UsageError("--take-back cancels an earlier request and allows no other option")
     if other_node and not moved:
-        raise click.UsageError("--other-node says how pods are moved; give --move")
+        raise click.UsageError("--other-node needs --move")
     if not take_back and not is_asked:
         raise click.UsageError(
-            "nothing is asked for; give --workers, --servers, --worker-cores, --server-cores, --worker-memory, "
+            "no change is requested; give --workers, --servers, --worker-cores, --server-cores, --worker-memory, "
             "--server-memory or --move"
         )
     platform = jobs.Platform.from_environment(start=False)
@@ -84,7 +92,7 @@ def scale(
         done = asking.take_back(platform, job)
         if not done.accepted:
             raise click.ClickException(done.reason)
-        click.echo(f"{job}: the last request is taken back")
+        click.echo(f"{job}: the last request is cancelled")
         return
     answer = asking.ask_for_shape(
         platform,

@@ -1,4 +1,4 @@
-"""`data inspect` and `data cluster`: what sessions repeat, and a log in which they stand side by side."""
+"""`data inspect` and `data cluster`: measure repeated features, and order a log by session."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ _description_option = click.option(
     "--description", "-d", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
     help="Job file or TrainingData in YAML; default: PATH itself, or PATH/job.yaml.",
 )  # fmt: skip
-_session_option = click.option("--session", metavar="COLUMN", help="Session column; default: as described.")
-_partition_option = click.option("--partition", metavar="DATE", help="Such as 2026-01-31 or 2026-01-31T07.")
+_session_option = click.option("--session", metavar="COLUMN", help="Session column; default: as in the description.")
+_partition_option = click.option(
+    "--partition", metavar="DATE", help="Partition, for example 2026-01-31 or 2026-01-31T07."
+)
 
 
 @click.command()
@@ -35,12 +37,14 @@ _partition_option = click.option("--partition", metavar="DATE", help="Such as 20
 @_description_option
 @_session_option
 @_partition_option
-@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Size of the sample.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=4_096, show_default=True, help="Of training.")
+@click.option("--rows", type=click.IntRange(min=1), default=200_000, show_default=True, help="Rows in the sample.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=4_096, show_default=True, help="Batch size of the job."
+)
 @click.option(
     "--computed-pooling",
     metavar="FEATURE,...",
-    help="Further features that the model pools by computing: attention of din, sequences of bst.",
+    help="Features that the model itself pools, such as attention of din or sequences of bst.",
 )
 @click.option("--picture", type=click.Path(dir_okay=False, writable=True), help="Write a PNG picture to this file.")
 @output_option
@@ -57,8 +61,8 @@ def inspect(
 ) -> None:
     """Show the steps of each feature of the log at PATH, and what clustering and deduplication would save.
 
-    Reads the first rows of the newest partition (or --partition). Nothing is changed. What repeats is only seen where
-    the log has a session column.
+    Reads the first rows of the newest partition (or --partition). Nothing is changed. Repeats are only measured if the
+    log has a session column.
     """
     from elastrec.platform.data import Partition, build_manifest, existing_partitions
     from elastrec.platform.data.clustering.inspection import inspect_data
@@ -96,17 +100,23 @@ def inspect(
 @click.argument("destination")
 @_description_option
 @_session_option
-@click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Only this one. Repeatable.")
-@click.option("--row-group-rows", type=int, default=16_384, show_default=True, help="Rows that a group has at most.")
-@click.option("--memory-mib", type=click.IntRange(min=1), default=1_024, show_default=True, help="For decoded rows.")
+@click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Write only this partition. Repeatable.")
+@click.option(
+    "--row-group-rows", type=int, default=16_384, show_default=True, help="Maximum number of rows in a row group."
+)
+@click.option(
+    "--memory-mib", type=click.IntRange(min=1), default=1_024, show_default=True, help="Memory for decoded rows."
+)
 @click.option(
     "--engine", type=click.Choice(["local", "spark"]), default="local", show_default=True,
-    help="Who sorts; the files are the same. spark needs the extra elastrec[spark].",
+    help="The program that sorts; the files are the same. spark needs the extra elastrec[spark].",
 )  # fmt: skip
-@click.option("--spark-master", default="", metavar="URL", help="Default: as Spark's environment says.")
+@click.option(
+    "--spark-master", default="", metavar="URL", help="Spark master; default: as configured in Spark's environment."
+)
 @click.option(
     "--deduplicate", metavar="auto|F,F;F",
-    help="Store each distinct row of these features once: groups split by ';', or auto for those of inspect.",
+    help="Store each distinct row of these features once: groups separated by ';', or auto for the groups of inspect.",
 )  # fmt: skip
 @output_option
 def cluster(
@@ -122,13 +132,13 @@ def cluster(
     deduplicate: str | None,
     output: str,
 ) -> None:
-    """Write the Parquet log at SOURCE to DESTINATION with each session's rows side by side, in order of time.
+    """Write the Parquet log at SOURCE to DESTINATION, ordered by session and then by time.
 
-    SOURCE is a folder with a job.yaml (or a job file itself). Row groups end where a session ends. Partitions that lie
-    there already are left as they are; one that is interrupted leaves nothing. Writes DESTINATION/job.yaml as well.
+    SOURCE is a folder with a job.yaml, or a job file. No session is split between row groups. Existing partitions are
+    not written again; an interrupted partition leaves no files. Also writes DESTINATION/job.yaml.
 
-    With --deduplicate, jobs read the same rows from fewer bytes and in less time; other readers of Parquet see columns
-    by other names.
+    With --deduplicate, jobs read the same rows from fewer bytes and in less time; other Parquet readers see columns
+    with other names.
     """
     from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering.clustering import cluster as make
@@ -163,13 +173,13 @@ def cluster(
         for group in report.deduplicated:
             click.echo(f"  each distinct row of {', '.join(group)} is stored once")
         if report.rows_without_session:
-            click.echo(f"  {report.rows_without_session:,} rows have no session and stand last")
+            click.echo(f"  {report.rows_without_session:,} rows have no session and are at the end")
     if job_file:
         click.echo(f"train on it: elastrec run {job_file}")
 
 
 def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | None) -> Groups:
-    """The groups that `--deduplicate` asks for; `auto` measures a sample of the first partition."""
+    """The groups of `--deduplicate`; `auto` measures a sample of the first partition."""
     if text is None:
         return ()
     if text != "auto":
@@ -207,7 +217,7 @@ def _without_sessions(steps: Sequence[FeatureSteps], picture: str | None, output
         echo_json({"steps": [asdict(each) for each in steps]})
         return
     _show_steps(steps)
-    click.echo("what repeats is not shown: data.session names no column; name it there, or with --session")
+    click.echo("repeats are not shown, because data.session is not set; set it, or use --session")
 
 
 def _show(facts: DataFacts) -> None:
@@ -252,7 +262,7 @@ def _show_steps(steps: Sequence[FeatureSteps]) -> None:
         )
     wide_console().print(table)
     if any(each.is_fitted for each in steps):
-        click.echo("(1) fitted on these rows; a job fits on those that it trains on, or keeps its record's figures")
+        click.echo("(1) fitted on these rows; a job fits on its training rows, or keeps the figures of its record")
 
 
 def _saving(what: str, saving: Saving, unit: str) -> str:

@@ -1,4 +1,4 @@
-"""`simulate`: what policies would do with a workload, side by side, before one of them meets a real cluster."""
+"""`simulate`: compares scaling policies on a workload in a simulated cluster."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.option("--policy", "-p", "policies", multiple=True, metavar="NAME", help="Only this one; repeatable.")
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes of the cluster, instead of the file's.")
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's; equal seeds give equal results.")
-@click.option("--picture", type=click.Path(dir_okay=False), help="Draw the comparison into this PNG file.")
+@click.option(
+    "--policy", "-p", "policies", multiple=True, metavar="NAME", help="Simulate only this policy. Repeatable."
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the file's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed, instead of the file's; equal seeds give equal results.")
+@click.option("--picture", type=click.Path(dir_okay=False), help="Write a picture of the comparison to this PNG file.")
 @output_option
 def simulate(
     file: str, policies: tuple[str, ...], nodes: int | None, seed: int | None, picture: str | None, output: str
@@ -33,20 +35,20 @@ def simulate(
     """Compare scaling policies on the jobs of FILE in a simulated cluster.
 
     FILE is a YAML file (see the page on the simulator), or a CSV file with one job per line: job_id, arrival_seconds,
-    seconds, and what its owner asks for. A cluster's trace with submit_time, duration and num_gpu is read too.
+    seconds, and the requested sizes. Traces of clusters with submit_time, duration and num_gpu can be read, too.
 
     \b
-    The first policy is what the others are compared with:
-      by-hand             what owners asked for, and nothing is done about trouble
-      static              the same, on a platform that replaces what is slow and warns of full memory
-      elastic-scheduler   workers more or fewer, one per round
-      optimus             workers or servers more or fewer, one per round
-      optimus-greedy      workers or servers more, as many per round as pay
-      three-stage         the default of the platform
-      NAME                any that a package registers as elastrec.scaling_policies
-      FILE.py:CLASS       one of your own in a file
+    The other policies are compared with the first one:
+      by-hand             the requested sizes, without remedies for faults and slow pods
+    static              the requested sizes, but slow pods are replaced and memory is forecast
+    elastic-scheduler   adds or removes one worker per round
+    optimus             adds or removes one worker or server per round
+    optimus-greedy      adds as many workers or servers per round as pay
+    three-stage         the default policy
+    NAME                a policy that a package registers as elastrec.scaling_policies
+    FILE.py:CLASS       your own policy in a file
 
-    Everything shown is simulated: ratios between policies mean more than hours.
+    All results are simulated: ratios between policies are more reliable than hours.
     """
     from elastrec.platform.jobs.what_if.comparison import compare, gather
     from elastrec.platform.jobs.what_if.simulation_file import load_simulation
@@ -81,7 +83,10 @@ def simulate(
     for each in reports:
         if each.problems:
             cases, jobs = sum(each.problems.values()), len(each.problems)
-            click.echo(f"{each.policy}: {jobs} jobs kept what they had, {cases} times without a sound plan", err=True)
+            click.echo(
+                f"{each.policy}: {jobs} jobs kept their sizes, because the policy made no valid plan {cases} times",
+                err=True,
+            )
         if each.unfinished:
             shown = ", ".join(each.unfinished[:3]) + (", ..." if len(each.unfinished) > 3 else "")
             click.echo(f"{each.policy}: {len(each.unfinished)} jobs did not end: {shown}", err=True)
@@ -102,7 +107,7 @@ def _from_history(asked: SimulationFile, file: Path) -> Gathered:
 
 
 class _Bars:
-    """One bar per policy on a terminal; elsewhere one line when a policy is done. Standard error."""
+    """Progress on standard error: on a terminal one bar per policy, otherwise one line when a policy is done."""
 
     def __init__(self) -> None:
         console = Console(file=sys.stderr, highlight=False)
@@ -115,7 +120,7 @@ class _Bars:
         self._begun: set[str] = set()
 
     def show(self, name: str, ended: int, jobs: int) -> None:
-        """A policy's jobs so far; 0 of one that has yet to begin."""
+        """Shows the finished jobs of each policy; 0 for a policy that has not started."""
         if name not in self._tasks:
             self._tasks[name] = self._progress.add_task(name, total=jobs, start=False)
         if ended and name not in self._begun:

@@ -1,4 +1,4 @@
-"""The picture of `simulate`: how long jobs take, what the cluster does meanwhile, what it costs."""
+"""The picture of `simulate`: completion times of jobs, use of the cluster, and costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status`: the jobs of the cluster, or the pods of one job; once, or again and again."""
+"""`status`: shows the jobs of the cluster, or the pods of one job, once or continuously."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _POD_EXPENDABLE = ("NODE", "ROLE", "CORES", "MEMORY", "AGE", "RESTARTS", "USED")
 
 @click.command()
 @click.argument("job", required=False, shell_complete=running_jobs)
-@click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, or until JOB is gone.")
+@click.option("--watch", "-w", is_flag=True, help="Update the output until Ctrl-C, or until JOB has ended.")
 @output_option
 def status(job: str | None, watch: bool, output: str) -> None:
     """Show the jobs of the cluster, or the pods of one JOB.
 
-    With --watch a terminal shows the table anew every second; without a terminal there are plain lines, one for each
-    job when its phase changes and else every few seconds; with --output json one object a second.
+    With --watch, the table is updated every second on a terminal. Without a terminal, a line is printed for each job
+    when its phase changes, and every few seconds. With --output json, an object is printed every second.
     """
     platform = jobs.Platform.from_environment(start=False)
     looks = _looks(platform, job, watch)
@@ -52,7 +52,7 @@ def status(job: str | None, watch: bool, output: str) -> None:
         elif watch:
             _print_lines(looks)
         else:
-            # A pipe has no width of its own: a script must get whole names.
+            # A pipe has no width, and a script must get whole names.
             for look in looks:
                 Console(width=look.columns.width(look.columns.headings) + 1).print(look.table(None))
                 for reason in look.reasons():
@@ -63,7 +63,7 @@ def status(job: str | None, watch: bool, output: str) -> None:
 
 
 class Look:
-    """The cluster at one moment: all jobs, or the pods of one."""
+    """The state of the cluster at one moment: all jobs, or the pods of one job."""
 
     def __init__(self, platform: jobs.Platform, job: str | None) -> None:
         self._job = job
@@ -83,17 +83,16 @@ class Look:
         }
 
     def table(self, width: int | None) -> RenderableType:
-        """A table that fits into a width (None: any); on a terminal with the reasons below it."""
+        """A table that fits into a width (None: no limit); on a terminal with the reasons below it."""
         if not self.columns.rows:
             return Text(NO_JOBS)
         reasons = self.reasons() if width is not None else []
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """Why a job failed or its master does not answer; which change of its pods gets no further, or was taken back.
+        """Why a job failed or its master does not answer, and which change of its pods makes no progress or was undone.
 
-        Of the one job that is looked at, also where it began, and which of its pods do something otherwise than the
-        others.
+        For a single job also the record from which it started, and pods whose orders differ.
         """
         begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
         troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
@@ -115,12 +114,12 @@ class Look:
 
 
 def _looks(platform: jobs.Platform, job: str | None, watch: bool) -> Iterator[Look]:
-    """One look, or one a second; ends when the one job that is watched is gone."""
+    """One observation, or one per second; ends when the observed job has ended."""
     yield Look(platform, job)
     while watch:
         time.sleep(_LOOK_SECONDS)
         if job and not jobs.pods_of_job(platform, job):
-            click.echo(f"{job} is gone; what it did: elastrec explain {job}", err=True)
+            click.echo(f"{job} has ended; to see what happened: elastrec explain {job}", err=True)
             return
         yield Look(platform, job)
 
@@ -136,7 +135,7 @@ def _show_on_terminal(looks: Iterator[Look], watch: bool) -> None:
 
 
 def _print_lines(looks: Iterator[Look], clock: Callable[[], float] = time.monotonic) -> None:
-    """A line for each job when its phase changed or it is time again."""
+    """Prints a line for each job when its phase has changed, or after some seconds."""
     printed: dict[str, tuple[str, str, float]] = {}
     has_printed = False
     for look in looks:
@@ -160,7 +159,7 @@ def pods_of(platform: jobs.Platform, job: str) -> list[PodStatus]:
     """The pods of a job.
 
     Raises:
-        SpecError: the cluster has no such job; names those that it has, and what can be asked of one that is over.
+        SpecError: the cluster has no such job; names its jobs, and the commands for a job that has ended.
     """
     pods = jobs.pods_of_job(platform, job)
     if not pods:

@@ -1,4 +1,4 @@
-"""`data publish` and `data land`: a click log into a Kafka topic, and a topic into daily files."""
+"""`data publish` and `data land`: write a click log to a Kafka topic, and a topic to daily files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ _settings_option = click.option(
 @_brokers_option
 @click.option(
     "--partitions", "topic_partitions", type=click.IntRange(1, 10_000),
-    help="Make the topic with so many partitions; one that exists must have so many.",
+    help="Number of partitions with which the topic is created; an existing topic must have this number.",
 )  # fmt: skip
-@click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Only this one of SOURCE. Repeatable.")
+@click.option(
+    "--partition", "partitions", multiple=True, metavar="DATE", help="Send only this partition of SOURCE. Repeatable."
+)
 @click.option(
     "--description", "-d", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
     help="Job file or TrainingData in YAML; default: SOURCE itself, or SOURCE/job.yaml.",
@@ -43,8 +45,8 @@ def publish(
 ) -> None:
     """Send the rows of the log at SOURCE to the Kafka topic TOPIC, keyed by session, in order of time.
 
-    All rows of a session go to one partition of the topic. Rows are checked before the first one is sent. Sending a
-    log twice doubles its rows. Needs the extra elastrec[kafka].
+    All rows of a session go to one partition of the topic. Rows are checked before the first one is sent. If a log is
+    sent twice, its rows are in the topic twice. Needs the extra elastrec[kafka].
     """
     from elastrec.platform.data import Partition
     from elastrec.platform.data.stream.broker import read_settings
@@ -86,10 +88,10 @@ def publish(
 def land(
     topic: str, destination: str, brokers: str, description: str | None, settings: str | None, output: str
 ) -> None:
-    """Write what the Kafka topic TOPIC holds to daily Parquet files under DESTINATION, each message exactly once.
+    """Write the messages of the Kafka topic TOPIC to daily Parquet files under DESTINATION, each message exactly once.
 
-    One file per partition of the topic and day, so that a session's rows are in one file. The next call goes on where
-    this one ended. Writes DESTINATION/job.yaml as well. Needs the extra elastrec[kafka].
+    There is one file per partition of the topic and day, so that a session's rows are in one file. The next call
+    continues where this one ended. Also writes DESTINATION/job.yaml. Needs the extra elastrec[kafka].
     """
     from elastrec.platform.data.stream.broker import read_settings
     from elastrec.platform.data.stream.landing import land as make

@@ -1,8 +1,8 @@
-"""After training: export the model, score the champion on the same rows, pass the gate, register.
+"""Steps after training: export the model, score the champion on the same rows, apply the gate, register.
 
-The evaluator is a job of its own, submitted by a launcher: it may run hours after the job that it evaluates has ended,
-when MLflow is back or a task of Airflow is cleared, and a master lingers for minutes only. All that it needs lies in
-the checkpoint store.
+The evaluator is a separate job that is submitted by a launcher, because it may run hours after the training job has
+ended, when MLflow is reachable again or an Airflow task is cleared, and a master stays only for minutes. Everything
+that it needs is in the checkpoint store.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ log = structlog.get_logger(__name__)
 
 
 class EvaluatorState(StrEnum):
-    """Where the evaluator pod is."""
+    """The state of the evaluator pod."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     WITHOUT_HISTORY = "without history"
-    """It could not write to MLflow; it is to be started again."""
+    """It could not write to MLflow, and must be started again."""
 
 
 def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
@@ -68,9 +68,9 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
 
 
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
-    """Submits the evaluator of a job that has succeeded; does nothing when there is one.
+    """Submits the evaluator of a job that has succeeded, unless it exists.
 
-    One that MLflow went away from is replaced by another one.
+    An evaluator that failed because MLflow was not reachable is replaced.
 
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
@@ -106,7 +106,7 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
 
 
 def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, str]:
-    """Where the evaluator is, and why it failed."""
+    """The state of the evaluator, and why it failed."""
     pod = platform.launcher.find(evaluator_job(job_id))
     if pod is None:
         return EvaluatorState.FAILED, "the evaluator pod is gone"
@@ -154,13 +154,13 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
 def evaluate_and_gate(
     platform: Platform, prepared: Prepared, launched: Launched, announce: Announce = log.warning
 ) -> GateDecision:
-    """`start_evaluator`, wait, `gate_decision`: for callers that may block, and wait for MLflow when it is away.
+    """`start_evaluator`, wait, `gate_decision`: for callers that may block. Waits while MLflow does not answer.
 
     Args:
-        announce: gets a line for people now and then while MLflow is away.
+        announce: called with progress lines while MLflow does not answer.
 
     Raises:
-        HistoryAwayError: MLflow did not come back within `spec.history.publish_wait`.
+        HistoryAwayError: MLflow did not answer within `spec.history.publish_wait`.
     """
 
     def once() -> GateDecision:
@@ -173,7 +173,7 @@ def evaluate_and_gate(
 
 
 def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:
-    """Registers the model as a new version; moves the alias `champion` to it when it passed the gate. Idempotent."""
+    """Registers the model as a new version; moves the alias `champion` to it if it has passed the gate. Idempotent."""
     launched = with_run(platform, prepared, launched)
     job = job_from_json(prepared.job_json)
     registry = _registry(platform, job)
@@ -189,7 +189,7 @@ def register(platform: Platform, prepared: Prepared, launched: Launched, decisio
 def result(
     platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision, registered: Registered
 ) -> Result:
-    """The job in one object; ask before `finish_job`."""
+    """The result of the job in one object; call this before `finish_job`."""
     metrics = result_of(platform, prepared)
     return Result(
         run_id=launched.run_id,

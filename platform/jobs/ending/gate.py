@@ -1,4 +1,4 @@
-"""The gate: a pure rule that says whether a new model may become champion."""
+"""The gate: a pure rule that decides whether a new model may become champion."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def decide(
 
     The candidate passes when its AUC, if its label has one, reaches `gate.minimum_auc` and `gate.metric` is at most
     `gate.tolerance` worse than the champion's (AUC: higher is better; the others: lower is better). A champion that
-    cannot read today's rows any more (`champion_problem`), or was measured by another figure, does not stand in the
-    way.
+    cannot read today's rows any more (`champion_problem`), or lacks the metric, is ignored.
     """
 
     def decision(passed: bool, reason: str) -> GateDecision:

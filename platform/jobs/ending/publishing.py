@@ -1,6 +1,7 @@
-"""What publishing a trained model needs: MLflow back, the job's run in it, and figures that could not be sent before.
+"""Prerequisites for publishing a trained model: waits for MLflow, creates the job's run, and sends figures that were
+kept.
 
-Nothing here needs the job's master: what it has left in the checkpoint store is as good.
+The job's master is not needed, because the checkpoint store has the same data.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ def publish_patience_seconds(prepared: Prepared) -> float:
 def with_tracking(
     platform: Platform, prepared: Prepared, step: Callable[[], Found], announce: Announce = log.warning
 ) -> Found:
-    """Does a step that needs MLflow, again whenever MLflow goes away under it, for `spec.history.publish_wait`.
+    """Executes a step that needs MLflow; repeats it if MLflow stops answering, for `spec.history.publish_wait`.
 
     Raises:
-        HistoryAwayError: MLflow was away for longer.
-        HistoryError: MLflow is there and refuses.
+        HistoryAwayError: MLflow did not answer for longer.
+        HistoryError: MLflow answers and refuses.
     """
     deadline = time.monotonic() + publish_patience_seconds(prepared)
     while True:
@@ -63,20 +64,20 @@ def with_tracking(
 
 
 def away_message(platform: Platform, prepared: Prepared) -> str:
-    """What to say to people when waiting has come to its end."""
+    """The message for people after the wait has ended."""
     patience = publish_patience_seconds(prepared)
     server, record = masked(platform.tracking_uri), result_of(platform, prepared).checkpoint
     return (
         f"MLflow at {server} has not answered for {patience:.0f} s (spec.history.publish_wait). The "
-        f"model of job {prepared.job_id} is trained and lies in {record}; nothing of it will be trained again"
+        f"model of job {prepared.job_id} is trained and stored in {record}; it will not be trained again"
     )
 
 
 def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Launched:
-    """The same job with its run in MLflow, made if there is none; delivers what waits for it. Idempotent.
+    """The same job with its run in MLflow, which is created if necessary; sends figures that were kept. Idempotent.
 
     Raises:
-        HistoryError: MLflow is away or refuses.
+        HistoryError: MLflow does not answer or refuses.
     """
     job = job_from_json(prepared.job_json)
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
@@ -90,7 +91,7 @@ def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Laun
 
 
 def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
-    """Informs the job's master where its figures go; a master that is gone has left them in the store."""
+    """Tells the job's master the run for its figures; a master that has ended has written them to the store."""
     try:
         ask_pod(platform, pod_of_master(platform, job_id), NameRun(run_id=run_id), Done, timeout_seconds=10)
     except TransportError as error:
@@ -107,7 +108,7 @@ def _deliver(history: History, store: str, job_name: str, launched: Launched) ->
 
 
 def forget(platform: Platform, prepared: Prepared) -> None:
-    """Says that the model is published: another run under the same id trains it anew."""
+    """Records that the model is published: another run with the same id trains it again."""
     job = job_from_json(prepared.job_json)
     store = resolved(job.spec.checkpoint.store, platform.work_uri)
     try:
@@ -117,7 +118,7 @@ def forget(platform: Platform, prepared: Prepared) -> None:
 
 
 def finish_job(platform: Platform, prepared: Prepared) -> None:
-    """`finish`, also for a job whose master is gone: its run is closed with what the job has left. Idempotent."""
+    """`finish`, also for a job whose master has ended: the run is closed with the data in the store. Idempotent."""
     job_id = prepared.job_id
     left = left_result(platform, prepared) if is_gone(pod_of_master(platform, job_id)) else None
     if left is None:

@@ -1,4 +1,4 @@
-"""MLflow as something that may be away: training does not need it, publishing waits for it."""
+"""Checks whether MLflow answers: training does not need it, publishing waits for it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _TELL_SECONDS = 60.0
 
 
 def tracking_answers(platform: Platform) -> bool:
-    """Whether MLflow is there at the moment."""
+    """Whether MLflow answers at present."""
     return answers(platform.tracking_uri)
 
 
 def wait_for_tracking(platform: Platform, seconds: float, announce: Announce = log.warning) -> bool:
-    """Returns true as soon as MLflow answers, false when it has not within the time.
+    """Waits until MLflow answers; returns False if it does not within the given time.
 
     Args:
-        announce: gets a line for people at once and then once a minute, not while MLflow answers.
+        announce: if MLflow does not answer, called with a line for people at once and then every minute.
     """
     deadline = time.monotonic() + seconds
     told_at = float("-inf")

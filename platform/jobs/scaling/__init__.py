@@ -1,4 +1,4 @@
-"""Rounds of scaling over running jobs: reads profiles, hands plans over, logs the reasons to MLflow.
+"""Rounds of scaling over running jobs: reads profiles, sends plans to masters, logs the reasons to MLflow.
 
-What to do is decided in `elastrec.platform.scaling`.
+Decisions are made in `elastrec.platform.scaling`.
 """

@@ -1,4 +1,4 @@
-"""What a round takes from earlier jobs: what changes cost on this cluster, and how fast similar jobs were."""
+"""Data of earlier jobs that a round uses: costs of changes on this cluster, and models of similar jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Learned:
     """From MLflow, read once per round.
 
     Attributes:
-        past: jobs whose fitted model is known.
+        past: jobs with a fitted model.
     """
 
     overheads: Overheads = field(default_factory=Overheads)
@@ -32,10 +32,10 @@ class Learned:
 
 
 def learned(platform: Platform, settings: ScalingSettings) -> Learned:
-    """Medians over the latest jobs, running ones too, and the models of those that are similar to others.
+    """Medians over the latest jobs, including running ones, and the models of finished jobs.
 
-    Without MLflow documented defaults count, and the log says so: a round is worth more than the exact price of a
-    start.
+    If MLflow does not answer, documented defaults are used, with a log line, because a round matters more than the
+    exact cost of a start.
     """
     reason = "MLflow does not answer"
     if tracking_answers(platform):

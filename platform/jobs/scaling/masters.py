@@ -1,4 +1,4 @@
-"""Asks masters for the measurements of their jobs: all at the same time, each within a time limit."""
+"""Gets the measurements of jobs from their masters, concurrently and with a timeout for each."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 5.0
-"""Chosen: a master answers in milliseconds; one that needs longer is restarting, or its node is lost."""
+"""Chosen: a master answers in milliseconds, unless it is restarting or its node is lost."""
 _SIDE_BY_SIDE = 64
-"""Connections at once: most of a call is waiting."""
+"""Number of concurrent connections; most of a call is waiting."""
 
 
 def masters_of(platform: Platform) -> dict[str, PodStatus]:
@@ -35,7 +35,7 @@ def masters_of(platform: Platform) -> dict[str, PodStatus]:
 
 
 def ask_profile(platform: Platform, job_id: str) -> Profile | None:
-    """What one job's master has measured; None when no master runs.
+    """The measurements of one job's master; None if no master runs.
 
     Raises:
         ClusterError: the cluster, or the job's master, does not answer.
@@ -55,10 +55,10 @@ def ask_profiles(
     *,
     next_round_seconds: float = 0.0,
 ) -> dict[str, Profile | str]:
-    """What the masters have measured, by job id; of one that does not answer within its time, the reason.
+    """The measurements of the masters by job id; for a master that does not answer in time, the reason.
 
     Args:
-        next_round_seconds: after which they are asked again; 0: nobody knows.
+        next_round_seconds: time until the next round; 0: unknown.
     """
     message = GetProfile(next_round_seconds=next_round_seconds)
     if not masters:

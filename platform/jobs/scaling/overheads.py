@@ -1,4 +1,4 @@
-"""What changing a job costs on this cluster, learned from the runs of its latest jobs in MLflow."""
+"""The costs of changing a job on this cluster, from the runs of the latest jobs in MLflow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from elastrec.platform.scaling.search.objectives import measured_overheads
 from elastrec.platform.scaling.types import Overheads
 
 LATEST_JOBS = 50
-"""Chosen: a day of a busy cluster; what starts cost last month says little about today."""
+"""Chosen: the jobs of a day on a busy cluster, because older start times are less relevant."""
 
 
 def overheads_of(records: Iterable[JobRecord]) -> Overheads:
-    """Medians over the latest jobs, documented defaults for what none of them has done.
+    """Medians over the latest jobs; documented defaults if no job has such a change.
 
-    Numbers that mean nothing (another tool wrote them) are left out. Policies change servers only while a job trains,
-    so a change pauses it for the hand-over of its rows.
+    Invalid numbers (written by another tool) are left out. Policies change servers only while a job trains, so the
+    pause of a change is the hand-over of its rows.
     """
     known = [record.metrics for record in records]
 

@@ -1,4 +1,4 @@
-"""The `JobProfile` of a live job, from its master's measurements; or why no decision can be made about the job now."""
+"""Makes the `JobProfile` of a live job from its master's measurements, or returns why there can be no decision now."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastrec.platform.transport.messages.profile import Profile
 def profile_of(
     job_id: str, profile: Profile, settings: ScalingSettings, past: Sequence[PastJob] = (), largest_bytes: float = 0.0
 ) -> JobProfile | NotNow:
-    """The `JobProfile` that a decision about the job is made from, or why none can be made now.
+    """The `JobProfile` for a decision about the job, or the reason why there can be no decision now.
 
     Args:
         past: finished jobs with their models.
@@ -32,7 +32,7 @@ def profile_of(
 
 
 def holders_of(profiles: Iterable[JobProfile | NotNow]) -> list[Holder]:
-    """The jobs that can give workers back when another team claims its share."""
+    """Jobs that can return workers when another team claims its share."""
     holders = []
     for each in profiles:
         if isinstance(each, NotNow):

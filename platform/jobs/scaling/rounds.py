@@ -1,7 +1,7 @@
-"""From running jobs to plans and back: profiles are read from masters, plans are handed to them.
+"""A round of scaling: reads profiles from masters, makes plans, and sends the plans to the masters.
 
-The decision itself is `platform.scaling`, which knows neither clusters nor masters. A plan is one request to the job's
-master, for workers and parameter servers together; its refusal is the answer.
+`platform.scaling` makes the decision and knows neither clusters nor masters. A plan is one request to the job's master,
+for workers and parameter servers together, which the master may refuse.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _CALL_SECONDS = 15.0
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a plan.
+    """The result of a plan.
 
     Attributes:
-        changed: the master has begun to change the job; `request_id`: of that, its outcome is in the job's status.
+        changed: whether the master has begun to change the job; `request_id`: its request, whose outcome is in the
+            job's status.
         reason: why the plan was made, or why the master refused it.
     """
 
@@ -59,7 +60,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def view(capacity: amounts.Capacity, settings: ScalingSettings, overheads: Overheads) -> View:
-    """The cluster as policies see it."""
+    """The view of the cluster for policies."""
     prices = amounts.PriceList(core_hour=settings.prices.core_hour, gibibyte_hour=settings.prices.gibibyte_hour)
     return View(
         capacity=capacity,
@@ -77,14 +78,14 @@ def view(capacity: amounts.Capacity, settings: ScalingSettings, overheads: Overh
 
 
 def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | None = None) -> tuple[Round, list[NotNow]]:
-    """One round over the running jobs, nothing applied. History, nodes and pods are read once, masters side by side.
+    """Makes the plans of one round over the running jobs without applying them. Masters are asked concurrently.
 
     Args:
-        job_ids: default: all that train. Of these, one that cannot be decided about is named whatever it does.
+        job_ids: default: all jobs that train. For each named job, a reason is returned if there is no decision.
 
     Raises:
         JobNotFoundError: a job of `job_ids` is not in the cluster.
-        ClusterError: the cluster does not answer. A master that does not costs only its own job the round.
+        ClusterError: the cluster does not answer. (If a master does not answer, only its job is skipped.)
         ScalingError: there is no such policy.
     """
     policy = load_policy(settings.policy)
@@ -120,7 +121,7 @@ def plan(platform: Platform, settings: ScalingSettings, job_ids: list[str] | Non
 
 
 def _curve(answer: Profile | str) -> MemoryCurve | None:
-    """The forecast of a job's memory, for the picture of its plan: of samples, whatever the nodes."""
+    """The forecast of a job's memory by samples, for the picture of its plan."""
     if isinstance(answer, str):
         return None
     return curve_of(memory_seen(job_from_json(answer.job_json), answer, largest_bytes=0.0))
@@ -129,7 +130,7 @@ def _curve(answer: Profile | str) -> MemoryCurve | None:
 def stamped(
     decided: Round, profiles: Iterable[JobProfile | NotNow], curves: Mapping[str, MemoryCurve | None], expires: float
 ) -> Round:
-    """The round with plans that have an id, the version of the job's shape that each was made for, and an expiry.
+    """The round, with an id, the version of the job's shape and an expiry time in each plan.
 
     Args:
         curves: forecasts of memory by job id.
@@ -150,7 +151,7 @@ def stamped(
 
 
 def with_forecasts(decided: Round, profiles: Sequence[JobProfile | NotNow], strategy: StrategySettings) -> Round:
-    """The round with what memory forecasts ask for; why which change goes first is in the log."""
+    """The round, with the changes that memory forecasts require; the log has the reasons for their priority."""
     found, verdicts = one_change(decided, profiles, strategy)
     for job_id, verdict in verdicts.items():
         log.info("one_change", job_id=job_id, verdict=describe(verdict))
@@ -158,9 +159,9 @@ def with_forecasts(decided: Round, profiles: Sequence[JobProfile | NotNow], stra
 
 
 def apply(platform: Platform, wanted: Plan) -> Applied:
-    """Hands a plan to the job's master, which refuses one that was made for another shape than the job is to have.
+    """Sends a plan to the job's master, which refuses it if the wanted shape of the job has changed.
 
-    A plan that is handed over again, after a lost answer or by another try of a task, is the request that it was.
+    A plan that is sent again, after a lost answer or by a retry of a task, is the same request.
 
     Raises:
         ClusterError: the master does not answer.

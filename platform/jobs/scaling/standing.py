@@ -1,4 +1,4 @@
-"""Who holds the cluster: pods by team, and pods that wait for room, as `scaling.across_jobs.quota` counts them."""
+"""Resources of the cluster by team, and pods that wait for room, as needed by `scaling.across_jobs.quota`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def standing_of(
     pods: Iterable[PodStatus], nodes: Iterable[Node], settings: ScalingSettings, holders: Sequence[Holder]
 ) -> Standing:
-    """Who holds what of these nodes, and who waits for room.
+    """Resources of these nodes by team, and pods that wait for room.
 
     Args:
         pods: all of the cluster.
-        holders: jobs that can give workers back.
+        holders: jobs that can return workers.
     """
-    # scipy comes with it: every step of a job's life would load that.
+    # Imported here, because it loads scipy, which other steps do not need.
     from elastrec.platform.scaling.across_jobs.shared_round import Standing
 
     held: dict[str, Resources] = {}
@@ -53,9 +53,10 @@ def standing_of(
 
 
 def room_of(nodes: Iterable[Node]) -> amounts.Capacity:
-    """What is free, and how large a pod may be: as large as a node, because its own old pods leave room."""
+    """Free resources, and the maximum size of a pod, which is the size of a node, because the job's old pods make
+    room."""
     capacity = Capacity.of(nodes)
-    # Where no node answers, nothing is free, which is limit enough.
+    # If no node answers, nothing is free, so no other limit is needed.
     largest = resources_of(capacity.largest) if capacity.largest.cores else None
     return amounts.Capacity(free=resources_of(capacity.free), largest_pod=largest)
 

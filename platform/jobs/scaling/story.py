@@ -1,4 +1,4 @@
-"""Writes each scaling decision into the job's MLflow run: the decision, all candidates, and pictures of the reasons."""
+"""Writes each scaling decision to the job's MLflow run: the decision, all candidates, and pictures of the reasons."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ log = structlog.get_logger(__name__)
 
 
 def log_decision(platform: Platform, wanted: Plan, *, is_changed: bool, reason: str) -> str:
-    """Writes one round and the job's migrations into its run; returns the run's page, empty where there is none.
+    """Writes one round and the job's migrations to its run; returns the run's page, or an empty text if there is none.
 
-    The job has been changed already: a round that cannot be written now is named in the log and not tried again.
+    The job has already been changed, so if a round cannot be written, this is logged and not tried again.
 
     Raises:
         ClusterError: the cluster or the job's master does not answer.

@@ -1,4 +1,4 @@
-"""Before a job runs: what its file asks for is checked and completed, sizes are chosen, the master is launched.
+"""Steps before a job runs: its file is checked and completed, sizes are chosen, and the master is launched.
 
-Whatever can be refused is refused here, before anything is created.
+All input errors are reported here, before anything is created.
 """

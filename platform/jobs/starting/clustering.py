@@ -1,4 +1,4 @@
-"""A click log's partitions before any job: clustered by session, and what that and deduplication bring, in MLflow."""
+"""Clusters partitions of a click log by session, and records in MLflow what clustering and deduplication save."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Clustered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition's sample showed; `run_url` is its page in MLflow, empty without one.
+    """Figures of a partition's sample; `run_url` is its page in MLflow, or empty.
 
     Attributes:
         groups: features that a job with `deduplication: auto` and such batches would deduplicate.
-        stored, sent, pooled: how many times fewer bytes, bytes from reader to worker, and ids.
+        stored, sent, pooled: factors by which stored bytes, bytes from reader to worker, and pooled ids are reduced.
     """
 
     run_id: str
@@ -48,11 +48,11 @@ class Inspected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster_partition(platform: Platform, job: TrainingJob, destination: str, partition: str) -> Clustered:
-    """Write one partition of the job's log clustered by session; one that lies there already is left as it is.
+    """Writes one partition of the job's log, clustered by session; an existing partition is not written again.
 
     Args:
-        destination: folder or URI; a relative one begins at the platform's base folder.
-        partition: `2026-01-31` or `2026-01-31T07`; empty where the data has no partitions.
+        destination: folder or URI; relative paths are resolved against the platform's base folder.
+        partition: `2026-01-31` or `2026-01-31T07`; empty if the data has no partitions.
 
     Raises:
         DataError: the data is no Parquet or names no session column, or the partition cannot be read or written.
@@ -72,15 +72,15 @@ def cluster_partition(platform: Platform, job: TrainingJob, destination: str, pa
 
 
 def inspect_partition(platform: Platform, job: TrainingJob, path: str, partition: str) -> Inspected:
-    """Look at a partition's first rows with the job's batches, and record what was found in MLflow.
+    """Measures a partition's first rows with the job's batches, and records the figures in MLflow.
 
     Args:
         path: of the log, clustered or not; empty: the job's own.
-        partition: as for `cluster_partition`.
+        partition: as in `cluster_partition`.
 
     Raises:
         DataError: the data names no session column, or a row or file is unusable.
-        HistoryError: MLflow is out of reach.
+        HistoryError: MLflow is not reachable.
     """
     data = _source(platform, job)
     if path:

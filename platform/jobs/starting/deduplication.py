@@ -1,4 +1,4 @@
-"""Deduplication is decided once, before any pod starts: the groups stand in the job that every worker gets."""
+"""Decides on deduplication once, before any pod starts: the groups are part of the job that every worker gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ log = structlog.get_logger(__name__)
 
 
 def with_groups(job: TrainingJob, training: DataManifest) -> tuple[TrainingJob, str]:
-    """The job with its deduplication as groups (or off), and which features were chosen and why; empty where it is off.
+    """The job with its deduplication as groups (or off), and a table of the chosen features with reasons (empty if
+    off).
 
     Args:
         training: the rows that the job trains on.

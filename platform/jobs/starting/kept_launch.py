@@ -1,9 +1,10 @@
-"""With what a job was launched, kept in its checkpoint store: so that it can be resumed where all else is another one.
+"""The parameters of a job's launch, stored in its checkpoint store, so that the job can be resumed on another machine.
 
-`launch.json` lies beside the job's terms. It is written before the pod of a master is made, and replaced by the next
-launch of the job. Of two callers that launch one job at the same moment the later write stays, whichever of them made
-the pod: what numbers the rows is compared with the job's records in any case (`master.resumption.check_numbering`). It
-holds no secret: tracking server, tokens and passwords are those of the caller that resumes.
+`launch.json` is next to the job's terms. It is written before the pod of a master is created, and replaced by the next
+launch of the job. If two callers launch a job at the same time, the later write stays, even if the other caller created
+the pod; fields on which row numbers depend are compared with the job's records anyway
+(`master.resumption.check_numbering`). It contains no secrets: tracking server, tokens and passwords come from the
+caller that resumes the job.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _NAMED = 20
 
 
 class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """With what a job was launched last.
+    """The parameters of a job's last launch.
 
     Attributes:
-        prepared: its manifests may be out of reach now, and passwords in its URIs are hidden.
+        prepared: its manifests may not be reachable any more, and passwords in its URIs are masked.
         allocation: the start-up sizes.
         launched: ISO 8601, UTC.
-        earlier_terms: terms up to this number belong to runs of the job that were over at its launch.
+        earlier_terms: terms up to this number belong to runs of the job that had ended before the launch.
     """
 
     format_version: int = FORMAT_VERSION
@@ -45,14 +46,14 @@ class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_terms: int) -> None:
-    """Keeps with what a job is about to be launched.
+    """Stores the parameters of a launch.
 
     Raises:
         CheckpointError: the store refused.
     """
     job_json = masked(prepared.job_json)
     kept = KeptLaunch(
-        # MLflow's page may carry credentials, and is another one elsewhere.
+        # The address of MLflow's page may contain credentials, and differs on other machines.
         prepared=msgspec.structs.replace(prepared, job_json=job_json, page=""),
         allocation=allocation,
         launched=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -63,23 +64,23 @@ def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_
 
 
 def launch_of(store: str, name: str, job_id: str) -> KeptLaunch | None:
-    """The last launch of a job; None when the store knows none.
+    """The last launch of a job; None if the store has none.
 
     Args:
         name: the job file's `metadata.name`.
 
     Raises:
-        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+        CheckpointError: the store could not be asked, or the launch cannot be read.
     """
     return _read(open_store(store), name, job_id)
 
 
 def kept_launch(store: str, job: str) -> KeptLaunch:
-    """The launch of a job by its id, or of the one that was launched last by its name.
+    """The launch of a job by its id, or the latest launch of a job with the given name.
 
     Raises:
-        SpecError: the store knows no such job; the message names those that it knows.
-        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+        SpecError: the store has no such job; the message names its jobs.
+        CheckpointError: the store could not be asked, or the launch cannot be read.
     """
     opened = open_store(store)
     names = opened.folders()

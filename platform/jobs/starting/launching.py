@@ -1,4 +1,4 @@
-"""Start, take over, stop and finish a job: the steps that change the cluster."""
+"""Starts, takes over, stops and finishes a job: the steps that change the cluster."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 log = structlog.get_logger(__name__)
 RUN_LABEL = "elastrec.io/run-id"
-"""Label of a master's pod: the MLflow run that the job writes into."""
+"""Label of a master's pod: the MLflow run of the job."""
 _MASTER_END_SECONDS = 20.0
 _ANSWER_SECONDS, _SILENT_SECONDS = 10.0, 0.5
 
 
 class _EndingMaster:
-    """The master of a job that is to end. Once it has not answered, it gets little time for each further answer."""
+    """The master of a job that is to end. After it has failed to answer once, timeouts of further calls are short."""
 
     def __init__(self, platform: Platform, job_id: str) -> None:
         self._platform, self._job_id = platform, job_id
@@ -49,7 +49,7 @@ class _EndingMaster:
         self._seconds = _ANSWER_SECONDS
 
     def ask(self, message: msgspec.Struct, answer: type[Answer], consequence: str) -> Answer | None:
-        """What it answers; None when it does not, which the log says, or when no master runs in the pod."""
+        """The master's answer; None if it does not answer, which is logged, or if no master runs in the pod."""
         try:
             return ask_pod(self._platform, self.pod, message, answer, timeout_seconds=self._seconds)
         except TransportError as error:
@@ -58,7 +58,7 @@ class _EndingMaster:
             return None
 
     def end(self) -> None:
-        """Returns when its process has ended, or does not answer. One that ends has written its last figures."""
+        """Waits until the process has ended or does not answer. A process that ends has written its last figures."""
         self.pod = pod_of_master(self._platform, self._job_id)
         answer = self.ask(FinishJob(), Done, "its pod is removed")
         deadline = time.monotonic() + (_MASTER_END_SECONDS if answer is not None and answer.accepted else 0.0)
@@ -70,11 +70,11 @@ class _EndingMaster:
 
 
 def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: int | None = None) -> LaunchRequest:
-    """What the job's master is started with, but for its run in MLflow.
+    """The launch parameters of the job's master, without its run in MLflow.
 
     Args:
-        earlier_terms: terms up to this number are of runs that are over; None: those whose model was published, and
-            all where the newest one was trained to its end on other rows, or with `spec.continual.resume: never`.
+        earlier_terms: terms up to this number belong to finished runs; None: to runs whose model was published, or to
+            all runs if the newest one was trained to its end on other rows, or with `spec.continual.resume: never`.
 
     Raises:
         CheckpointError: the store could not be asked which runs of the job are over.
@@ -114,21 +114,21 @@ def launch(
     owner: str = "",
     earlier_terms: int | None = None,
 ) -> Launched:
-    """Creates the job's master, or takes over the job that already exists under this id. Never makes a second one.
+    """Creates the job's master, or takes over the job that already exists under this id. Never creates a second one.
 
-    While MLflow is away this waits for `spec.history.launch_wait`, then goes on without a run: `publishing.with_run`
-    makes it later. A job that has left records goes on from the newest one.
+    If MLflow does not answer, this waits for `spec.history.launch_wait` and then continues without a run, which
+    `publishing.with_run` creates later. A job with records continues from the newest one.
 
     Args:
-        owner: who may stop the job by `stop(owner=...)`; a later launch with another owner takes it over.
-        earlier_terms: as of `launch_request`.
+        owner: who may stop the job with `stop(owner=...)`; a later launch with another owner takes it over.
+        earlier_terms: as in `launch_request`.
 
     Raises:
-        OtherJobError: the job that exists under this id has another job file; it is left alone.
-        SpecError: the positions of the job's records do not fit it as it is launched now.
-        HistoryError: MLflow is there and refuses.
-        ClusterError: the cluster refused the pod, or the master did not come up.
-        CheckpointError: the store cannot be asked, or refused to keep with what the job is launched.
+        OtherJobError: the job that exists under this id has another job file; it is not changed.
+        SpecError: the positions in the job's records are not valid for this launch.
+        HistoryError: MLflow answers and refuses.
+        ClusterError: the cluster refused the pod, or the master did not start.
+        CheckpointError: the store does not answer, or refused to store the parameters of the launch.
     """
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
@@ -137,7 +137,7 @@ def launch(
     if existing is not None:
         refuse_other_job(existing, prepared)
     else:
-        # Before a run is made for it: what cannot go on is refused without a trace.
+        # Checked before a run is created, so that a refused launch leaves no run.
         request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
         record = next(iter(own_records(request, 1)), None)
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
@@ -149,7 +149,7 @@ def launch(
         pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
         labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
         created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
-        # Another caller may have created it at the same time, with a run and a secret of its own.
+        # Another caller may have created it at the same time, with another run and another secret.
         refuse_other_job(created, prepared)
         existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     if existing is None:
@@ -164,7 +164,7 @@ def launch(
             if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
                 client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
         except TransportError:
-            # A master that has failed meanwhile says why in its log, which is the better reason.
+            # If the master has failed meanwhile, its log has a better reason.
             wait_for_master(platform, prepared.job_id, timeout_seconds=0.0).close()
             raise
     return Launched(
@@ -200,7 +200,7 @@ def _start_run(
 
 
 def job_page(platform: Platform, prepared: Prepared) -> str:
-    """Page of MLflow that shows the job's run as soon as there is one; empty when nobody serves such pages now."""
+    """Page of MLflow that will show the job's run; empty if no server shows MLflow's pages."""
     if not tracking_answers(platform):
         return ""
     experiment = job_from_json(prepared.job_json).spec.history.experiment
@@ -208,7 +208,7 @@ def job_page(platform: Platform, prepared: Prepared) -> str:
 
 
 def take_over(platform: Platform, job_id: str, owner: str) -> None:
-    """From now on only `owner` may stop the job by `stop(owner=...)`. Nothing to do once its master has ended.
+    """Makes `owner` the only one who may stop the job with `stop(owner=...)`. Has no effect after the master has ended.
 
     Raises:
         ClusterError: the cluster or the master does not answer.
@@ -219,9 +219,9 @@ def take_over(platform: Platform, job_id: str, owner: str) -> None:
 
 
 def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
-    """Stops a job and removes its pods. True when it was stopped, false when it belongs to another owner or is gone.
+    """Stops a job and removes its pods. Returns False if it belongs to another owner or has ended.
 
-    A master that does not answer is removed by force, its pods after it.
+    If the master does not answer, its pod is deleted, and then the other pods.
     """
     master = _EndingMaster(platform, job_id)
     pod = master.pod
@@ -231,7 +231,7 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     if answer is not None and not answer.accepted:
         log.info("stop_refused", job_id=job_id, owner=owner, reason=answer.reason)
         return False
-    # A job that had ended by itself keeps its own ending.
+    # A job that has ended by itself keeps its outcome.
     ended, why, run_id = _ending(platform, master)
     explained, measured = _explained(master), _measured(master)
     master.end()
@@ -245,7 +245,8 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
 
 
 def finish(platform: Platform, job_id: str) -> None:
-    """Ends a job whose result was read: its master, what is left of its pods, its MLflow run. Idempotent."""
+    """Ends a job whose result was read: ends its master, deletes the remaining pods, closes its MLflow run.
+    Idempotent."""
     master = _EndingMaster(platform, job_id)
     pod = master.pod
     phase, failure, run_id = _ending(platform, master)
@@ -257,7 +258,7 @@ def finish(platform: Platform, job_id: str) -> None:
 
 
 def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
-    """How the job ended, why, and its MLflow run; Stopped while it has not ended by itself."""
+    """The outcome of the job, its reason, and its MLflow run; Stopped if the job has not ended by itself."""
     pod = master.pod
     if pod is None:
         return Phase.STOPPED, "the master is gone", ""
@@ -274,12 +275,12 @@ def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]
 
 
 def _explained(master: _EndingMaster) -> Explanation | None:
-    """What happened to the job and where its time went; None when the master cannot say any more."""
+    """Events of the job and where its time went; None if the master does not answer any more."""
     return master.ask(GetExplanation(), Explanation, "the job is not explained")
 
 
 def _measured(master: _EndingMaster) -> Profile | None:
-    """How fast the job was; None when the master cannot say any more."""
+    """Measured speeds of the job; None if the master does not answer any more."""
     return master.ask(GetProfile(), Profile, "later jobs do not learn from its speed")
 
 
@@ -293,7 +294,7 @@ def _close_run(
         try:
             decisions = Decisions(platform.tracking_uri, "")
             if measured is not None and any(each.steps for each in measured.measured):
-                # scipy comes with it: a launch would load that.
+                # Imported here, because it loads scipy, which a launch does not need.
                 from elastrec.platform.jobs.scaling.story import fitted
 
                 if (model := fitted(measured)) is not None:
@@ -303,7 +304,7 @@ def _close_run(
 
                 write_own_plans(decisions, run_id, explained.own_plans)
             if taken := decisions.decisions(run_id):
-                # What happened after the last round belongs to the picture, too.
+                # The picture includes the time after the last round.
                 decisions.log_throughput(run_id, taken)
                 decisions.log_memory(run_id, taken)
         except HistoryError as refused:
@@ -316,5 +317,5 @@ def _close_run(
             return
         except HistoryError as refused:
             error = str(refused)
-    # The job is over either way; its run stays open and says so in the log.
+    # The job has ended in any case; the run stays open, which is logged.
     log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=error)

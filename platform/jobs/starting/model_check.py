@@ -1,6 +1,6 @@
-"""Whether a job's model can be built, asked in a process of its own: torch is never loaded in the control path.
+"""Checks in a separate process that a job's model can be built, so that torch is never loaded in the control path.
 
-The process takes seconds, mostly for its imports; the caller does other checks meanwhile.
+The process takes some seconds, mostly for imports, in which the caller does other checks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ _LONGEST_SECONDS = 120.0
 
 
 class ModelCheck:
-    """`with ModelCheck(job) as model:` begins the check, `model.wait()` returns its result. Leaving early ends it."""
+    """`with ModelCheck(job) as model:` starts the check, `model.wait()` waits for its result. Leaving the block ends
+    it."""
 
     def __init__(self, job: TrainingJob) -> None:
         self._architecture = repr(job.spec.model.architecture)
         self._deadline = time.monotonic() + _LONGEST_SECONDS
         with ExitStack() as stack:
-            # Files, not pipes: a pipe that is full waits for its other end.
+            # Files, not pipes, because a process blocks when its pipe is full.
             given, self._output, self._errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             given.write(job_to_json(job).encode())
             given.seek(0)
@@ -46,10 +47,10 @@ class ModelCheck:
         self._files.close()
 
     def wait(self) -> None:
-        """Returns when the model is found to be usable.
+        """Returns if the model is usable.
 
         Raises:
-            SpecError: it cannot be built, does not compute what is expected of it, or takes too long to import.
+            SpecError: it cannot be built, does not compute the expected outputs, or takes too long to import.
         """
         try:
             code = self._process.wait(max(0.0, self._deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Before anything starts: find the rows, find the record to continue from, refuse what cannot work."""
+"""Prepares a job before anything starts: finds its rows and the record to continue from, and refuses invalid jobs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from elastrec.platform.specs.text.quantities import format_bytes
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
 _START_RECORDS = 3
-"""The newest records of other jobs that a job may continue from."""
+"""Number of the newest records of other jobs from which a job may continue."""
 _FIRST_ROW = StartPositions("", "")
 _SHOW: dict[str, Callable[[float], str]] = {
     "cores": lambda amount: f"{amount:g}",
@@ -58,7 +58,7 @@ def job_id_for(name: str, owner_key: str) -> str:
 
     Args:
         name: the job file's `metadata.name`.
-        owner_key: what makes this run this run, for example DAG id and logical date.
+        owner_key: identifies the run, for example DAG id and logical date.
     """
     digest = hashlib.sha256(f"{name}|{owner_key}".encode()).hexdigest()[:8]
     stem = re.sub(r"[^a-z0-9-]+", "-", name.lower())[: _LONGEST_JOB_ID - 9].strip("-")
@@ -74,7 +74,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Start:
-    """URIs of the record to start from and of those to take where it is damaged, and what is kept of the first.
+    """URIs of the record to start from and of alternatives if it is damaged, and what is kept of the first one.
 
     Attributes:
         model: the first record's; None without a record.
@@ -87,13 +87,13 @@ class _Start:
 
 
 def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
-    """Checks job, data, cluster and record, and writes the data manifests. Starts nothing.
+    """Checks job, data, cluster and record, and writes the data manifests. Starts no pod.
 
-    Nothing that a job reads which runs under this id is overwritten: manifests of other rows have other names.
+    Files of a job that runs under this id are not overwritten, because manifests of other rows have other names.
 
     Args:
-        interval: which partitions to train and to evaluate on; None: the newest partition is evaluated on, all
-            others are trained on.
+        interval: the partitions for training and evaluation; None: the newest partition is used for evaluation, all
+            others for training.
 
     Raises:
         SpecError: the job cannot run: wrong model, no such data, paths that pods cannot reach, larger than the cluster,
@@ -110,11 +110,11 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             job, fitted = with_figures(job, rows.training, start.model)
             job, deduplication = with_groups(job, rows.training)
         except ElastrecError:
-            # What is wrong with the model is reported before what is wrong with the data.
+            # Problems of the model are reported before problems of the data.
             model.wait()
             raise
         model.wait()
-    # Pods find their store; only here is one made.
+    # Only here is the store created; pods expect it to exist.
     open_store(job.spec.checkpoint.store).create()
     start_record, *older_start_records = start.records or [""]
     folder = f"{platform.work_uri}/manifests/{job_id}"
@@ -149,7 +149,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
 
 
 def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
-    """The job file with the start-up sizes in it."""
+    """The job file with the start-up sizes."""
     resources = job.spec.resources
     worker = resources.worker.model_copy(
         update={
@@ -170,7 +170,7 @@ def allocated(job: TrainingJob, allocation: Allocation) -> TrainingJob:
 
 
 def resolved(path: str, base: str) -> str:
-    """A path or URI of a job file; relative ones begin at `base`."""
+    """A path or URI of a job file; relative paths are resolved against `base`."""
     if "://" in path or Path(path).is_absolute():
         return path
     return f"{base.rstrip('/')}/{path}"
@@ -294,9 +294,9 @@ def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Pa
 
 
 def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
-    """What the job starts from.
+    """Finds the record from which the job starts.
 
-    Arrays are checked when servers read them, not here: that would be reading the whole model once more.
+    Arrays are checked when servers read them, because checking them here would read the whole model twice.
     """
     start_from = job.spec.continual.start_from
     if start_from == "nothing":

@@ -1,7 +1,7 @@
-"""Paths that pods cannot reach: on a remote cluster, whatever names something on the caller's own machine is refused.
+"""Refuses paths that pods cannot reach: on a remote cluster, these are all paths on the caller's own machine.
 
-Reached are URIs of other machines, and local paths below a folder that the cluster's file says every node has at the
-same path (`shared_folders`).
+Pods can reach URIs of other machines, and local paths below a folder that every node has at the same path
+(`shared_folders` in the cluster's file).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def refuse_unreachable(platform: Platform, job: TrainingJob) -> None:
     """Compares a job, its paths made absolute, and its surroundings with what pods can reach.
 
     Raises:
-        SpecError: the cluster is remote, and something lies on this machine; names all of it.
+        SpecError: the cluster is remote, and some paths are on this machine; names all of them.
     """
     if not backend_of(platform.cluster_config).is_remote:
         return
@@ -42,7 +42,7 @@ def refuse_unreachable(platform: Platform, job: TrainingJob) -> None:
 def _paths(platform: Platform, job: TrainingJob, shared: list[Path]) -> Iterator[FieldProblem]:
     spec, start_from = job.spec, job.spec.continual.start_from
     in_file = "name such a place in the job file"
-    # One that the job file says relatively goes where the work URI goes.
+    # Relative paths in the job file are relative to the work URI.
     store = "" if spec.checkpoint.store.startswith(f"{platform.work_uri}/") else spec.checkpoint.store
     for field, uri, remedy in (
         ("spec.data.path", spec.data.path, f"copy the data there and {in_file}"),
@@ -81,7 +81,7 @@ def _code(job: TrainingJob) -> Iterator[FieldProblem]:
 
 
 def _why_unreachable(uri: str, shared: list[Path]) -> str:
-    """Empty: pods reach it."""
+    """Why pods cannot reach it; empty if they can."""
     scheme = _scheme(uri)
     if scheme not in ("", "file"):
         return _loopback(uri)
@@ -96,5 +96,5 @@ def _loopback(uri: str) -> str:
 
 def _scheme(uri: str) -> str:
     match = _SCHEME.match(uri)
-    # A dialect's driver, as in sqlite+pysqlite, says nothing about the place.
+    # The driver of a dialect, as in sqlite+pysqlite, does not matter here.
     return match[1].lower().partition("+")[0] if match else ""

@@ -1,4 +1,4 @@
-"""Before a job is resumed: is there anything to resume, what is left of it in the cluster, is it still the same job?"""
+"""Prepares the resumption of a job: finds its launch, removes its remains from the cluster, and checks it again."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _HIDDEN_PASSWORD = "***@"
 
 
 def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptLaunch:
-    """With what a job was launched that is not over.
+    """The launch of a job that can be resumed.
 
     Args:
-        job: its id, or its name: then the job of that name that was launched last.
+        job: its id, or its name, which means the job of that name that was launched last.
         store: URI of its checkpoint store; relative as in job files.
 
     Raises:
-        SpecError: the store knows no such job (the message names those that it knows), or the job is over.
-        CheckpointError: the store could not be asked, or what it keeps cannot be read.
+        SpecError: the store has no such job (the message names its jobs), or the job is finished.
+        CheckpointError: the store could not be asked, or the launch cannot be read.
     """
     where = resolved(store, platform.work_uri)
     launch = kept_launch(where, job)
@@ -53,10 +53,10 @@ def prepare_again(
     """`prepare` for a job that was launched before, on the same days and with the store in which it was found.
 
     Args:
-        overrides: values by dotted path, where data or sizes are others here.
+        overrides: values by dotted path, for data or sizes that differ here.
 
     Raises:
-        SpecError, DataError: as of `prepare`; or a URI has lost its password.
+        SpecError, DataError: as in `prepare`; or the password of a URI is missing, because it is not stored.
     """
     where = resolved(store, platform.work_uri)
     content = job_from_json(kept.prepared.job_json).model_dump(mode="json", by_alias=True)
@@ -81,7 +81,8 @@ def prepare_again(
 
 
 def remove_unsuccessful(platform: Platform, job_id: str) -> bool:
-    """Removes a job that has failed or was stopped from the cluster; returns whether a job is there afterwards."""
+    """Removes a failed or stopped job from the cluster; returns whether the cluster still has the job, because it is
+    running."""
     try:
         phase = observe(platform, job_id).metrics.phase
     except JobNotFoundError:

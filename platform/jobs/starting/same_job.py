@@ -1,4 +1,4 @@
-"""Is the job that runs under an id the one that a caller describes? Asked before anything is said to its master."""
+"""Compares the job that runs under an id with the job of the caller, before any request to its master."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 
 JOB_LABEL = "elastrec.io/job-digest"
-"""Label of a master's pod: of the job file with which the job was launched."""
+"""Label of a master's pod: digest of the job file with which the job was launched."""
 _NAMED = 8
 
 
 def job_digest(prepared: Prepared) -> str:
-    """Of the job file as it will run; a password that was changed makes no other job."""
+    """Digest of the job file as it will run; it does not depend on passwords."""
     return hashlib.sha256(masked(prepared.job_json).encode()).hexdigest()[:16]
 
 
 def refuse_other_job(master: PodStatus, prepared: Prepared) -> None:
-    """Returns when the master's job has the job file of `prepared`, or was launched before that was written down.
+    """Checks that the master's job has the job file of `prepared`. Jobs without a recorded digest pass.
 
     Raises:
-        OtherJobError: it has another one; names the fields that differ.
+        OtherJobError: the job has another job file; names the fields that differ.
     """
     digest = master.labels.get(JOB_LABEL, "")
     if not digest or digest == job_digest(prepared):

@@ -1,6 +1,6 @@
-"""Start-up sizes of a job: what its file asks for, or what similar finished jobs ended with (DLRover-RM, Algorithm 1).
+"""Start-up sizes of a job: those in its file, or those of similar finished jobs (DLRover-RM, Algorithm 1).
 
-The choice itself is `platform.scaling.warm_start`, which knows no MLflow.
+The sizes are chosen by `platform.scaling.warm_start`, which does not depend on MLflow.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MEMORY_OF_SERVERS = names.named(names.MEMORY_BYTES, role="parameter_server")
 
 
 def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
-    """Start-up sizes; `source` says where they come from, job by job.
+    """Start-up sizes; `source` lists the jobs from which they come.
 
-    A job that wants to start from history starts with the sizes of its file when MLflow does not answer for
+    A job with `scaling.start: history` starts with the sizes of its file if MLflow does not answer within
     `spec.history.launch_wait`.
 
     Raises:
-        HistoryError: MLflow refuses, or went away while it was asked.
+        HistoryError: MLflow refuses, or stopped answering.
     """
     job = job_from_json(prepared.job_json)
     asked = asked_for(job)
@@ -57,17 +57,17 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
 
 
 def allocation_asked_for(job: TrainingJob) -> Allocation:
-    """What the job file asks for, as start-up sizes."""
+    """The sizes in the job file, as start-up sizes."""
     return _allocation(asked_for(job), "job file")
 
 
 def asked_for(job: TrainingJob) -> amounts.Allocation:
-    """What the job file asks for."""
+    """The sizes in the job file."""
     return amounts.Allocation.of(Shape.of(job.spec.resources))
 
 
 def features_of(job: TrainingJob, training_rows: int) -> Features:
-    """What a job is like before it runs; the same features as those of `past_job`."""
+    """Features of a job before it runs, by which similar jobs are found; the same as in `past_job`."""
     numbers = {
         "training_rows": float(training_rows),
         "batch_size": float(job.spec.training.batch_size),
@@ -82,7 +82,7 @@ def features_of(job: TrainingJob, training_rows: int) -> Features:
 
 
 def past_job(record: JobRecord) -> PastJob:
-    """A finished job as warm start sees it: the workers that it was scaled to last, the memory that servers used."""
+    """A finished job for warm start: the last number of workers, and the memory that servers used."""
     granted = msgspec.structs.asdict(record.granted)
     workers = round(record.metrics.get(names.SCALING_WORKERS, record.granted.workers))
     allocation = amounts.Allocation(**{**granted, "workers": max(1, workers)})
@@ -101,7 +101,7 @@ def past_job(record: JobRecord) -> PastJob:
 
 
 def explained(found: WarmStart) -> str:
-    """Which jobs, how similar, what each contributed; one line."""
+    """One line with the similar jobs, their similarity and their shares."""
     shares = "; ".join(
         f"{each.job_id} (similarity {each.similarity.total:.2f}, share {each.share:.0%}: {each.allocation})"
         for each in found.contributions

@@ -1,1 +1,1 @@
-"""A job seen from outside: its master, its pods, its past. Nothing here changes a job."""
+"""Observation of a job from outside: its master, its pods, its past. This room does not change jobs."""

@@ -1,4 +1,4 @@
-"""The pods of a job, for people and for its end: its own, and its evaluator's, which is a job of its own."""
+"""The pods of a job, including its evaluator, which is a separate job in the cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastrec.platform.master.pods.launch import evaluator_job
 
 
 def pods_of_job(platform: Platform, job_id: str) -> list[PodStatus]:
-    """Those that are there, its evaluator's included.
+    """The existing pods of a job, including its evaluator.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -19,7 +19,7 @@ def pods_of_job(platform: Platform, job_id: str) -> list[PodStatus]:
 
 
 def remove_job(platform: Platform, job_id: str) -> list[str]:
-    """Removes a job and its evaluator; returns the names of the pods. The log of a master that failed is kept.
+    """Removes a job and its evaluator; returns the names of the pods. The log of a failed master is kept.
 
     Raises:
         ClusterError: the cluster does not answer, or a pod does not end.

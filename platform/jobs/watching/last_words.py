@@ -1,4 +1,4 @@
-"""The logs of pods that failed: their last line as a reason, and a copy that outlives the pod."""
+"""Logs of failed pods: their last line as a reason, and a copy that is kept after the pod was deleted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LONGEST_LINE = 1000
 
 
 def ending_of(platform: Platform, pod: PodStatus) -> str:
-    """How the last attempt of a pod's process ended, in one line: reason, exit code, the last line of its log.
+    """One line about the end of a pod's last process: reason, exit code, and the last line of its log.
 
     Args:
-        pod: failed, or running with an exit code: its node restarts it.
+        pod: has failed, or is running with an exit code, because its node restarts it.
     """
-    # The message of a pod that waits for its restart names reason and code itself.
+    # The message of a pod that waits for its restart contains the reason and the code.
     is_waiting = pod.phase is PodPhase.RUNNING and pod.message
     how = "" if is_waiting else f"{pod.reason} (exit code {pod.exit_code})".strip()
     return ": ".join(text for text in (how, pod.message, _last_line(platform, pod)) if text)
@@ -36,7 +36,7 @@ def _last_line(platform: Platform, pod: PodStatus) -> str:
 
 
 def pod_last_words(platform: Platform, pod: PodStatus) -> str:
-    """The end of one pod's log under a heading that says how it ended."""
+    """The end of one pod's log, with a heading about how the pod ended."""
     heading = f"--- {pod.name}: {pod.phase.value} {pod.reason} (exit code {pod.exit_code}) {pod.message}".rstrip()
     return "\n".join([heading, *platform.launcher.logs(pod.name, tail_lines=_REPORT_LINES)])
 
@@ -44,7 +44,7 @@ def pod_last_words(platform: Platform, pod: PodStatus) -> str:
 def keep_log(platform: Platform, pod: PodStatus) -> str:
     """Copies the end of a pod's log to `{work_uri}/logs/{pod}.log`, before the pod is deleted.
 
-    Returns the URI of the copy; empty when there is none, which is logged and is no reason to keep the pod.
+    Returns the URI of the copy; empty if it could not be made, which is logged and does not prevent the deletion.
     """
     uri = join(platform.work_uri, "logs", f"{pod.name}.log")
     try:
@@ -58,6 +58,6 @@ def keep_log(platform: Platform, pod: PodStatus) -> str:
 
 
 def whole_log(platform: Platform, master: PodStatus) -> list[str]:
-    """Where the log of a master that failed was copied to, as a line of a report; none where it could not be."""
+    """A report line with the copy of a failed master's log; none if it could not be copied."""
     uri = keep_log(platform, master)
     return [f"--- the whole log of {master.name} is kept in {uri}"] if uri else []

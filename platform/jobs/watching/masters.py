@@ -1,6 +1,6 @@
-"""How a job's master is reached: its pod, a client with the job's own secret, calls that close what they opened.
+"""Connections to a job's master: its pod, and clients with the job's own secret.
 
-What is said to a master belongs to the modules that say it.
+Requests to masters belong to the modules that make them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 def pod_of_master(platform: Platform, job_id: str) -> PodStatus | None:
-    """The pod of the job's master; None when the cluster has none.
+    """The pod of the job's master; None if the cluster has none.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -36,12 +36,12 @@ def pod_of_master(platform: Platform, job_id: str) -> PodStatus | None:
 
 
 def is_gone(pod: PodStatus | None) -> bool:
-    """Whether a master has done its work and left: what it knew lies in the checkpoint store."""
+    """Whether a master has finished and ended; its data is in the checkpoint store."""
     return pod is None or pod.phase is PodPhase.SUCCEEDED
 
 
 def master_client(platform: Platform, pod: PodStatus | None) -> RpcClient | None:
-    """A client of the master in a pod; None when no master runs in it.
+    """A client of the master in a pod; None if no master runs in it.
 
     Raises:
         ClusterError: the cluster does not answer.
@@ -55,10 +55,10 @@ def master_client(platform: Platform, pod: PodStatus | None) -> RpcClient | None
 def ask_pod(
     platform: Platform, pod: PodStatus | None, message: msgspec.Struct, answer: type[Answer], *, timeout_seconds: float
 ) -> Answer | None:
-    """One call to the master in a pod; None when no master runs in it.
+    """Makes one call to the master in a pod; None if no master runs in it.
 
     Raises:
-        TransportError: it does not answer, or refuses to.
+        TransportError: the master does not answer, or refuses.
         ClusterError: the cluster does not answer.
     """
     found = master_client(platform, pod)
@@ -70,10 +70,10 @@ def ask_pod(
 
 @contextlib.contextmanager
 def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
-    """A client of the job's master for several calls; None when no master runs.
+    """A client of the job's master for several calls; None if no master runs.
 
     Raises:
-        ClusterError: the cluster does not answer, or a call inside found that the master does not.
+        ClusterError: the cluster does not answer, or the master did not answer a call in the block.
     """
     found = master_client(platform, pod_of_master(platform, job_id))
     if found is None:
@@ -88,10 +88,10 @@ def live_master(platform: Platform, job_id: str) -> Iterator[RpcClient | None]:
 
 
 def wait_for_master(platform: Platform, job_id: str, timeout_seconds: float = _START_SECONDS) -> RpcClient:
-    """A client of the job's master as soon as its pod has an address; the caller closes it.
+    """Waits until the pod of the job's master has an address; returns a client, which the caller must close.
 
     Raises:
-        ClusterError: the pod failed, does not fit, or is not there within the time; says why.
+        ClusterError: the pod failed, does not fit, or did not start in time; with the reason.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

@@ -1,4 +1,4 @@
-"""Look at a job without changing it: its metrics, why it failed, its pods' last words."""
+"""Observes a job without changing it: its metrics, why it failed, and the last log lines of its pods."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastrec.platform.transport.messages.observer import GetStatus, Status
 
 @dataclass(frozen=True)
 class Observation:
-    """A job at one moment.
+    """The state of a job at one moment.
 
     Attributes:
-        metrics: what the master last said; only job name and phase while no master answers.
-        failure: reason and, where there is one, the user's traceback; empty unless the job failed.
-        reachable: false while the master does not answer, for example because its node restarts it.
+        metrics: from the master; only job name and phase if it does not answer.
+        failure: reason and, if there is one, the user's traceback; empty unless the job failed.
+        reachable: whether the master answers; it does not, for example, while its node restarts it.
     """
 
     metrics: TrainingMetrics
@@ -30,7 +30,7 @@ class Observation:
 
 
 def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Observation:
-    """The job now.
+    """The present state of the job.
 
     Raises:
         JobNotFoundError: no such job in the cluster.
@@ -57,9 +57,10 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
 
 
 def failure_report(platform: Platform, job_id: str) -> str:
-    """Why a job failed, for people: reason, traceback, and the last lines of the pods that failed.
+    """Why a job failed, for people: reason, traceback, and the last log lines of failed pods.
 
-    A master that failed takes the job's whole story with it: its log is copied, and the report says where to.
+    If the master itself failed, there is no explanation of the job; its log is copied, and the report contains the
+    path.
     """
     try:
         observation = observe(platform, job_id)
@@ -77,7 +78,7 @@ def failure_report(platform: Platform, job_id: str) -> str:
 
 
 def jobs(platform: Platform) -> list[Observation]:
-    """Every job of the cluster, by name; one that is removed while it is looked at is left out."""
+    """Every job of the cluster, by name, except jobs that are removed at the same time."""
     observations = []
     for name in sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER):
         try:

@@ -1,4 +1,4 @@
-"""The past of a job: from its master while there is one, else from what the master left in the checkpoint store."""
+"""The past of a job: from its master while it runs, otherwise from the checkpoint store."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
     """Every attempt at every shard; the columns are `platform.master.reporting.ledger.SCHEMA`.
 
     Args:
-        store: URI of the checkpoint store, where the ledger of a job that is gone lies; relative as in job files.
+        store: URI of the checkpoint store, which has the ledger of a job that has ended; relative as in job files.
 
     Raises:
         ClusterError: the job's master does not answer.
-        NothingLeftError: the job is not in the cluster and left no ledger in the store.
+        NothingLeftError: the job is not in the cluster, and the store has no ledger of it.
         CheckpointError: the store could not be asked.
     """
     from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
@@ -59,7 +59,7 @@ def ledger(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> pa.Ta
 
 
 def explanation(platform: Platform, job_id: str, store: str = DEFAULT_STORE) -> Explanation:
-    """What happened to a job, why, and where its time went; arguments and errors as of `ledger`."""
+    """Events of a job, their causes, and where its time went; arguments and errors as in `ledger`."""
     from elastrec.platform.master.reporting.explanation import read_explanation
 
     with live_master(platform, job_id) as client:
@@ -72,7 +72,7 @@ def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAUL
     """The report of a job's newest run in MLflow, an HTML page.
 
     Args:
-        experiment: of its runs; store: as of `ledger`.
+        experiment: of its runs; store: as in `ledger`.
 
     Raises:
         SpecError: the experiment has no run of the job.
@@ -97,10 +97,10 @@ def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAUL
 
 
 def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
-    """The job's last metrics: from its master, or when that is gone what it has left in the store.
+    """The job's last metrics, from its master or, after the master has ended, from the store.
 
     Raises:
-        ClusterError: the job is not in the cluster and left nothing, or the cluster does not answer.
+        ClusterError: the job is neither in the cluster nor in the store, or the cluster does not answer.
         CheckpointError: the store could not be asked.
     """
     left = left_result(platform, prepared) if is_gone(pod_of_master(platform, prepared.job_id)) else None
@@ -108,7 +108,7 @@ def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
 
 
 def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | None:
-    """What a job that is over has left of its result in its store; None when it has left none.
+    """The result of a finished job in its store; None if there is none.
 
     Raises:
         CheckpointError: the store could not be asked.
@@ -119,7 +119,8 @@ def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | Non
 
 
 def is_trained(platform: Platform, prepared: Prepared) -> bool:
-    """Whether a job of this id has been trained and evaluated to its end, and its master is gone: none need run again.
+    """Whether a job with this id has been trained and evaluated, and its master has ended, so that it need not run
+    again.
 
     Raises:
         CheckpointError: the store could not be asked.
@@ -142,7 +143,7 @@ def _left(read: Callable[[str, str], Left | None], platform: Platform, job_id: s
 
 
 def _pages(client: RpcClient, streams: list[StreamNow]) -> Iterator[Sequence[Attempt]]:
-    """The master's lines; fills `streams` with what came with the last page."""
+    """The master's lines; fills `streams` from the last page."""
     after = 0
     while True:
         page = client.call(GetLedger(after=after), LedgerPage, timeout_seconds=30)

@@ -1,4 +1,4 @@
-"""What happened to a job, in the form that its report shows."""
+"""The explanation of a job in the form that its report needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastrec.platform.transport.messages.ledger import Explanation
 
 
 def story_of(explained: Explanation) -> Story:
-    """An explanation in the words of the history room, which knows no masters."""
+    """Converts an explanation to the types of the history room, which does not know masters."""
     return Story(
         text=as_text(explained),
         wall_seconds=explained.wall_seconds,

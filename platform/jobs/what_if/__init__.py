@@ -1,5 +1,5 @@
-"""Workloads from files and from what has run before, and policies compared on them in the simulator.
+"""Workloads from files and from past jobs, and comparisons of policies on them in the simulator.
 
-Here files are read and records of the history are made into jobs; the simulated cluster itself is `platform.simulator`,
-which knows neither. Nothing here touches a real cluster, and no HTTP: the caller has fetched the records.
+This room reads files and converts records of the history to jobs; the simulated cluster is `platform.simulator`. It
+uses no real cluster and makes no HTTP requests: the caller fetches the records.
 """

@@ -1,4 +1,4 @@
-"""Several policies on the same jobs and the same trouble, one after the other."""
+"""Simulates several policies on the same jobs with the same faults, one after the other."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from elastrec.platform.specs.errors import FieldProblem, ScalingError, SpecError
 from elastrec.platform.specs.scaling import names_a_file
 
 Progress = Callable[[str, int, int], None]
-"""Called with (policy, jobs ended, jobs in all)."""
+"""Called with (policy, finished jobs, all jobs)."""
 
 
 class Gathered(msgspec.Struct, frozen=True):
     """The jobs of a comparison.
 
     Attributes:
-        notes: for people: what was left out, what is assumed.
-        overheads: as the history measured them; None without one.
-        node_changes: nodes that come and go.
+        notes: for people: jobs that were left out, and assumptions.
+        overheads: measured in the history; None without a history.
+        node_changes: changes of the number of nodes.
     """
 
     jobs: tuple[JobToRun, ...]
@@ -49,11 +49,11 @@ class Gathered(msgspec.Struct, frozen=True):
 def gather(
     asked: SimulationFile, base: Path, records: Sequence[JobRecord] = (), overheads: Overheads | None = None
 ) -> Gathered:
-    """The jobs that a file asks for.
+    """The jobs of a simulation file.
 
     Args:
-        base: relative paths of CSV files are taken from here.
-        records, overheads: of the history, where the file asks for one.
+        base: folder of relative paths of CSV files.
+        records, overheads: of the history, if the file uses one.
 
     Raises:
         SpecError: a CSV file is wrong, or the history has no finished job.
@@ -89,7 +89,7 @@ def gather(
 
 
 def settings_of(asked: SimulationFile, measured: Overheads | None, handling: Handling) -> Settings:
-    """The simulation's numbers; what the file does not say is measured, or the default."""
+    """The settings of the simulation; fields that are absent in the file are measured or have defaults."""
     trouble, known = asked.trouble, measured or Overheads()
     start = known.worker_start_seconds if trouble.start_time is None else trouble.start_time
     pause = known.migration_pause_seconds if trouble.migration_pause is None else trouble.migration_pause
@@ -105,7 +105,7 @@ def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None
     """One report per policy, in the file's order.
 
     Raises:
-        ScalingError: there is no policy of a name, or it cannot be loaded.
+        ScalingError: a policy does not exist or cannot be loaded.
     """
     prices = PriceList(core_hour=asked.prices.core_hour, gibibyte_hour=asked.prices.gibibyte_hour)
     size = Resources(asked.cluster.cores, float(asked.cluster.memory))
@@ -131,10 +131,11 @@ def compare(asked: SimulationFile, gathered: Gathered, progress: Progress | None
 
 
 def _policies(asked: Sequence[str]) -> dict[str, ScalingPolicy]:
-    """By the names of their reports; one in a file by its own. All are loaded before the first one runs.
+    """Policies by their names in the report; a policy in a file has its own name. All are loaded before the first one
+    runs.
 
     Raises:
-        ScalingError: one cannot be loaded, or two would have one name in the table.
+        ScalingError: a policy cannot be loaded, or two would have the same name in the table.
     """
     policies: dict[str, ScalingPolicy] = {}
     for name in asked:

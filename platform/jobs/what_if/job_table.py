@@ -2,24 +2,22 @@
 
 | column | meaning | without it |
 |---|---|---|
-| `job_id` | name, each once | |
-| `arrival_seconds` (in traces `submit_time`) | since the begin, in the file's time unit | |
-| `seconds` (`duration`) | training time with what its owner asks for, in the file's time unit | |
-| `workers` (`num_gpu`) | that its owner asks for | 1 |
+| `job_id` | unique name | |
+| `arrival_seconds` (in traces `submit_time`) | since the start, in the file's time unit | |
+| `seconds` (`duration`) | training time with the requested sizes, in the file's time unit | |
+| `workers` (`num_gpu`) | requested | 1 |
 | `parameter_servers` | likewise | one per four workers |
 | `worker_cores`, `parameter_server_cores` | of one pod | 4 |
 | `worker_memory_gib`, `parameter_server_memory_gib` | of one pod | 8 |
-| `memory_at_end` | share of a server's memory that its rows fill at the end; above 1 it runs out of it | no subject |
-| `batch_size`, `embedding_dimension` | of the model | 512, 16 |
-| `step_seconds` | of a worker, with what its owner asks for | 0.1 |
-| `compute_share`, `update_share` | of a step, of workers and of servers that apply gradients | 0.45, 0.1 |
-| `network_share`, `lookup_share` | likewise, of dense parameters and of lookups; what is left is fixed | 0.05, 0.3 |
-| `max_workers`, `max_parameter_servers` | that plans may give it | 8 times what is asked for |
-| `priority` | 1 is normal | 1 |
-| `name` | what warm start compares | none |
-| `team` (`user`) | whose job it is | `default` |
+| `memory_at_end` | share of a server's memory that its rows fill at the end; above 1 it runs out of memory | not
+simulated | | `batch_size`, `embedding_dimension` | of the model | 512, 16 | | `step_seconds` | of a worker, with the
+requested sizes | 0.1 | | `compute_share`, `update_share` | of a step, of workers and of servers that apply gradients |
+0.45, 0.1 | | `network_share`, `lookup_share` | likewise, of dense parameters and of lookups; what is left is fixed |
+0.05, 0.3 | | `max_workers`, `max_parameter_servers` | that plans may give it | 8 times the requested number | |
+`priority` | 1 is normal | 1 | | `name` | by which warm start finds similar jobs | none |
+| `team` (`user`) | the owner of the job | `default` |
 
-`read_node_changes` reads another kind of file: `seconds` and `nodes`, that come (above 0) or go (below 0).
+`read_node_changes` reads another kind of file: `seconds` and `nodes`, which are added (above 0) or removed (below 0).
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ _EXPONENT = 0.7
 
 
 class Table(msgspec.Struct, frozen=True):
-    """What was read.
+    """The contents of a file.
 
     Attributes:
-        skipped: what was wrong with the lines that were left out, when that was allowed.
+        skipped: the problems of skipped lines, if skipping was allowed.
     """
 
     jobs: tuple[JobToRun, ...]
@@ -85,10 +83,10 @@ def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
 
 
 def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
-    """The arrivals of a CSV file alone, rising, the first one at second 0.
+    """Only the arrivals of a CSV file, increasing, the first one at second 0.
 
     Raises:
-        SpecError: the file cannot be read, has no such column, or holds what is no time.
+        SpecError: the file cannot be read, has no such column, or contains an invalid time.
     """
     lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("arrival_seconds",)), start=2)]
     seconds = sorted(line.arrival() * time_unit_seconds for line in lines)
@@ -98,7 +96,7 @@ def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
 
 
 def read_node_changes(file: Path, time_unit_seconds: float = 1.0) -> tuple[NodeChange, ...]:
-    """Nodes that come and go, one change per line: `seconds` since the begin and `nodes`, a whole number but 0.
+    """Changes of the number of nodes, one per line: `seconds` since the start and `nodes`, a whole number other than 0.
 
     Raises:
         SpecError: the file cannot be read, columns are missing, or fields are wrong.
@@ -111,11 +109,11 @@ def read_node_changes(file: Path, time_unit_seconds: float = 1.0) -> tuple[NodeC
 
 
 def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: bool = False) -> Table:
-    """The jobs of a CSV file with a header, by their arrival. Columns that are not known are passed over.
+    """The jobs of a CSV file with a header, by their arrival. Unknown columns are ignored.
 
     Args:
-        time_unit_seconds: what the file's times are counted in; 60 for minutes.
-        skip_wrong_lines: leave out lines with wrong fields instead of refusing the file.
+        time_unit_seconds: the unit of the file's times; 60 for minutes.
+        skip_wrong_lines: whether to skip lines with wrong fields instead of refusing the file.
 
     Raises:
         SpecError: the file cannot be read, columns are missing, or fields are wrong; at most 20 problems are named.
@@ -141,14 +139,14 @@ def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: b
 
 
 class _Line:
-    """One line, whose problems are gathered while it is read."""
+    """One line of a file; collects its problems while it is read."""
 
     def __init__(self, number: int, fields: Mapping[str, str]) -> None:
         self._number, self._fields = number, fields
         self.problems: list[FieldProblem] = []
 
     def refuse(self, name: str, value: str, allowed: str, remedy: str = "correct the line") -> None:
-        """Notes a problem."""
+        """Adds a problem."""
         self.problems.append(FieldProblem(f"line {self._number}, {name}", repr(value), allowed, remedy))
 
     def _number_of(self, name: str, default: float | None, least: float, allowed: str) -> float:
@@ -246,7 +244,7 @@ class _Line:
 
 
 def _memory(allocation: Allocation, samples: float, full: float) -> MemoryTruth:
-    """Tables that fill this share of what a server has beside its base, when the last sample is trained."""
+    """Tables that fill this share of a server's memory (without its base) when the last sample is trained."""
     limit = allocation.parameter_server_memory_bytes
     base = 0.05 * limit
     rows = full * (limit - base) * allocation.parameter_servers / (1.1 * 136.0)

@@ -1,8 +1,8 @@
-"""A team's own finished jobs as a workload: what would have become of them under another policy. Pure.
+"""Converts a team's finished jobs to a workload, to simulate them under another policy. Pure.
 
-A job's true coefficients are fitted to all runs of its name, and then brought to the speed that it had itself. With
-one configuration only, shares of the step come from what its workers measured (pull, compute, push); where not even
-that is known, documented shares are assumed: a what-if is as good as what the runs recorded, and `notes` say so.
+The coefficients of a job are fitted to all runs of its name, and then scaled to its own speed. With only one
+configuration, the shares of a step come from its workers' measurements (pull, compute, push); without measurements,
+documented shares are assumed. A simulation is only as good as the recorded runs, and `notes` name what is missing.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _STEPPING_SECONDS = tuple(
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What can be simulated of a history.
+    """The jobs of a history that can be simulated.
 
     Attributes:
-        left_out: job id and reason of every job that cannot be.
-        notes: for people; how far single models are to be trusted.
+        left_out: job id and reason of every job that cannot be simulated.
+        notes: for people; limits of single models.
     """
 
     jobs: tuple[JobToRun, ...]
@@ -54,7 +54,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
     """The finished jobs of a history, the earliest at second 0.
 
     Args:
-        largest_growth: plans may give a job so many times the workers and servers that it had.
+        largest_growth: plans may give a job at most this many times its workers and servers.
     """
     runs: dict[tuple[str, int, int], list[_Run]] = defaultdict(list)
     left_out = []
@@ -87,7 +87,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
 
 
 def _run(record: JobRecord) -> tuple[_Run | None, str]:
-    """(what can be used of a run, why nothing can)."""
+    """The usable data of a run, or the reason why the run cannot be used."""
     if record.phase is not Phase.SUCCEEDED:
         return None, f"it ended as {record.phase.value}"
     batch, dimension = record.features["batch_size"], record.features["embedding_dimension"]
@@ -109,13 +109,13 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
 
 
 def _training_seconds(record: JobRecord) -> float:
-    """Time in which its workers did steps where its master has counted that, else from begin to end."""
+    """Time in which its workers made steps, if its master has measured that; otherwise from start to end."""
     counted = sum(record.metrics.get(name, 0.0) for name in _STEPPING_SECONDS)
     return counted or record.metrics.get(names.SECONDS, 0.0)
 
 
 def _compute(record: JobRecord, step: float) -> float | None:
-    """Share of a step in which workers compute, times the step; None where it was not measured."""
+    """Time of a step in which workers compute; None if it was not measured."""
     parts = {
         part: record.metrics.get(names.named(names.STEP_PART_SECONDS, part=part), 0.0)
         for part in ("pull", "compute", "push")

@@ -1,4 +1,4 @@
-"""What `elastrec simulate` is given: which jobs, on which cluster, under which policies. One YAML file."""
+"""The YAML file of `elastrec simulate`: jobs, cluster and policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 
 BY_HAND_NAME = "by-hand"
-"""Beside the policies: jobs keep what their owners asked for, and the platform does nothing about trouble."""
+"""In addition to the policies: jobs keep the requested sizes, and the platform does not react to faults."""
 DEFAULT_POLICIES = (BY_HAND_NAME, "static", "elastic-scheduler", "optimus", "optimus-greedy", "three-stage")
 _Share = Annotated[float, Field(ge=0, le=1)]
 _SCALING, _HABITS = ScalingSettings(), Settings()
@@ -28,37 +28,37 @@ class FromHistory(Spec):
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """MLflow experiment; the tracking server is MLFLOW_TRACKING_URI's."""
     most: Annotated[int, Field(ge=1, le=10_000)] = 500
-    """The newest jobs, at most so many."""
+    """Maximum number of jobs, the newest."""
 
 
 class MadeUp(Spec):
-    """A made-up month of teams that train their models again and again."""
+    """A generated month of teams that train their models again and again."""
 
     jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     """How many."""
     models: Annotated[int, Field(ge=1)] = 40
-    """Different ones, which are trained again and again."""
+    """Number of different models, which are trained again and again."""
     teams: Annotated[int, Field(ge=1)] = 8
-    """That own the models."""
+    """Number of teams that own the models."""
     mean_time_between_jobs: Annotated[Seconds, Field(gt=0)] = 43.2
-    """Of Poisson arrivals."""
+    """Mean time of Poisson arrivals."""
     arrivals: str | None = None
-    """CSV file whose arrivals (arrival_seconds or submit_time) are taken instead."""
+    """CSV file whose arrivals (arrival_seconds or submit_time) are used instead."""
 
 
 class Workload(Spec):
     """Exactly one of `jobs`, `history` and `made_up`."""
 
     jobs: str | None = None
-    """CSV file, one line per job, or of a cluster's trace; relative to the YAML file."""
+    """CSV file with one line per job, or the trace of a cluster; relative to the YAML file."""
     history: FromHistory | None = None
-    """What has run before: what would another policy have made of it?"""
+    """Past jobs, to be simulated under other policies."""
     made_up: MadeUp | None = None
-    """No data of your own at hand."""
+    """Generated jobs, if you have no data of your own."""
     time_unit: Annotated[Seconds, Field(gt=0)] = 1.0
-    """What the times in CSV files are counted in; `1m` for minutes."""
+    """The unit of times in CSV files; `1m` for minutes."""
     skip_wrong_lines: bool = False
-    """Leave wrong lines of a CSV file out, and name them, instead of refusing the file."""
+    """Whether to skip wrong lines of a CSV file, and name them, instead of refusing the file."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Workload:
@@ -79,20 +79,21 @@ class SimulatedCluster(Spec):
     memory: Annotated[Bytes, Field(gt=0)] = 192 * 2**30
     """Of one node."""
     node_changes: str | None = None
-    """CSV file of nodes that come and go: `seconds` (in `time_unit`) and `nodes`, above 0 or, where they go, below."""
+    """CSV file of changes of the number of nodes: `seconds` (in `time_unit`) and `nodes` (below 0 if nodes are
+    removed)."""
 
 
 class Trouble(Spec):
-    """What goes wrong, and how long things take."""
+    """Faults and delays."""
 
     start_time: Annotated[Seconds, Field(ge=0)] | None = None
-    """Median until a pod trains; default: measured ones with `history`, else 60s."""
+    """Median time until a pod trains; default: measured times with `history`, otherwise 60s."""
     migration_pause: Annotated[Seconds, Field(ge=0)] | None = None
-    """Training pauses when servers or a pod's size change; default: measured ones with `history`, else 30s."""
+    """Pause of training when servers or a pod's size change; default: measured times with `history`, otherwise 30s."""
     noise: Annotated[float, Field(ge=0, le=2)] = _HABITS.noise
     """Standard deviation of the logarithm of step times."""
     hours_between_failures: Annotated[float, Field(gt=0)] = _HABITS.hours_between_failures
-    """Mean of one pod; 1600 is 1.5 % of the pods per day."""
+    """Mean time between failures of a pod, in hours; 1600 is 1.5 % of the pods per day."""
     stragglers: _Share = 0.07
     """Share of the jobs in which a worker becomes slow."""
     hot_servers: _Share = 0.13
@@ -105,26 +106,27 @@ class SimulationFile(Spec):
     workload: Workload
     """The jobs."""
     cluster: SimulatedCluster = SimulatedCluster()
-    """Where they run."""
+    """The cluster on which jobs run."""
     policies: Annotated[tuple[str, ...], Field(min_length=1)] = DEFAULT_POLICIES
-    """Names of registered policies, `FILE.py:CLASS` relative to this file, and `by-hand`; the first one is what the
-    others are compared with."""
+    """Names of registered policies, `FILE.py:CLASS` relative to this file, and `by-hand`; the others are compared with
+    the first one."""
     changes: Literal["workers", "everything"] = "workers"
-    """What plans may change while a job trains; `everything` is servers and sizes of pods too."""
+    """What plans may change while a job trains; `everything` includes servers and sizes of pods."""
     warm_start: bool = False
-    """Jobs start with what similar finished ones ended with; never those of `by-hand`."""
+    """Whether jobs start with the last sizes of similar finished jobs; never with `by-hand`."""
     max_slowdown: Annotated[float, Field(ge=0, lt=1)] = _SCALING.max_slowdown
-    """Plans that save may cost a job this share of its speed, as in the file of a real cluster."""
+    """All saving plans together may cost a job this share of its speed, as in the settings of a real cluster."""
     prices: Prices = _SCALING.prices
-    """What resources cost."""
+    """Prices of resources."""
     trouble: Trouble = Trouble()
-    """What goes wrong."""
+    """Faults and delays."""
     round_interval: Annotated[Seconds, Field(gt=0)] = _SCALING.round_interval
     """Time between two rounds of the policy."""
     patience_rounds: Annotated[int, Field(ge=1)] = _HABITS.patience_rounds
-    """1: every job in every round, as on a real cluster; more: one that had no plan only after up to so many rounds."""
+    """1: the policy is asked about every job in every round, as on a real cluster; more: about jobs without a plan only
+    after up to this number of rounds."""
     at_most: Annotated[Seconds, Field(gt=0)] = _HABITS.until_seconds
-    """Simulated time after which jobs that still run are reported as unfinished."""
+    """Simulated time after which running jobs are reported as unfinished."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Equal seeds give equal results."""
 

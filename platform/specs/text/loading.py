@@ -90,7 +90,8 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses values too large, and a key that stands twice in one mapping: YAML itself would take the last one."""
+    """Refuses values that are too large, and duplicate keys in a mapping, of which YAML itself would use the last
+    one."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()

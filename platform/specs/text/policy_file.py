@@ -1,7 +1,7 @@
 """A policy that is one Python file: `FILE.py:CLASS` wherever a policy's name is expected. Nothing is packaged.
 
-The file is imported anew whenever it is loaded, so that a change counts at once. It may import installed packages, not
-its neighbours: a policy of several modules is a package, registered as an entry point.
+The file is imported again at every load, so that changes take effect at once. It may import installed packages, but no
+files next to it: a policy with several modules must be a package that is registered as an entry point.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SHAPE = "FILE.py:CLASS, for example my_policy.py:MyPolicy"
 
 
 def load_policy_file(name: str) -> Any:
-    """What `CLASS()` of the file makes; whether it is a policy the caller finds out.
+    """Returns an instance of the class in the file. The caller checks that it is a policy.
 
     Args:
-        name: `FILE.py:CLASS`; a relative file is looked for in the working directory.
+        name: `FILE.py:CLASS`; a relative path is resolved against the working directory.
 
     Raises:
         ScalingError: no such file or class, or the file or its class raises; with the line of the file.

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a spec, as problems that name field, value, what is allowed and the remedy."""
+"""Converts pydantic's validation errors to problems that name the field, the value, what is allowed and the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_SUGGESTED = 3
 
 
 class FieldError(ValueError):
-    """For a section's validator: what is wrong with one field inside the section.
+    """Raised by the validator of a section: one field inside the section is wrong.
 
     Args:
         path: of the field, from the section on.

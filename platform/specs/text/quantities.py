@@ -1,6 +1,6 @@
-"""Amounts with their unit in the type: bytes, cores and seconds as they stand in a job file.
+"""Amounts of bytes, cores and seconds as written in a job file; the type of a field determines the unit.
 
-In Python an amount is a plain number in its base unit (bytes, cores, seconds); the suffix exists only in text.
+In Python, an amount is a plain number in its base unit (bytes, cores, seconds); suffixes exist only in text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _BYTES = {
     "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
 }  # fmt: skip
 _BYTES_AS_READ = {**_BYTES, **{f"{unit}B": size for unit, size in _BYTES.items() if unit.endswith("i")}}
-"""Also with the units of IEC 80000-13, such as GiB, which mean one thing. GB is refused: some write it for GiB."""
+"""Includes the units of IEC 80000-13, such as GiB, which are unambiguous. GB is refused, because it is often used for
+GiB."""
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _SPELT_BYTES = {spelt.lower(): unit for unit in _BYTES for spelt in (unit, f"{unit}B")}
@@ -41,7 +42,7 @@ _CORES_PATTERN = r"^[0-9]+(\.[0-9]+)?m?$"
 
 
 class AmountError(ValueError):
-    """Text that is no amount.
+    """The text is not a valid amount.
 
     Attributes:
         remedy: the amount that was probably meant; empty where none is near.
@@ -53,7 +54,7 @@ class AmountError(ValueError):
 
 
 def parsed(field: str, text: Any, parse: Callable[[Any], Amount], where: str) -> Amount:
-    """What a person gave, as a number.
+    """Parses an amount that a user has given.
 
     Args:
         parse: raises a ValueError that says what is allowed.
@@ -70,7 +71,7 @@ def parsed(field: str, text: Any, parse: Callable[[Any], Amount], where: str) ->
 
 
 def _meant(value: Any, spellings: dict[str, str]) -> str | None:
-    """The amount with its unit spelt as here; None where text is no number with a known unit."""
+    """The amount with the correct spelling of its unit; None if the text is not a number with a known unit."""
     match = re.match(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*$", value) if isinstance(value, str) else None
     unit = spellings.get(match.group(2).lower()) if match else None
     return f"{match.group(1)}{unit}" if match and unit is not None else None
@@ -142,7 +143,7 @@ def _quantity_schema(kind: str, pattern: str, example: str) -> dict[str, Any]:
 
 
 SMALLEST_MEMORY_BYTES = 16 * 2**20
-"""No pod can start with less; also finds sizes whose unit was forgotten."""
+"""No pod can start with less. Sizes without a unit, such as `2`, are below this limit, too."""
 
 
 def _enough_memory(amount: int) -> int:
@@ -172,7 +173,7 @@ CoresOrNone = Annotated[
     Field(ge=0, le=10_000),
     WithJsonSchema(_quantity_schema("number", _CORES_PATTERN, "500m")),
 ]
-"""A limit that 0 takes away."""
+"""A limit; 0 means no limit."""
 Seconds = Annotated[
     float,
     BeforeValidator(parse_seconds),

@@ -10,7 +10,7 @@ T = TypeVar("T", bound=Any)
 
 
 def some(names: Sequence[str], most: int = 3, *, last: bool = False) -> str:
-    """`a, b, c and 4 more`: the first ones, or with `last` the last ones; empty where there are none."""
+    """`a, b, c and 4 more`: the first names, or with `last` the last ones; empty if there are no names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[-most:] if last else names[:most]) + more
 

@@ -1,4 +1,5 @@
-"""Credentials that a URI carries: hidden in everything that people read, and separated for what sends them. Pure."""
+"""Credentials in URIs: they are masked in all text for people, and split off for the code that sends them. Pure
+functions."""
 
 from __future__ import annotations
 

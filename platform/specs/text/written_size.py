@@ -1,4 +1,4 @@
-"""How large a value is once written out: a YAML alias, or an object that Python shares, is repeated at each use."""
+"""The size of a value when it is written out, where a YAML alias or a shared Python object is repeated at each use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 T = TypeVar("T")
 MAXIMUM_CHARACTERS = 10_000_000
-"""Of a job file or another description. A few lines of aliases of aliases could stand for gigabytes."""
+"""Limit for a job file or another description. A few lines with aliases of aliases could expand to gigabytes."""
 
 
 def oversized_node(root: yaml.Node) -> tuple[yaml.Node, float] | None:
@@ -19,7 +19,7 @@ def oversized_node(root: yaml.Node) -> tuple[yaml.Node, float] | None:
 
 
 def oversized_value(root: Any) -> tuple[Any, float] | None:
-    """As `oversized_node`, of mappings and sequences in memory."""
+    """Like `oversized_node`, for mappings and sequences in memory."""
     return _oversized(root, _parts_of_value, _length)
 
 

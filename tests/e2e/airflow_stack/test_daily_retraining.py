@@ -221,7 +221,7 @@ def test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the
     wait(
         lambda: logs(airflow, run_id, "launch"),
         "the launch to go on from the newest record",
-        lambda said: f"goes on from {newest} at " in said,
+        lambda said: f"continues from {newest} at " in said,
     )
     wait(
         lambda: run_states(airflow, DAG_ID, run_id),

@@ -71,7 +71,7 @@ def test_a_file_alone_shows_its_steps_and_that_nothing_else_was_looked_at(job_fi
     assert shown.stdout.splitlines() == [
         f"{job_file}: valid",
         "  steps of I1: clip(low=0), standardize(to be fitted)",
-        "  not looked at: data, model and cluster; with --data they are, as `run` looks at them",
+        "  not checked: data, model and cluster; --data checks them as `run` does",
     ]
 
 

@@ -68,7 +68,7 @@ def test_a_job_that_runs_is_watched_as_it_was_launched_and_nothing_of_it_can_be_
 ) -> None:
     runs(monkeypatch, Phase.TRAINING)
     said = resumed("clicks")
-    assert "Job clicks-1 is in the cluster and has not failed: it is watched" in said
+    assert "Job clicks-1 is running: waiting for it" in said
     (course,) = courses
     assert not course.is_resumed and course.prepared.training_manifest == PREPARED.training_manifest
     with pytest.raises(
@@ -89,7 +89,7 @@ def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
 
     monkeypatch.setattr("elastrec.platform.jobs.starting.resuming.prepare", prepare)
     said = resumed("clicks-1")
-    assert "To take it up again: elastrec resume clicks-1\n" in said and "checking job, data and model" in said
+    assert "To continue this job: elastrec resume clicks-1\n" in said and "checking job, data and model" in said
     said = resumed("clicks-1", "--set", "spec.data.path=/mnt/clicks", "--keep")
     assert "elastrec resume clicks-1 --set spec.data.path=/mnt/clicks\n" in said
     (first, job_id, interval), (second, *_) = asked

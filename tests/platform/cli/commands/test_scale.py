@@ -16,9 +16,9 @@ from elastrec.platform.specs.errors import ElastrecError
     [
         (["--servers", "0"], "0 is not in the range x>=1"),
         (["--workers", "two"], "'two' is not a valid integer"),
-        (["--other-node"], "--other-node says how pods are moved; give --move"),
-        ([], "nothing is asked for; give --workers, --servers"),
-        (["--take-back", "--servers", "2"], "--take-back stands alone"),
+        (["--other-node"], "--other-node needs --move"),
+        ([], "no change is requested; give --workers, --servers"),
+        (["--take-back", "--servers", "2"], "--take-back cancels an earlier request and allows no other option"),
     ],
 )
 def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:

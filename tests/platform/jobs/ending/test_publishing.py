@@ -126,5 +126,5 @@ def test_patience_ends_with_the_name_of_the_record_that_holds_the_model(
     left(tmp_path)
     monkeypatch.setattr(tracking, "answers", lambda uri: False)
     monkeypatch.setattr(publishing, "publish_patience_seconds", lambda prepared: 0.0)
-    with pytest.raises(HistoryAwayError, match="file:///record; nothing of it will be trained again"):
+    with pytest.raises(HistoryAwayError, match="file:///record; it will not be trained again"):
         publishing.with_tracking(platform, prepared, lambda: None)
