@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 WAIT ?= 1
 STREAMS ?= 2
 
-.PHONY: help setup check test quick nightly coverage spikes spark mutants demo screenshots bench lint types lock clean
+.PHONY: help setup check test quick nightly coverage spikes spark mutants changes demo screenshots bench lint types lock clean
 
 help:
 	@echo "make setup        install the locked environment into $(VENV)"
@@ -18,6 +18,7 @@ help:
 	@echo "make spikes       tests against real Kubernetes, YARN, HDFS and object stores, built first"
 	@echo "make spark        tests of clustering with Spark, fetched first (400 MB, once)"
 	@echo "make mutants      break the promises of tests/mutants.toml one by one; ONLY=\"M4 W1\" for some"
+	@echo "make changes      100 changes of servers and workers of one job that trains, in half an hour; COUNT=20 for fewer"
 	@echo "make demo         a click log, Airflow, MLflow and one training, on this machine"
 	@echo "make screenshots  the pictures of README and docs, from a running demo"
 	@echo "make bench        all figures of docs/figures.md"
@@ -75,6 +76,11 @@ spark: setup
 # Breaks the product's promises one by one, in a copy, and looks for a red test; `make mutants ONLY="M4 W1"`.
 mutants: setup
 	nice -n 10 $(BIN)/python -m tests.mutants $(ONLY)
+
+# One real job, changed again and again: no sample lost, flat memory, nothing left behind.
+COUNT ?= 100
+changes: setup
+	$(BIN)/python -m tests.faults.live.many_changes --count $(COUNT)
 
 lint: setup
 	$(BIN)/ruff check .
