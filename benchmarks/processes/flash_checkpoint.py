@@ -38,9 +38,10 @@ class FlashCheckpoints:
         folder: on the disk that is measured.
         volume: file of memory; made here as a node makes it, before anything is measured.
         rows: of all tables together; changed: share of them that changes between a full part and the next one.
+        remote: URI of a store that other machines reach, too; empty: none is there.
     """
 
-    def __init__(self, folder: Path, volume: Path, rows: int, changed: float) -> None:
+    def __init__(self, folder: Path, volume: Path, rows: int, changed: float, remote: str) -> None:
         self._folder, self._changed = folder, changed
         open_store(f"{folder}/store").create()
         spec = job_of("dlrm")
@@ -60,6 +61,17 @@ class FlashCheckpoints:
         self.bytes = self._size()
         self._source = np.frombuffer(self._file().read_bytes(), np.uint8)
         self._target = self._source.copy()
+        self._remote_uri = self._save_remotely(remote) if remote else ""
+
+    def _save_remotely(self, store: str) -> str:
+        """The rows that the server has now, as a record of another store."""
+        uri = new_record_uri(store, _NAME, "benchmark-1", self._step)
+        self._commit(uri, save_part(self._server, uri, cut="save-remote"))
+        return uri
+
+    def _commit(self, uri: str, part: PartManifest) -> None:
+        job = TrainingJob(metadata=Metadata(name=_NAME), spec=self._spec)
+        commit_record(uri, [part], b"{}", job=job, job_id="benchmark-1", kind="periodic", step=self._step, generation=1)
 
     def _size(self) -> int:
         assert self._part is not None
@@ -110,13 +122,9 @@ class FlashCheckpoints:
         began = time.perf_counter()
         self._memory.flush(self._held, lambda: True, lambda: None)
         seconds = time.perf_counter() - began
-        job = TrainingJob(metadata=Metadata(name=_NAME), spec=self._spec)
         assert self._part is not None
         if not any(run.from_version for group in self._part.groups for run in group.answers):
-            commit_record(
-                self._uri, [self._part], b"{}", job=job, job_id="benchmark-1", kind="periodic", step=self._step,
-                generation=1,
-            )  # fmt: skip
+            self._commit(self._uri, self._part)
         return {"seconds": seconds}
 
     def memcpy(self) -> dict[str, float]:
@@ -140,6 +148,10 @@ class FlashCheckpoints:
         with self._file().open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return _timed(lambda: restore(self._server, self._uri, ROUTING, 1))
+
+    def restore_remote(self) -> dict[str, float]:
+        """As many rows from the store that other machines reach."""
+        return _timed(lambda: restore(self._server, self._remote_uri, ROUTING, 1))
 
     def record(self) -> dict[str, str]:
         """A full record whose part lies in memory, for a server that is started again; names it."""
@@ -210,7 +222,8 @@ if __name__ == "__main__":
         serve(restarted.answer, {})
         restarted.close()
     else:
-        checkpoints = FlashCheckpoints(Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))
+        folder, volume, rows, changed, remote = sys.argv[2:]
+        checkpoints = FlashCheckpoints(Path(folder), Path(volume), int(rows), float(changed), remote)
         serve(checkpoints.answer, {"bytes": checkpoints.bytes, "first": checkpoints.first})
         checkpoints.close()
     end_process(0)

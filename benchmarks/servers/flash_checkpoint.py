@@ -3,15 +3,20 @@
 One server full of rows. Its part of a record is copied into memory of the node, whose pages exist, and goes to the
 disk from there by a niced process. It blocks until its cut is frozen; then requests are served beside the copy. Beside
 it, in turns, the same bytes are copied in memory, by one thread, and written to the same disk, synchronised likewise. A
-restore reads the part from memory, or from a disk whose cache does not hold it, with as many threads as the machine has
-cores. Beside that, a whole job trains and saves every ten seconds: how much of its time was not a pause for a save.
+restore reads the part from memory, from a store, or from a disk of this machine whose cache does not hold it, with as
+many threads as the machine has cores. A server that is started on another machine restores from a store that both
+reach: an object store, or a file system in the network. So the goal of `restore_store_to_memory` is for an S3 server
+(Versity's gateway to files on the same disk, from `tools.stores`), over loopback and with the cores that it shares with
+the restore. `restore_disk_to_memory` has no goal: how fast it is depends on the disk alone.
+
+Beside that, a whole job trains and saves every ten seconds: how much of its time was not a pause for a save.
 
 DLRover's own engine takes its turns, too, with as many bytes in tensors of one rank and as many threads. Its save is
 over when its tracker names the step, while its file may be in the system's cache alone; ours is over when file and
 folder are on the disk. So `durable_to_dlrover` compares a disk with memory and has no goal;
 `durable_to_synced_dlrover` waits for DLRover's file, too, and has one. Its restore copies arrays, checks no bytes and
 has no ids to find rows by. It lives in an environment of its own, which `--install` makes (about 5 GB, from the package
-index in use); without it, its figures are left out.
+index in use); `--install` builds the S3 server, too, which takes Go. Without them, their figures are left out.
 
 The process that brings bytes to the disk takes the CPU that others leave: figures of durability need an idle machine.
 A server that is started again gets every page of its rows from the system, and makes them while it loads its kernels.
@@ -25,7 +30,7 @@ What turns a figure red: calling `froze` after the loop over `_copied` in `recor
 (restart_to_memcpy); the mutant `pause-for-the-store` with a store that is slow (goodput).
 
     python -m benchmarks flash_checkpoint --install
-    python -m benchmarks flash_checkpoint [--rows 7000000] [--rounds 3] [--folder DISK] [--output json]
+    python -m benchmarks flash_checkpoint [--rows 7000000] [--rounds 7] [--folder DISK] [--output json]
 """
 
 from __future__ import annotations
@@ -51,24 +56,28 @@ from elastrec.platform.specs.environment import CORES
 from elastrec.platform.specs.job import API_VERSION
 from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.trainers.threads import process_settings
+from tools.stores.fetching import fetch_versity, missing
+from tools.stores.servers import S3
 
 ENVIRONMENT = Path(".venv-dlrover")
 # DLRover's wheel names neither gRPC nor protobuf, which its engine imports. PyTorch is that of `requirements.lock`.
 PACKAGES = ("dlrover==0.6.1", "torch==2.13.0", "numpy==2.4.6", "grpcio==1.85.1", "protobuf==7.36.2")
 _SIDES = {
     "full": "full", "flush": "flush", "memcpy": "memcpy", "raw_write": "raw_write", "restore_memory": "restore_memory",
-    "restore_store": "restore_store", "full_before_changes": "full", "changes": "changes",
+    "restore_disk": "restore_store", "full_before_changes": "full", "changes": "changes",
 }  # fmt: skip
-"""What the child does for each side, in this order."""
+"""The request to the child for each side, in the order of a round."""
 _DLROVER_SIDES = ("memory", "disk", "restore", "memcpy")
 CHANGED = 0.05
 _INTERVAL_SECONDS = 10
+_BUCKET = "benchmark"
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     """All sides in turns."""
     if arguments.install:
         install(arguments.environment, PACKAGES, "flash_checkpoint")
+        fetch_versity()
     python = peer_python(arguments.environment)
     threads = {CORES: str(os.cpu_count() or 1)}
     threads |= process_settings(threads)
@@ -77,14 +86,22 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         stack.callback(volume.unlink, missing_ok=True)
         load = stack.enter_context(OtherLoad())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="elastrec-benchmark-", dir=arguments.folder))
+        remote: dict[str, str] = {}
+        if not (lacking := missing("s3")):
+            gateway = stack.enter_context(S3(Path(folder)))
+            gateway.make_bucket(_BUCKET)
+            remote = gateway.environment
+        else:
+            sys.stderr.write(f"flash_checkpoint: {lacking}; restore_store_to_memory is left out\n")
         server = stack.enter_context(
             Child(
                 "benchmarks.processes.flash_checkpoint", "server", folder, str(volume), str(arguments.rows),
-                str(CHANGED), environment=threads,
+                str(CHANGED), f"s3://{_BUCKET}/checkpoints" if remote else "", environment=threads | remote,
             )
         )  # fmt: skip
         # A second full part before the changes: they build on one that is in memory, and are compared with it.
-        sides = {name: _side(server, work) for name, work in _SIDES.items()}
+        works = _SIDES | ({"restore_store": "restore_remote"} if remote else {})
+        sides = {name: _side(server, work) for name, work in works.items()}
         dlrover: Mapping[str, Any] | None = None
         if python is not None:
             place = Path(folder, "dlrover")
@@ -116,7 +133,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def peer_python(environment: Path) -> Path | None:
-    """Of the environment with DLRover; None: there is none, which is said."""
+    """The interpreter of the environment with DLRover; None, and a line on standard error, where there is none."""
     python = python_of(environment)
     if python.exists():
         return python
@@ -175,8 +192,8 @@ def figures_of(measured: Measured, first_blocked: float, settings: Mapping[str, 
     """
     memcpy = _values(measured, "memcpy")
     blocked = [first_blocked, *_values(measured, "full", "blocked_seconds")]
-    memory, store = _values(measured, "restore_memory"), _values(measured, "restore_store")
-    return [
+    memory = _values(measured, "restore_memory")
+    figures = [
         Figure("flash_checkpoint.blocked_to_memcpy", max(blocked) / statistics.median(memcpy),
                "× seconds of a memcpy of its bytes, the longest of all saves, the first one included", at_most=1.2,
                settings={**settings, "each_seconds": [round(value, 4) for value in blocked]}),
@@ -191,9 +208,15 @@ def figures_of(measured: Measured, first_blocked: float, settings: Mapping[str, 
                ratio(_values(measured, "restart"), _values(measured, "restart", "memcpy_seconds")),
                "× seconds of a memcpy of its bytes, from the restore order of a process that was started again",
                at_most=1.5, settings=settings | _starts(measured)),
-        Figure("flash_checkpoint.restore_store_to_memory", ratio(store, memory),
-               "× seconds of a restore from memory", at_least=5.0, settings=settings),
+        Figure("flash_checkpoint.restore_disk_to_memory", ratio(_values(measured, "restore_disk"), memory),
+               "× seconds of a restore from memory, from a disk of the same machine", settings=settings),
     ]  # fmt: skip
+    if "restore_store" in measured:
+        figures.append(
+            Figure("flash_checkpoint.restore_store_to_memory", ratio(_values(measured, "restore_store"), memory),
+                   "× seconds of a restore from memory, from an S3 server", at_least=5.0, settings=settings)
+        )  # fmt: skip
+    return figures
 
 
 def peer_figures(
@@ -271,10 +294,10 @@ def goodput(seconds: float) -> Figure:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--install", action="store_true", help="make DLRover's environment first")
+    parser.add_argument("--install", action="store_true", help="make DLRover's environment and the S3 server first")
     parser.add_argument("--environment", type=Path, default=ENVIRONMENT, help=f"default {ENVIRONMENT}")
     parser.add_argument("--rows", type=int, default=7_000_000, help="rows of 76 bytes each (default 7,000,000)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each side (default 3)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each side (default 7)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that the job trains (default 60)")
     parser.add_argument("--folder", help="where on the disk to write (default: the system's temporary folder)")
 

@@ -41,6 +41,7 @@ MEASURED = {
     "memcpy": answers(1.0, 1.0),
     "raw_write": answers(4.0, 2.0),
     "restore_memory": answers(2.0, 2.0),
+    "restore_disk": answers(6.0, 6.0),
     "restore_store": answers(8.0, 12.0),
     "restart": answers(9.0, 7.0, memcpy_seconds=2.0, ready_seconds=3.0, pages_seconds=1.0, pages_bytes=5e8),
     "changes": answers(0.4, 0.2),
@@ -57,11 +58,17 @@ def test_ratios_are_medians_of_rounds_side_by_side() -> None:
     assert values == pytest.approx(
         {
             "blocked_to_memcpy": 4.0, "changes_to_full": 0.1, "durable_to_raw_write": 1.5, "restore_to_memcpy": 2.0,
-            "restart_to_memcpy": 4.0, "restore_store_to_memory": 5.0,
+            "restart_to_memcpy": 4.0, "restore_disk_to_memory": 3.0, "restore_store_to_memory": 5.0,
         }
     )  # fmt: skip
     (restart,) = [each for each in figures if each.figure.endswith("restart_to_memcpy")]
     assert restart.settings == {"ready_seconds": 3.0, "pages_seconds": 1.0, "pages_bytes": 5e8}
+
+
+def test_without_an_s3_server_no_restore_is_compared_with_its_store() -> None:
+    measured = {side: answers for side, answers in MEASURED.items() if side != "restore_store"}
+    figures = {each.figure.partition(".")[2] for each in flash_checkpoint.figures_of(measured, 4.0, {})}
+    assert "restore_disk_to_memory" in figures and "restore_store_to_memory" not in figures
 
 
 def test_dlrover_is_compared_with_ours_and_with_a_memcpy_of_its_own_bytes() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from elastrec.checkpoints.stores import store as store_module
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
 from tests.s3 import bucket_at, s3_server
@@ -31,6 +32,23 @@ def require(server: str, library: str = "") -> None:
         pytest.importorskip(library, reason=f"{library} is not installed: tools/stores/requirements.txt")
     if lacking := missing(server):
         pytest.skip(lacking)
+
+
+@pytest.fixture(scope="session")
+def versity_server() -> Iterator[servers.S3]:
+    require("s3")
+    with servers.S3() as server:
+        yield server
+
+
+@pytest.fixture
+def versity_uri(versity_server: servers.S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    for variable, value in versity_server.environment.items():
+        monkeypatch.setenv(variable, value)
+    store_module._probed.clear()
+    bucket = f"bucket-{abs(hash(request.node.nodeid))}"
+    versity_server.make_bucket(bucket)
+    return f"s3://{bucket}/team/checkpoints"
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +93,9 @@ def webhdfs_uri(hdfs_server: servers.Hdfs, request: pytest.FixtureRequest) -> st
     return f"webhdfs://tester@{hdfs_server.address}/team-{abs(hash(request.node.nodeid))}/checkpoints"
 
 
-@pytest.fixture(params=["file", "s3", "abfs", "gs", "webhdfs"])
+@pytest.fixture(params=["file", "s3", "versity", "abfs", "gs", "webhdfs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """Every test that takes this runs on a folder, on an S3 server, and on the other servers that are here."""
+    """Every test that takes this runs on a folder, on moto's S3 server, and on the other servers that are here."""
     found = open_store(
         tmp_path / "store" if request.param == "file" else request.getfixturevalue(f"{request.param}_uri")
     )

@@ -22,7 +22,7 @@ def test_a_listed_reason_is_allowed_and_another_is_not() -> None:
     assert skips.not_allowed(reasons) == ["2 left out: no group can be frozen here"]
 
 
-@pytest.mark.parametrize("server", ["azure", "gcs", "hdfs"])
+@pytest.mark.parametrize("server", ["azure", "gcs", "hdfs", "s3"])
 def test_a_store_whose_server_was_not_fetched_may_be_left_out(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,1 +1,1 @@
-"""Servers of object stores and HDFS for tests and for trying things: Azurite, fake-gcs-server, Hadoop's own daemons."""
+"""Servers of object stores and HDFS: Azurite, fake-gcs-server, Versity's S3 gateway, Hadoop's own daemons."""

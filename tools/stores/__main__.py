@@ -1,4 +1,4 @@
-"""`python -m tools.stores fetch` fetches the servers; `python -m tools.stores azure|gcs|hdfs` runs one until Ctrl-C."""
+"""`python -m tools.stores fetch` fetches the servers; `python -m tools.stores NAME` runs azure, gcs, hdfs or s3."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 from tools.jars import JarsError
 from tools.stores.fetching import FetchError, fetch, missing
-from tools.stores.servers import Azure, Gcs, Hdfs, ServerError
+from tools.stores.servers import S3, Azure, Gcs, Hdfs, ServerError
 
-_SERVERS = {"azure": (Azure, "connection"), "gcs": (Gcs, "endpoint"), "hdfs": (Hdfs, "address")}
+_SERVERS = {"azure": (Azure, "connection"), "gcs": (Gcs, "endpoint"), "hdfs": (Hdfs, "address"), "s3": (S3, "endpoint")}
 
 if __name__ == "__main__":
     try:

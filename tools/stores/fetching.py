@@ -1,4 +1,4 @@
-"""What the servers need, fetched once into the user's cache folder: an npm package, a Go program, Hadoop's jars."""
+"""What the servers need, fetched once into the user's cache folder: an npm package, Go programs, Hadoop's jars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.jars import Jars
 
-AZURITE, FAKE_GCS = "3.35.0", "v1.56.1"
+AZURITE, FAKE_GCS, VERSITY = "3.35.0", "v1.56.1", "v1.8.0"
 JARS = Jars("hdfs", Path(__file__).with_name("pom.xml"))
 _FETCH_SECONDS = 600.0
 
@@ -34,13 +34,20 @@ def fake_gcs() -> Path:
     return _cache() / f"fake-gcs-server-{FAKE_GCS}" / "fake-gcs-server"
 
 
+def versity() -> Path:
+    """Where Versity's S3 gateway lies, once it is fetched."""
+    return _cache() / f"versitygw-{VERSITY}" / "versitygw"
+
+
 def missing(server: str) -> str:
     """What a server lacks here: a sentence, empty when it can be started.
 
     Args:
-        server: `azure`, `gcs` or `hdfs`.
+        server: `azure`, `gcs`, `hdfs` or `s3`.
     """
-    here = {"azure": azurite().exists(), "gcs": fake_gcs().exists(), "hdfs": JARS.are_here}[server]
+    here = {
+        "azure": azurite().exists(), "gcs": fake_gcs().exists(), "hdfs": JARS.are_here, "s3": versity().exists(),
+    }[server]  # fmt: skip
     return "" if here else f"the {server} server is not here: `python -m tools.stores fetch`"
 
 
@@ -53,8 +60,21 @@ def fetch() -> None:
     JARS.fetch()
     _once(azurite().parents[2], lambda folder: _run("npm", "install", "--silent", "--prefix", str(folder),
                                                     f"azurite@{AZURITE}"))  # fmt: skip
-    program = f"github.com/fsouza/fake-gcs-server@{FAKE_GCS}"
-    _once(fake_gcs().parent, lambda folder: _run("go", "install", program, environment={"GOBIN": str(folder)}))
+    _fetch_go(fake_gcs(), f"github.com/fsouza/fake-gcs-server@{FAKE_GCS}")
+    fetch_versity()
+
+
+def fetch_versity() -> None:
+    """Builds the S3 gateway, unless it is here.
+
+    Raises:
+        FetchError: Go failed, or is not installed.
+    """
+    _fetch_go(versity(), f"github.com/versity/versitygw/cmd/versitygw@{VERSITY}")
+
+
+def _fetch_go(program: Path, source: str) -> None:
+    _once(program.parent, lambda folder: _run("go", "install", source, environment={"GOBIN": str(folder)}))
 
 
 def _once(folder: Path, install: Callable[[Path], None]) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Self
 from xml.sax.saxutils import escape
 
+import boto3
+
 from tools.jars import JVM
 from tools.ports import free_ports
-from tools.stores.fetching import JARS, azurite, fake_gcs
+from tools.stores.fetching import JARS, azurite, fake_gcs, versity
 
 _START_SECONDS = 60.0
 # Of an account that every installation of Azurite has.
@@ -31,8 +33,8 @@ class ServerError(Exception):
 class _Server:
     """Processes with one log, in a folder of their own."""
 
-    def __init__(self, name: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"elastrec-{name}-"))
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"elastrec-{name}-", dir=folder))
         self._log = self.folder / "log.txt"
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -137,6 +139,47 @@ class Gcs(_Server):
         )  # fmt: skip
         with urllib.request.urlopen(request, timeout=10.0):
             pass
+
+
+class S3(_Server):
+    """Versity's S3 gateway, whose objects are files of a folder.
+
+    Attributes:
+        endpoint: for AWS_ENDPOINT_URL_S3; environment: that its clients need, with the endpoint.
+
+    Raises:
+        ServerError: it did not start.
+    """
+
+    _ACCESS, _SECRET = "test", "test-secret"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder`: on the disk that objects are to lie on; default: the system's temporary folder."""
+        super().__init__("s3", folder)
+        (port,) = free_ports(1)
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.environment = {
+            "AWS_ENDPOINT_URL_S3": self.endpoint, "AWS_ACCESS_KEY_ID": self._ACCESS,
+            "AWS_SECRET_ACCESS_KEY": self._SECRET, "AWS_DEFAULT_REGION": "us-east-1",
+        }  # fmt: skip
+        objects = self.folder / "objects"
+        objects.mkdir()
+        try:
+            self._start(
+                [str(versity()), "--access", self._ACCESS, "--secret", self._SECRET, "--port", f"127.0.0.1:{port}",
+                 "--health", "/health", "--quiet", "posix", str(objects)]
+            )  # fmt: skip
+            self._wait_until_answers(f"{self.endpoint}/health")
+        except BaseException:
+            self.close()
+            raise
+
+    def make_bucket(self, name: str) -> None:
+        """Makes an empty bucket."""
+        boto3.client(
+            "s3", endpoint_url=self.endpoint, region_name="us-east-1", aws_access_key_id=self._ACCESS,
+            aws_secret_access_key=self._SECRET,
+        ).create_bucket(Bucket=name)  # fmt: skip
 
 
 class Hdfs(_Server):
