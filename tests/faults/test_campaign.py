@@ -55,6 +55,15 @@ def test_the_page_counts_kills_and_notices_by_victim_and_stage() -> None:
     assert "| old server | 0 + 0 | 3 + 1 | 0 + 0 | 0 + 0 |" in page and "| node agent | 0 | 0 | 0 | 1 |" in page
 
 
+def test_the_page_tells_pauses_of_stopped_processes_from_the_others() -> None:
+    stopped = Outcome(
+        seed=3, number=0, shape="s", faults=["stop and continue master while handing over"], pauses=[0.1, 7.0]
+    )
+    others = Outcome(seed=3, number=1, shape="s", faults=["kill -9 master while handing over"], pauses=[0.3, 0.5])
+    page = as_page(Report(seed=3, outcomes=[stopped, others], undisturbed={"s": 0.7}))
+    assert "median; longest | 0.40 s; 7.00 s |" in page and "while it handed over | 0.40 s; 0.50 s |" in page
+
+
 def test_the_page_lists_what_did_not_hold() -> None:
     bad = Outcome(
         seed=3, number=2, shape="async", faults=["kill -9 worker"], recoveries=[4.0], problems=["5 samples were lost"],

@@ -15,6 +15,7 @@ from tests.faults.campaign.job import EPOCHS, HEARTBEAT_TIMEOUT_SECONDS, LEASE_S
 from tests.faults.campaign.outcome import Outcome
 from tests.faults.campaign.plan import (
     CHANGES_PER_RUN,
+    HANDING_OVER,
     MOST_PODS,
     STAGE_PLACES,
     STAGE_VICTIMS,
@@ -79,6 +80,9 @@ def as_page(report: Report) -> str:
         "plans for other pods that arrived meanwhile": f"{sum(len(outcome.plans) for outcome in outcomes)}",
         "changes of servers that ended, each without a rollback": f"{sum(outcome.migrations for outcome in outcomes)}",
         "training paused to hand buckets over, median; longest": _pauses(outcomes),
+        "the same in runs that stopped no process (SIGSTOP) while it handed over": _pauses(
+            [outcome for outcome in outcomes if not any(map(_stops_hand_over, outcome.faults))]
+        ),
         "pairs of records compared, row by row": f"{sum(outcome.records for outcome in outcomes):,}",
         "samples to train": f"{trained:,}",
         "lost samples": f"{sum(outcome.lost for outcome in outcomes):,}",
@@ -210,6 +214,11 @@ def _in_flight(outcomes: Sequence[Outcome]) -> str:
     counted = [outcome for outcome in outcomes if outcome.in_flight is not None]
     rows, allowed = sum(o.in_flight or 0 for o in counted), sum(o.in_flight_allowed for o in counted)
     return f"{rows:,} in {len(counted)} runs without rollbacks (allowed: {allowed:,})"
+
+
+def _stops_hand_over(fault: str) -> bool:
+    """Training cannot go on before a process that was stopped in the hand-over is continued."""
+    return fault.startswith(Kind.STOP) and fault.endswith(f"while {HANDING_OVER}")
 
 
 def _pauses(outcomes: Sequence[Outcome]) -> str:
