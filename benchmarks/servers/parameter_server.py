@@ -102,7 +102,7 @@ def measure_case(case: Case, rows: int, groups: int, slices: int) -> list[Figure
     unit = "of torchrec's samples per CPU second"
     figures = [
         Figure(name, value, unit, settings={**settings, "medians": [round(each, 4) for each in medians]}),
-        Figure(f"{name}.at least", value - half, unit + ", lower end of the 95 % interval", at_least=case.goal),
+        Figure(f"{name}.at_least", value - half, unit + ", lower end of the 95 % interval", at_least=case.goal),
     ]
     for side in ("remote", "torchrec"):
         results = [result for each in measured for result in each[side]]
