@@ -16,7 +16,7 @@ VARIABLE = "ELASTREC_TESTS_COMPLETE"
 ALLOWED = {
     r"^the spikes need real servers: `make spikes` runs them$": "servers of clusters are built first, in ten minutes",
     r"^builds whole environments: `make spikes` runs it$": "gigabytes from an index",
-    r"^the (hdfs|gcs|azure) server is not here: `python -m tools\.stores fetch`$": "fetched by `make spikes`",
+    r"^the (hdfs|gcs|azure|s3) server is not here: `python -m tools\.stores fetch`$": "fetched by `make spikes`",
     r"^pyspark is installed$": "of a run of `make spark`, what is tested without it",
     r"is not installed: tools/stores/requirements\.txt$": "libraries of stores are installed by `make spikes`",
     r"^confluent-kafka is installed$": "the one for machines without it",

@@ -151,7 +151,7 @@ class S3(_Server):
         ServerError: it did not start.
     """
 
-    _ACCESS, _SECRET = "test", "test-secret"
+    _ACCESS, _SECRET = "test", "test"
 
     def __init__(self, folder: Path | None = None) -> None:
         """`folder`: on the disk that objects are to lie on; default: the system's temporary folder."""
