@@ -1,4 +1,5 @@
 """The job master: pure state machines for shards, membership and phases, inside a thin journalled service.
 
-Here belong the decisions of one job. Nothing here imports torch, trains, or knows one cluster from another.
+This room contains the decisions of one job. It does not import torch or train, and is independent of the kind of
+cluster.
 """

@@ -1,1 +1,2 @@
-"""What a master measures of its job: speeds, starts, growth of tables, where the time goes. Nothing here decides."""
+"""Measurements of a master about its job: speeds, starts, growth of tables, use of time. This room makes no
+decisions."""

@@ -1,8 +1,8 @@
-"""What each fault of a job costs, kept as the job's events pass. Pure.
+"""The cost of each fault of a job, measured from the job's events. Pure.
 
-A second of a pause belongs to one fault: while the job recovers, to the newest one that it recovers from; while it has
-no worker, to the worker that was lost last. So the pauses of rollbacks and lost servers add up to the time in
-`recovering`, and the rows that rollbacks throw away to the repeated samples.
+Each second of a pause belongs to one fault: while the job recovers, to the newest fault from which it recovers; while
+it has no worker, to the worker that was lost last. So the pauses of rollbacks and lost servers add up to the time in
+`recovering`, and the rows that rollbacks discard add up to the repeated samples.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OpenFault(msgspec.Struct, kw_only=True):
     vacant_seconds: float = 0.0
 
     def cost(self, *, is_over: bool) -> FaultCost:
-        """Its figures until now."""
+        """Its figures up to now."""
         has_pause = self.is_pause_known and not self.rolls_back
         return FaultCost(
             paused_seconds=self.paused_seconds if has_pause else None,
@@ -61,11 +61,11 @@ class OpenFault(msgspec.Struct, kw_only=True):
 
 
 class FaultProfile(msgspec.Struct, kw_only=True):
-    """Of one job.
+    """The faults of one job.
 
     Attributes:
-        count: faults so far; the number of the last one.
-        open: those that are not over, the oldest first.
+        count: number of faults so far, which is the number of the last one.
+        open: faults that are not over, the oldest first.
     """
 
     count: int = 0
@@ -82,10 +82,10 @@ class FaultProfile(msgspec.Struct, kw_only=True):
         return fault.number
 
     def rolled_back(self, state: JobState, repeated_rows: int, repeated_seconds: float) -> int:
-        """The job goes back to a record; returns the fault's number.
+        """The job rolls back to a record; returns the fault's number.
 
         Args:
-            repeated_rows, repeated_seconds: what it throws away (see FaultCost).
+            repeated_rows, repeated_seconds: discarded training (see FaultCost).
         """
         fault = self._begin(state)
         fault.repeated_rows, fault.repeated_seconds = repeated_rows, repeated_seconds
@@ -111,7 +111,7 @@ class FaultProfile(msgspec.Struct, kw_only=True):
             cause.byte_seconds += seconds * sum(member.memory_bytes for member in members)
 
     def _pausing(self, state: JobState) -> OpenFault | None:
-        """The fault because of which nothing is trained now; None: something is, or for another reason."""
+        """The fault because of which training pauses; None if training does not pause, or pauses for another reason."""
         if state.phase is Phase.RECOVERING:
             awaited = state.ownership.servers
             causes = [fault for fault in self.open if fault.role is None or fault.pod in awaited]
@@ -124,7 +124,7 @@ class FaultProfile(msgspec.Struct, kw_only=True):
         return causes[-1] if causes else None
 
     def end(self, state: JobState, effects: list[Effect]) -> None:
-        """Logs what the faults that are over have cost; called after every event."""
+        """Logs the costs of faults that are over; called after every event."""
         for fault in [fault for fault in self.open if self._is_over(state, fault)]:
             self.open.remove(fault)
             cost = msgspec.to_builtins(fault.cost(is_over=True))
@@ -139,7 +139,7 @@ class FaultProfile(msgspec.Struct, kw_only=True):
         return newer or state.phase is not Phase.RECOVERING
 
     def costs_at(self, state: JobState, time: float) -> dict[int, FaultCost]:
-        """What the open ones will have cost by `time`, if nothing happens until then; by their numbers."""
+        """Costs of the open faults at `time`, if there is no event until then, by their numbers."""
         copy = FaultProfile(open=[msgspec.structs.replace(fault) for fault in self.open])
         copy.pass_time(state, time - state.time)
         return {fault.number: fault.cost(is_over=False) for fault in copy.open}

@@ -1,7 +1,7 @@
-"""How embedding tables grew with the samples trained: what a memory forecast is fitted to. Pure.
+"""The growth of embedding tables with the trained samples, to which the memory forecast is fitted. Pure.
 
-Points lie ever farther apart, because a law in powers of the samples is fitted to them: a job of a day keeps as many as
-one of an hour for every doubling. A job that went back to a record begins anew.
+Distances between points increase, because a power law is fitted to them; there is the same number of points for every
+doubling of the samples. After a rollback, the profile starts again.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _MOST_POINTS = 256
 
 
 class GrowthPoint(msgspec.Struct, frozen=True):
-    """What all servers together held after so many samples."""
+    """The rows and bytes of all servers together after a number of samples."""
 
     samples: int
     tables: dict[str, TableUsage]
 
 
 class GrowthProfile:
-    """One job's tables. Not safe for several threads: its owner locks."""
+    """One job's tables. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._points: list[GrowthPoint] = []
         self._generation = -1
 
     def points(self) -> tuple[int, list[GrowthPoint]]:
-        """The job's generation and what is kept of it, for `recall`."""
+        """The job's generation and its points, for `recall`."""
         return self._generation, list(self._points)
 
     def recall(self, generation: int, points: Sequence[GrowthPoint]) -> None:
@@ -40,10 +40,10 @@ class GrowthProfile:
         self._generation, self._points = generation, list(points)
 
     def add(self, samples: int, generation: int, tables: Sequence[TableUsage]) -> None:
-        """Takes what all servers together hold after so many samples.
+        """Adds the rows and bytes of all servers together after a number of samples.
 
         Args:
-            generation: of the job; another one than before: its tables are those of a record again.
+            generation: of the job; if it has changed, the tables were restored from a record.
         """
         if generation != self._generation:
             self._generation, self._points = generation, []
@@ -52,7 +52,7 @@ class GrowthProfile:
         point = GrowthPoint(samples, {usage.table: usage for usage in tables})
         if self._points and samples < self._points[-1].samples:
             return
-        # The newest point is always kept, since it says where the tables are now.
+        # The newest point is always kept, because it has the present size of the tables.
         if len(self._points) > 1 and self._points[-1].samples < COUNTS_APART * self._points[-2].samples:
             self._points.pop()
         self._points.append(point)

@@ -1,7 +1,7 @@
-"""Which server is hot, and which of its buckets others should have: a move of buckets, before a pod more is asked for.
+"""Finds a hot server and the buckets that should move to other servers; this is tried before more pods are requested.
 
-Requests of a step go to all servers and the step waits for the slowest, so a server with twice the rows of the others
-holds all workers up. Pure but for what `HotServers` remembers: what a hot server has cost, and when one was relieved.
+The requests of a step go to all servers, and the step waits for the slowest, so a server with twice the rows of the
+others delays all workers. Pure, except for the state of `HotServers`: the cost of hot servers, and the last relief.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ HOT_RATIO = 1.4
 differ by some per cent; 1.4 is far from that, and from what a relief leaves (`RELIEVED_RATIO`): none follows from one.
 """
 RELIEVED_RATIO = 1.15
-"""Buckets move until the server has no more than this."""
+"""Buckets move until the server's ratio is at most this."""
 RELIEF_PRICE_SECONDS = 5.0
-"""Of the job's time, what a relief costs. Chosen: copying takes a tenth of some seconds and the hand-over about one
-(`python -m benchmarks migration`), and a needless relief keeps the next one waiting. With it a server at `HOT_RATIO`,
-one of three in a job that does nothing but wait for them, is relieved after half a minute.
+"""Cost of a relief in seconds of the job's time. Chosen: copying takes a tenth of some seconds and the hand-over about
+one (`python -m benchmarks migration`), and a needless relief keeps the next one waiting. With it a server at
+`HOT_RATIO`, one of three in a job that does nothing but wait for them, is relieved after half a minute.
 """
 LEAST_HOT_SECONDS = 10.0
-"""For so long it has to be hot, however much that costs. Chosen: two windows, and most of a mean of `LoadMeter`."""
+"""A server must be hot for at least this time. Chosen: two windows, and most of the mean of a `LoadMeter`."""
 COOL_DOWN_SECONDS = 120.0
-"""Between two reliefs: what the last one changed has to show first."""
+"""Time between two reliefs, so that the effect of the last one is measured first."""
 LEAST_ROWS_PER_SECOND = 1000.0
-"""Of a hot server: less than this keeps no core busy."""
+"""Minimum load of a hot server; a smaller load does not use a core fully."""
 MOST_MOVES = 8
-"""Buckets of one relief: those that are copied first change anew while the others are."""
+"""Maximum number of buckets of one relief, because buckets that were copied first change while others are copied."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Of one server.
+    """The load of one server.
 
     Attributes:
-        rows_per_core_second: that requests name ÷ cores.
+        rows_per_core_second: requested rows ÷ cores.
         cores: of its pod.
         hottest: some of its buckets and their rows per second, from the highest on.
-        seconds_per_row: that reading and changing rows took; 0: it was not measured yet.
+        seconds_per_row: time for reading and changing a row; 0: not measured yet.
     """
 
     rows_per_second: float
@@ -55,10 +55,11 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Relief(msgspec.Struct, frozen=True):
-    """A decision.
+    """A decision to move buckets.
 
     Attributes:
-        server: that is hot; ratio: of its load to the mean of the others, ratio_after: what it is to become.
+        server: the hot server; ratio: of its load to the mean of the others; ratio_after: the expected ratio
+            afterwards.
         moves: new owner by bucket.
     """
 
@@ -76,7 +77,7 @@ def ratio_of(loads: Mapping[str, Load], server: str) -> float:
 
 
 def hot_server(loads: Mapping[str, Load]) -> str:
-    """The server with the highest load per core if that is hot; empty: none is."""
+    """The server with the highest load per core, if it is hot; otherwise empty."""
     if len(loads) < 2:
         return ""
     server = max(sorted(loads), key=lambda name: loads[name].rows_per_core_second)
@@ -85,9 +86,10 @@ def hot_server(loads: Mapping[str, Load]) -> str:
 
 
 def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
-    """Moves the hottest buckets of a server, each to the one with the least load, while that makes the worst less.
+    """Moves the hottest buckets of a server, each to the server with the least load, as long as the highest load
+    decreases.
 
-    None: no move does, for a single bucket is what makes it hot, or its load is spread over more than it names.
+    None if no move helps, because the load is in a single bucket, or spread over more buckets than the server reports.
     """
     rates = {name: load.rows_per_second for name, load in loads.items()}
     moves: dict[int, str] = {}
@@ -111,23 +113,23 @@ def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
 
 
 def loss_of(loads: Mapping[str, Load], server: str, waiting_share: float) -> float:
-    """Share of a job's time, 0 to 1, that a hot server costs: with the same load per core all would be done sooner.
+    """Share of a job's time, 0 to 1, that would be saved if all servers had the same load per core.
 
     Args:
-        waiting_share: of their steps, that workers wait for servers.
+        waiting_share: share of their steps in which workers wait for servers.
     """
     even = sum(load.rows_per_second for load in loads.values()) / sum(load.cores for load in loads.values())
     return waiting_share * (1 - even / loads[server].rows_per_core_second)
 
 
 class HotServers:
-    """What was seen until now; asked once per window."""
+    """Observes the loads of servers; called once per window."""
 
     def __init__(self) -> None:
         self._lasting = Lasting(LEAST_HOT_SECONDS, COOL_DOWN_SECONDS)
 
     def look(self, loads: Mapping[str, Load], waiting_share: float, now: float) -> Relief | None:
-        """A relief that is due.
+        """Returns a relief if one is due.
 
         Args:
             loads: of all servers since the last call; empty: not known.
@@ -144,5 +146,5 @@ class HotServers:
         return relief
 
     def forget(self) -> None:
-        """Nothing counts that was seen until now: the servers, or what they own, are others."""
+        """Discards earlier observations, because the servers or their buckets have changed."""
         self._lasting.forget()

@@ -1,9 +1,9 @@
-"""What has to be lost before a job is changed for it, and what has to show before it is changed again. Pure.
+"""Decides when a slow or hot pod has cost enough to justify a change. Pure.
 
-A pod that stands out costs the job time until something is done about it; a change has its price, needed or not. How
-long the pod will stand out is not known. To act once as much was lost as the change costs is never more than twice as
-dear as what somebody would do who knew it (ski rental: Karlin et al., "Competitive snoopy caching", Algorithmica 3,
-1988). So a large excess has to last for less time than a small one.
+An outlier costs the job time until it is changed; a change has a cost, too, even if it is not needed. How long the pod
+will be an outlier is not known. Acting when the loss equals the cost of the change is never more than twice as
+expensive as the optimal decision with knowledge of the future (ski rental: Karlin et al., "Competitive snoopy caching",
+Algorithmica 3, 1988). So a large excess leads to a change sooner than a small one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _Excess:
-    """What a pod has cost: for how long it stood out, and how much of the job's time was lost by it meanwhile."""
+    """The cost of a pod: for how long it was an outlier, and how much of the job's time was lost meanwhile."""
 
     since: float
     seconds: float = 0.0
@@ -24,7 +24,7 @@ class _Excess:
         return self.seconds >= least_seconds and self.lost >= price_seconds
 
     def decline(self, seconds: float) -> bool:
-        """As many seconds without as with it, and nothing counts any more; false: none does now."""
+        """Reduces the excess by a time without it; returns False if nothing is left."""
         if seconds >= self.seconds:
             return False
         self.lost *= 1 - seconds / self.seconds
@@ -33,14 +33,14 @@ class _Excess:
 
 
 class Lasting:
-    """Which pods have stood out for long enough, and when something was done about one.
+    """Records which pods have been outliers for long enough, and when one was changed.
 
-    A window in which a pod does not stand out takes back what one as long has added: a single one delays a decision,
-    and a pod that stands out half of the time is left alone.
+    A window in which a pod is not an outlier cancels one of the same length in which it was. So a single window delays
+    a decision, and a pod that is an outlier for half of the time is not changed.
 
     Args:
-        least_seconds: for so long a pod has to stand out, whatever it costs.
-        cool_down_seconds: between two that something is done about.
+        least_seconds: a pod must be an outlier for at least this time.
+        cool_down_seconds: time between two changes.
     """
 
     def __init__(self, least_seconds: float, cool_down_seconds: float) -> None:
@@ -50,14 +50,13 @@ class Lasting:
         self._done: float | None = None
 
     def look(self, losses: Mapping[str, float] | None, price_seconds: float, now: float) -> dict[str, float]:
-        """Pods that something is to be done about, each with the time since which it stands out.
+        """Returns the pods that should be changed, each with the time since when it has been an outlier.
 
         Args:
-            losses: share of the job's time, 0 to 1, that was lost since the last look by each pod that stands out;
-                None: nothing was measured that says it.
+            losses: share of the job's time, 0 to 1, that each outlier has cost since the last call; None: not measured.
             price_seconds: of a change, in seconds of the job's time.
         """
-        # What was before the first look was not looked at.
+        # Nothing is known about the time before the first call.
         seconds = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if losses is None:
@@ -67,7 +66,7 @@ class Lasting:
                 del self._excess[pod]
         for pod, loss in losses.items():
             excess = self._excess.setdefault(pod, _Excess(now - seconds))
-            # Beyond it nothing is added: a pod that waits for room is soon none that has stood out once it does not.
+            # The excess is limited, so that a pod that waits for room is soon not an outlier any more when it recovers.
             if not excess.is_enough(self._least_seconds, price_seconds):
                 excess.seconds += seconds
                 excess.lost += seconds * loss
@@ -80,10 +79,10 @@ class Lasting:
         }
 
     def done(self, now: float) -> None:
-        """Something is done about one."""
+        """A pod is changed."""
         self._done = now
 
     def forget(self) -> None:
-        """No pod has stood out until now."""
+        """Discards all observations."""
         self._excess.clear()
         self._looked = None

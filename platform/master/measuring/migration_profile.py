@@ -1,4 +1,4 @@
-"""Migrations of a job as the decisions of its master record them: their stages, and what one costs here. Pure."""
+"""Migrations of a job, from the decisions of its master: their stages and durations. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.specs.shape import DONE, UNDER_WAY, MigrationSeen, MovedServer
 
 MOST = 64
-"""Kept of a job, the latest ones."""
+"""Number of migrations that are kept, the latest ones."""
 _LAST_DECISIONS = {"job_failed", "job_stopped", "job_succeeded"}
 
 
 class MigrationProfile:
-    """One job's migrations, the oldest first. Not safe for several threads: its owner locks."""
+    """One job's migrations, the oldest first. Not thread-safe: its owner locks."""
 
     def __init__(self, seen: Iterable[MigrationSeen] = ()) -> None:
         self.seen = list(seen)
@@ -26,7 +26,7 @@ class MigrationProfile:
         self._requests: list[str] = []
 
     def decided(self, seconds: float, unix_seconds: float, decision: str, inputs: dict[str, Any]) -> None:
-        """The next decision of the job's master, at `seconds` on the job's clock."""
+        """Adds the next decision of the job's master, at `seconds` on the job's clock."""
         match decision:
             case "shape_asked":
                 self._requests.append(inputs["request"])
@@ -75,7 +75,7 @@ class MigrationProfile:
         self._open = False
 
     def medians(self) -> dict[str, float]:
-        """What a migration that came to its end cost, by metric name; empty before the first."""
+        """Durations of completed migrations, by metric name; empty before the first one."""
         costs = {
             names.MIGRATION_PAUSE_SECONDS: [each.pause_seconds for each in self.seen],
             names.MIGRATION_COPY_SECONDS: [each.copied_seconds for each in self.seen],
@@ -85,7 +85,7 @@ class MigrationProfile:
 
 
 def migrations_of(lines: Iterable[tuple[float, float, str, dict[str, Any]]]) -> list[MigrationSeen]:
-    """Those of a journal's decisions: time on the job's clock, on the wall clock, decision, inputs."""
+    """The migrations in a journal's decisions: time on the job's clock, on the wall clock, decision, inputs."""
     profile = MigrationProfile()
     for line in lines:
         profile.decided(*line)

@@ -1,7 +1,7 @@
-"""How fast a job trains at the moment: the samples of its last windows. Pure.
+"""The present speed of a job: the samples of its last windows. Pure.
 
-`speed_profile` knows the speed of a configuration, without what disturbs it. This is the speed that the job has, its
-pauses for saves included, from its first window on: what a forecast of its memory turns samples into time with.
+`speed_profile` has the undisturbed speed of a configuration. This is the actual speed of the job, including pauses for
+saves, from its first window on. The memory forecast uses it to convert samples to time.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ _WINDOWS = 12
 
 
 class MomentarySpeed:
-    """Of one job. Not safe for several threads: its owner locks."""
+    """The speed of one job. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._windows: deque[tuple[int, float]] = deque(maxlen=_WINDOWS)
 
     def add(self, samples: int, seconds: float) -> None:
-        """A window in which the job was to train. Those before its first sample are its start."""
+        """Adds a window in which the job should train. Windows before the first sample belong to the start and are
+        ignored."""
         if seconds > 0 and (samples or self._windows):
             self._windows.append((samples, seconds))
 
     @property
     def samples_per_second(self) -> float:
-        """Of the last windows together; 0: nothing was trained in them."""
+        """Mean over the last windows; 0 if nothing was trained in them."""
         seconds = sum(seconds for _, seconds in self._windows)
         return sum(samples for samples, _ in self._windows) / seconds if seconds else 0.0
 
     @property
     def deviation(self) -> float:
-        """Of single windows from it, one standard deviation in samples/s; a longer window counts for more."""
+        """Standard deviation of single windows, in samples/s, weighted by their length."""
         total, mean = sum(seconds for _, seconds in self._windows), self.samples_per_second
         squares = sum(seconds * (samples / seconds - mean) ** 2 for samples, seconds in self._windows)
         return math.sqrt(squares / total) if total else 0.0

@@ -1,4 +1,4 @@
-"""What the heartbeats say about speed and quality: windows of a few seconds. In memory only; lost with the process."""
+"""Speed and quality from heartbeats, in windows of a few seconds. Kept in memory only."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from elastrec.platform.transport.messages.job import CopyProgress, Heartbeat, Se
 
 FIRST_WINDOW_SECONDS = 1.0
 _FIRST_WINDOWS = 30
-"""So many windows are short: a job of a few seconds has a learning curve, too."""
+"""Number of short windows at the start, so that a job of a few seconds also has a learning curve."""
 _TRAFFIC = {
     "pulled": "bytes_pulled", "pushed": "bytes_pushed", "read": "bytes_read", "read_plain": "bytes_read_plain",
 }  # fmt: skip
-"""What is counted per sample, and the field of WindowMetrics that holds it."""
+"""Quantities per sample, and their fields in WindowMetrics."""
 _STEP_PHASES = ("wait", "pull", "compute", "push")
 
 
 class PodSample(msgspec.Struct):
-    """The last that is known of one pod. Seconds are means per step of the last window.
+    """The last figures of one pod. Seconds are means per step of the last window.
 
     Attributes:
-        problem: why a server still waits with what it was ordered to restore; empty when it does not.
-        copying: how far a server is with an order to take buckets over; None: it carries out none.
+        problem: why a server has not restored yet; empty if there is no problem.
+        copying: progress of a server with an order to take buckets over; None if it has no such order.
     """
 
     samples: int = 0
@@ -46,17 +46,17 @@ class PodSample(msgspec.Struct):
     copying: CopyProgress | None = None
 
     def share_of(self, *phases: str) -> float:
-        """Share of a worker's steps that some of their phases took; 0: it has made none."""
+        """Share of some phases in a worker's steps; 0 if it has made no steps."""
         total = sum(self.phase_seconds.values())
         return sum(self.phase_seconds[phase] for phase in phases) / total if total else 0.0
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """The job over a few seconds. Quality is that of predictions made before the update; None: nothing was trained.
+    """Figures of the job over a few seconds. Quality is measured before the update; None: nothing was trained.
 
     Attributes:
-        losses: means of the losses that the model names, where there are several.
-        heads: of the model; none where nothing was trained.
+        losses: means of the model's named losses, if there are several.
+        heads: of the model; empty if nothing was trained.
     """
 
     seconds: float
@@ -76,7 +76,7 @@ class _Sums(msgspec.Struct):
 
 
 class Monitor:
-    """Adds up heartbeats. Not safe for several threads: its owner locks."""
+    """Aggregates heartbeats. Not thread-safe: its owner locks."""
 
     def __init__(self, now: float) -> None:
         self.pods: dict[str, PodSample] = {}
@@ -91,10 +91,10 @@ class Monitor:
         self._traffic = dict.fromkeys(("samples", *_TRAFFIC), 0)
 
     def add(self, beat: Heartbeat, *, is_training: bool = False) -> bool:
-        """Takes the metrics of one heartbeat over, unless they are a window that was counted already.
+        """Adds the metrics of one heartbeat, unless the window was already counted.
 
         Args:
-            is_training: count its seconds for the waiting share.
+            is_training: whether its seconds count for the waiting share.
 
         Returns:
             Whether steps were counted.
@@ -121,7 +121,7 @@ class Monitor:
         for name, amount in metrics.losses.items():
             self._losses[name] = self._losses.get(name, 0.0) + amount
         if metrics.sketch:
-            # A window's curve point is not worth a job; the loss still shows the same.
+            # A missing point of the curve must not fail the job; the loss still shows the problem.
             with contextlib.suppress(DataError):
                 self._sketches.merge_encoded(metrics.sketch)
         sums = self._steps.setdefault(beat.pod, _Sums())
@@ -135,7 +135,7 @@ class Monitor:
         return True
 
     def dense_bytes(self) -> int:
-        """Of the dense parameters on all servers."""
+        """Bytes of the dense parameters on all servers."""
         return sum(pod.dense_bytes for pod in self.pods.values())
 
     def tables(self) -> list[TableUsage]:
@@ -147,22 +147,23 @@ class Monitor:
         return [totals[table] for table in sorted(totals)]
 
     def take_waiting_share(self) -> float | None:
-        """Share of the workers' training time since the last call that they waited for rows; None: no step was made."""
+        """Share of the workers' training time since the last call in which they waited for rows; None if there was no
+        step."""
         waited, worked = self._waited, self._worked
         self._waited = self._worked = 0.0
         return waited / worked if worked else None
 
     def traffic(self) -> dict[str, float]:
-        """Bytes per trained sample by what they are (`traffic/...`), of all windows since this process began."""
+        """Bytes per trained sample by kind (`traffic/...`), over all windows since this process began."""
         samples = self._traffic["samples"]
         return {f"traffic/{kind}_bytes_per_sample": self._traffic[kind] / samples for kind in _TRAFFIC if samples}
 
     def copy_problems(self) -> dict[str, str]:
-        """Why servers have not copied what they are to take over, by name."""
+        """Why servers have not copied the buckets that they are to take over, by name."""
         return {name: pod.copying.problem for name, pod in self.pods.items() if pod.copying and pod.copying.problem}
 
     def forget(self, pod: str) -> None:
-        """Drops a pod that is gone."""
+        """Removes a pod that has ended."""
         self.pods.pop(pod, None)
         self._steps.pop(pod, None)
 

@@ -1,10 +1,10 @@
-"""What a master has seen of its pods and does not journal: speeds, starts, growth of tables, the last window.
+"""Measurements of a master that are not journalled: speeds, starts, growth of tables, the last window.
 
-Figures for people and for plans; no decision of the state machine hangs on them. What plans are made of is handed on
-to a restarted master (`saved_measurements`), the rest is gathered anew. The service's lock guards all of it.
+They are for people and for plans; no decision of the state machine depends on them. Measurements for plans are saved
+for a restarted master (`saved_measurements`), the rest is measured again. The service's lock protects all of them.
 
-Heartbeats are kept as they came until their figures are read, and for half a second at most: the code that adds them up
-is not in the processor's caches when a single one arrives, and loading it takes several times as long as running it.
+Heartbeats are queued until their figures are read, for half a second at most, and then aggregated together: for a
+single heartbeat, loading the code into the processor's caches takes several times as long as running it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _SETTLE_SECONDS = 0.5
 
 
 class Remembered(msgspec.Struct, kw_only=True):
-    """What a restarted master is given: as much as there were configurations, points and pods, not steps.
+    """Measurements for a restarted master; their size depends on configurations, points and pods, not on steps.
 
     Attributes:
-        generation: of the job while `growth` was seen.
-        costs: None where nobody counts them: the job was launched without history.
+        generation: of the job while `growth` was measured.
+        costs: None if they are not counted, because the job was launched without history.
     """
 
     measured: list[Measured] = []
@@ -54,7 +54,7 @@ class Remembered(msgspec.Struct, kw_only=True):
 
 
 class Observations:
-    """Of one job.
+    """The measurements of one job.
 
     Attributes:
         window: the last one in which something was trained.
@@ -92,11 +92,11 @@ class Observations:
         return self._starts
 
     def costs_of_changes(self) -> dict[str, float]:
-        """What starts and migrations of this job took, by metric name."""
+        """Durations of starts and migrations of this job, by metric name."""
         return self.starts.medians() | self.migrations.medians()
 
     def remembered(self) -> Remembered:
-        """What should outlive this process."""
+        """The measurements to be saved."""
         generation, growth = self.growth.points()
         return Remembered(
             measured=self.profile.measured(), generation=generation, growth=growth, starts=self.starts.starts(),
@@ -104,42 +104,42 @@ class Observations:
         )  # fmt: skip
 
     def recall(self, known: Remembered) -> None:
-        """Takes over what a master before this one knew."""
+        """Restores the measurements of an earlier master process."""
         self.profile.recall(known.measured)
         self.growth.recall(known.generation, known.growth)
         self.starts.recall(known.starts)
         self.migrations = MigrationProfile(known.migrations)
 
     def handled(self, state: JobState, effects: Iterable[Effect], now: float) -> None:
-        """An event was handled; pods may have been asked for, servers may move, and a slow pod may be moved."""
+        """Called after an event, which may have requested pods, moved servers or moved a slow pod."""
         for effect in effects:
             if isinstance(effect, Decided):
                 if effect.decision == "slow_pod_moved":
                     self._slow_pods[Role(effect.inputs["role"])].moved(now)
-                # Durations alone are read of this profile: no wall clock is needed.
+                # Only durations of this profile are used, so no wall clock is needed.
                 self.migrations.decided(now, 0.0, effect.decision, effect.inputs)
         if state.membership.revision != self._starts.revision:
             self.starts.asked(state, now)
 
     def registered(self, pod: str, state: JobState, now: float) -> None:
-        """A process has started; a server that has is at work."""
+        """Called when a process has registered; a server then works."""
         member = state.membership.members.get(pod)
         if member is not None and member.role is Role.PARAMETER_SERVER:
             self.starts.works(pod, now)
 
     def heartbeat(self, message: Heartbeat, state: JobState, now: float) -> None:
-        """A member's heartbeat with its figures; a window of them counts once."""
+        """Adds a member's heartbeat; each window counts once."""
         self._unread.append((message, state, state.phases.phase is Phase.TRAINING, now))
         if len(self._unread) >= _MOST_UNREAD:
             self.settle()
 
     def settle_late(self, now: float) -> None:
-        """Adds up what has waited long enough: a figure is of the configuration that the job has when it is added."""
+        """Aggregates heartbeats that have waited long enough; they count for the job's present configuration."""
         if self._unread and now - self._unread[0][-1] >= _SETTLE_SECONDS:
             self.settle()
 
     def settle(self) -> None:
-        """Adds up the heartbeats that came since the last time."""
+        """Aggregates the heartbeats since the last call."""
         unread, self._unread = self._unread, []
         for message, state, is_training, at in unread:
             if self._monitor.add(message, is_training=is_training):
@@ -147,12 +147,12 @@ class Observations:
                 self._starts.works(message.pod, at)
 
     def keep_only(self, members: Mapping[str, Member]) -> None:
-        """Forgets what other pods did."""
+        """Discards the figures of all other pods."""
         for gone in self._monitor.pods.keys() - members.keys():
             self.monitor.forget(gone)
 
     def relief(self, state: JobState, now: float) -> Relief | None:
-        """Buckets that should leave a hot server, if it was one for long enough and nothing else changes."""
+        """Buckets that should leave a hot server, if it was hot for long enough and nothing else changes."""
         if not (migration.may_relieve(state) and are_servers_settled(state)):
             self._hot_servers.forget()
             return None
@@ -160,7 +160,7 @@ class Observations:
         return self._hot_servers.look(loads, self._waiting_share(state), now)
 
     def _loads(self, state: JobState) -> dict[str, Load]:
-        """Of all servers that own buckets; none unless each has said it."""
+        """Loads of all servers that own buckets; empty unless each of them has reported."""
         loads = {}
         for server in state.owners():
             sample = self._monitor.pods.get(server.name)
@@ -180,7 +180,7 @@ class Observations:
         if self._is_trained:
             workers = {name: sample.compute_seconds_per_row for name, sample in self._training(state).items()}
             servers = comparable(self._loads(state))
-        # Without `bsp` and `ssp` a worker holds up nobody but itself.
+        # Without `bsp` and `ssp`, a worker does not delay other workers.
         held_up = 1.0 if state.plan.is_synchronous else 1.0 / max(1, len(workers))
         shares = {
             Role.WORKER: {name: held_up * self._monitor.pods[name].share_of("compute") for name in workers},
@@ -201,11 +201,11 @@ class Observations:
         return {name: sample for name, sample in workers.items() if sample.compute_seconds_per_row > 0}
 
     def _waiting_share(self, state: JobState) -> float:
-        """Of their steps, that workers wait for servers; 0: not known."""
+        """Share of their steps in which workers wait for servers; 0 if unknown."""
         shares = [sample.share_of("pull", "push") for sample in self._training(state).values()]
         if not shares:
             return 0.0
-        # In `bsp` and `ssp` all but the slowest worker also wait for that one.
+        # In `bsp` and `ssp`, all workers also wait for the slowest one.
         return min(shares) if state.plan.is_synchronous else statistics.fmean(shares)
 
     def close_window(self, state: JobState, now: float) -> bool:
@@ -213,13 +213,13 @@ class Observations:
         if not self._monitor.is_window_over(now):
             return False
         window = self.monitor.close_window(now)
-        # A job that pauses for a save, or goes back to one, has no times of rows in this window.
+        # While a job pauses for a save or rolls back, times per row are not valid.
         self._is_trained = window.samples > 0
         if self._is_trained:
             self.window = window
         if state.phase is Phase.TRAINING:
             self.speed.add(window.samples, window.seconds)
-        # Rows count while a save is under way and while workers come and go: the forecast waits for neither.
+        # Rows also count during a save and while workers start or end, because the forecast does not wait for these.
         if are_servers_settled(state):
             self.growth.add(state.training.samples, state.phases.generation, self.monitor.tables())
         return True

@@ -1,7 +1,7 @@
-"""What a master knows of its job's speed and cost, kept beside its journal: a restarted one goes on from it.
+"""A master's measurements of its job's speed and cost, stored next to its journal for the next master process.
 
-Not part of the journal: no decision of the state machine hangs on it, and the last seconds of it may be lost. As large
-as what is known, one entry per configuration and per kept point, however long the job runs.
+They are not part of the journal, because no decision of the state machine depends on them, and the last seconds may be
+lost. The size depends on configurations and kept points, not on the duration of the job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FORMAT = 3
 
 
 class _Page(msgspec.Struct, kw_only=True):
-    """The file: `body` is what is remembered, as JSON."""
+    """The file: `body` contains the measurements as JSON."""
 
     format: int
     checksum: int
@@ -29,14 +29,14 @@ class _Page(msgspec.Struct, kw_only=True):
 
 
 class SavedMeasurements:
-    """One file in a master's folder. Whatever goes wrong with it costs the job its measurements, and nothing else."""
+    """One file in a master's folder. If it is lost or damaged, the job only loses its measurements."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / MEASUREMENTS_FILE
         self._written, self._last, self._fails = float("-inf"), b"", False
 
     def recall(self) -> Remembered:
-        """What the master before a restart knew; empty where the file is not there or damaged."""
+        """The measurements of the master before a restart; empty if the file is missing or damaged."""
         try:
             page = msgspec.json.decode(self._file.read_bytes(), type=_Page)
             body = bytes(page.body)
@@ -55,7 +55,7 @@ class SavedMeasurements:
         return remembered
 
     def keep(self, remembered: Remembered, now: float) -> None:
-        """Writes it, in one piece or not at all."""
+        """Writes the file atomically."""
         self._written = now
         body = msgspec.json.encode(remembered)
         if body == self._last:
@@ -66,7 +66,7 @@ class SavedMeasurements:
             beside.write_bytes(msgspec.json.encode(page))
             beside.replace(self._file)
         except OSError as error:
-            # A full disk has better uses for half a file.
+            # Removed, to free space on a full disk.
             beside.unlink(missing_ok=True)
             if not self._fails:
                 log.warning("observations_not_kept", file=str(self._file), reason=str(error))
@@ -75,10 +75,10 @@ class SavedMeasurements:
         self._last, self._fails = body, False
 
     def is_due(self, now: float) -> bool:
-        """Whether the last time was long enough ago."""
+        """Whether the last write was long enough ago."""
         return now >= self._written + EVERY_SECONDS
 
 
 def _checksum(body: bytes) -> int:
-    # JSON readers elsewhere know integers of 53 bits.
+    # Other JSON readers support only integers of 53 bits.
     return xxhash.xxh3_64_intdigest(body) >> 11

@@ -1,4 +1,4 @@
-"""Merging encoded sketches of heads; the state machine keeps them encoded, so that a state is a plain value."""
+"""Merges encoded sketches of heads; the state machine keeps them encoded, so that a state is a plain value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from elastrec.platform.specs.metrics import HeadMetrics
 
 
 def merge_sketches(first: bytes, second: bytes) -> bytes:
-    """The encoded merge of two encoded HeadSketches; empty bytes are those of nothing."""
+    """The encoded merge of two encoded HeadSketches; empty bytes stand for no sketch."""
     if not first or not second:
         return first or second
     merged = HeadSketches.decode(first)

@@ -1,9 +1,9 @@
-"""Which worker or server is slow because of its node (AntDT: persistent stragglers): its successor starts elsewhere.
+"""Finds workers and servers that are slow because of their nodes (AntDT: persistent stragglers), to replace them
+elsewhere.
 
-A worker is compared with the others of its job by what it computes alone: waiting for rows is the servers' doing, in
-bsp the others'. A server is compared by what it takes to read and change rows, without what it waits for. One that is
-alone cannot be compared, and is never found slow. Pure but for what `SlowPods` remembers: what slow pods have cost, and
-when one was moved.
+Workers are compared by their computing time, without the time in which they wait for servers or, in bsp, for other
+workers. Servers are compared by the time for reading and changing rows, without waiting. A single pod of a role cannot
+be compared and is never slow. Pure, except for the state of `SlowPods`: the cost of slow pods, and the last move.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ SLOW_RATIO = 2.0
 per cent; a node that others use as well, or whose processor is throttled, takes twice the time and more.
 """
 MOVE_PRICE_POD_SECONDS = 45.0
-"""What a move costs at least: seconds in which one pod could have worked. Chosen: a successor starts in ten to fifteen
+"""Minimum cost of a move, in seconds of one pod's work. Chosen: a successor starts in ten to fifteen
 seconds, and a needless move also uses one of `faults.slow_pod_moves` up. With it one of two workers at `SLOW_RATIO`,
 which in `async` costs the job a quarter of its time, is moved after a minute.
 """
 LEAST_SLOW_SECONDS = 20.0
-"""For so long it has to be slow, however much that costs. Chosen: a pod that starts beside it takes less."""
+"""A pod must be slow for at least this time. Chosen: another pod that starts on the node slows it down for less
+time."""
 COOL_DOWN_SECONDS = 300.0
-"""Between two pods of a role that are moved: what the first move changed has to show before."""
+"""Time between two moves of a role, so that the effect of the first one is measured before."""
 
 
 class SlowPod(msgspec.Struct, frozen=True):
-    """A finding.
+    """A slow pod.
 
     Attributes:
         ratio: of its time per row to the median of the others'.
-        since: when it became the slow one, on the job's clock.
+        since: when it became slow, on the job's clock.
     """
 
     pod: str
@@ -49,18 +50,18 @@ class SlowPod(msgspec.Struct, frozen=True):
 
 
 def slow_ones(seconds_per_row: Mapping[str, float]) -> list[SlowPod]:
-    """The pods that take so long for a row that they are slow, the slowest first."""
+    """The slow pods by their time per row, the slowest first."""
     found = []
     for pod, seconds in sorted(seconds_per_row.items(), key=lambda each: (-each[1], each[0])):
         others = statistics.median([each for name, each in seconds_per_row.items() if name != pod] or [0.0])
         if not 0 < SLOW_RATIO * others <= seconds:
-            break  # nor are those that take less time
+            break  # pods that take less time are not slow either
         found.append(SlowPod(pod, seconds / others, seconds, others))
     return found
 
 
 def price_seconds(start_seconds: float, pods: int) -> float:
-    """What a move costs in seconds of the job's time.
+    """The cost of a move in seconds of the job's time.
 
     Args:
         start_seconds: of a pod of the role in this job; 0: not measured.
@@ -70,11 +71,11 @@ def price_seconds(start_seconds: float, pods: int) -> float:
 
 
 def comparable(loads: Mapping[str, Load]) -> dict[str, float]:
-    """Seconds per row of a job's servers; none where these say nothing of the nodes.
+    """Seconds per row of a job's servers; empty if they do not allow conclusions about the nodes.
 
-    Only servers with the same cores and about the same load are compared. One at the limit of its cores takes longer
-    for a row, and one with few rows in a request, too, for every request costs something: while a server is hot, its
-    buckets move, not the server.
+    Only servers with the same cores and about the same load are compared, because a server at the limit of its cores
+    takes longer for a row, and so does a server with few rows per request. If a server is hot, its buckets are moved
+    instead of the server.
     """
     alike = len({load.cores for load in loads.values()}) == 1 and not hot_server(loads)
     if not alike or any(load.rows_per_second < LEAST_ROWS_PER_SECOND for load in loads.values()):
@@ -83,7 +84,7 @@ def comparable(loads: Mapping[str, Load]) -> dict[str, float]:
 
 
 def has_room_elsewhere(nodes: Iterable[Node], node: str, size: PodSize) -> bool:
-    """Whether another node has the room for a pod now; false where the cluster does not say."""
+    """Whether another node has room for a pod now; False if the cluster does not report it."""
     return any(
         each.takes_pods
         and each.name != node
@@ -94,7 +95,7 @@ def has_room_elsewhere(nodes: Iterable[Node], node: str, size: PodSize) -> bool:
 
 
 class SlowPods:
-    """What was seen until now of the pods of one role; asked once per window."""
+    """Observes the pods of one role; called once per window."""
 
     def __init__(self) -> None:
         self._lasting = Lasting(LEAST_SLOW_SECONDS, COOL_DOWN_SECONDS)
@@ -102,11 +103,11 @@ class SlowPods:
     def look(
         self, seconds_per_row: Mapping[str, float], shares: Mapping[str, float], price_seconds: float, now: float
     ) -> SlowPod | None:
-        """The slowest pod that was slow for long enough, until it is moved.
+        """Returns the slowest pod that was slow for long enough, until it is moved.
 
         Args:
-            seconds_per_row: since the last call; fewer than two: not known.
-            shares: of the job's time, 0 to 1, that passes while each of them does what was timed.
+            seconds_per_row: since the last call; unknown if fewer than two.
+            shares: share of the job's time, 0 to 1, that the timed work of each pod takes.
             price_seconds: of a move, in seconds of the job's time.
             now: on the job's clock.
         """
@@ -121,5 +122,5 @@ class SlowPods:
         self._lasting.done(now)
 
     def forget(self) -> None:
-        """Nothing counts that was seen until now: the pods are others, or nothing is trained."""
+        """Discards earlier observations, because the pods have changed, or nothing is trained."""
         self._lasting.forget()

@@ -1,8 +1,7 @@
-"""Speed by configuration: the steps of workers, added up for each set of pods that the job has had.
+"""Speed by configuration: the steps of workers, aggregated for each set of pods that the job has had. Pure.
 
-Pure. Steps that were made while pods came or went, or while there was no master, belong to no configuration and are
-left out. Older steps count less than newer ones, so that a speed that was measured while other jobs disturbed this one
-is corrected by what is measured after.
+Steps while pods started or ended, or while there was no master, belong to no configuration and are left out. Older
+steps count less than newer ones, so that speeds that were disturbed by other jobs are corrected by later measurements.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ if TYPE_CHECKING:
     from elastrec.platform.master.pods.membership import Member
 
 SETTLING_SECONDS = 2.0
-"""After a change, connections, caches and the first batches of new workers are not what the configuration is like."""
+"""Seconds to ignore after a change, because new connections, caches and the first batches of new workers are not
+typical."""
 _LOOK_SECONDS = 0.2
 _MOST_CONFIGURATIONS = 256
 
 
 def configuration_of(state: JobState) -> Shape | None:
-    """What the job has, or is on its way to; None while it has no worker or no server."""
+    """The present or wanted configuration of the job; None without workers or servers."""
     workers = [worker for worker in state.membership.workers() if not worker.retiring]
     servers = state.owners()
     if not workers or not servers:
@@ -37,13 +37,13 @@ def configuration_of(state: JobState) -> Shape | None:
 
 
 def _places(members: Sequence[Member]) -> Places:
-    # Pods of one role differ where one was resized and another was refused.
+    # Pods of a role differ if the resizing of only some of them was refused.
     smallest = min(members, key=lambda member: (member.cores, member.memory_bytes))
     return Places(len(members), PodSize(smallest.cores, smallest.memory_bytes))
 
 
 def is_settled(state: JobState) -> bool:
-    """Whether every pod is up and has work, and nothing is being changed."""
+    """Whether every pod is running and has work, and nothing is being changed."""
     return (
         are_servers_settled(state)
         and not state.saves.is_paused
@@ -57,9 +57,9 @@ def is_settled(state: JobState) -> bool:
 
 
 def are_servers_settled(state: JobState) -> bool:
-    """Whether every parameter server is up with the size that it is to have.
+    """Whether every parameter server is running with its wanted size.
 
-    It is so too while a save is under way and while workers come and go: a job that needs memory cannot wait for those.
+    Saves and changes of workers do not matter, because a job that needs memory cannot wait for them.
     """
     return (
         state.phase is Phase.TRAINING
@@ -73,7 +73,7 @@ def _is_in_place(member: Member) -> bool:
 
 
 def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
-    """Memory of every server that has reported it."""
+    """Memory in use of every server that has reported it."""
     uses = []
     for server in state.membership.servers():
         sample = monitor.pods.get(server.name)
@@ -90,13 +90,13 @@ def server_use(state: JobState, monitor: Monitor) -> list[ServerUse]:
 
 
 def worker_use(state: JobState, monitor: Monitor) -> int:
-    """Memory of the fullest worker that has reported it, bytes; 0: none has."""
+    """Memory in use of the worker that uses most, bytes; 0 if none has reported it."""
     samples = (monitor.pods.get(worker.name) for worker in state.membership.workers())
     return max((sample.memory_bytes for sample in samples if sample is not None), default=0)
 
 
 class SpeedProfile:
-    """One job's sums. Not safe for several threads: its owner locks."""
+    """One job's sums. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
         self._sums: dict[Shape, Measured] = {}
@@ -108,9 +108,9 @@ class SpeedProfile:
 
     def add(self, pod: str, metrics: WindowMetrics, state: JobState, time: float) -> None:
         """Adds a worker's window of some steps if the job had one configuration during all of it."""
-        # A window begins where the last one with steps ended: what passed without a step is part of the next one.
+        # A window begins at the end of the last one with steps, so time without steps belongs to the next window.
         since, self._heard[pod] = self._heard.get(pod), time
-        # A job of a thousand workers is not gone through for every heartbeat.
+        # Not computed for every heartbeat, because a job may have a thousand workers.
         if time >= self._looked + max(_LOOK_SECONDS, look_seconds(len(state.membership.members))):
             self._looked = time
             current = configuration_of(state) if is_settled(state) else None
@@ -121,7 +121,7 @@ class SpeedProfile:
         if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
             return
         before = self._sums.get(configuration, Measured(configuration=configuration))
-        # Sums fade while the job trains in their configuration, not while it has another one.
+        # Sums only fade while the job has their configuration.
         kept = share_kept(max(0.0, time - max(self._added, self._settled_since)))
         self._added = time
         self._sums[configuration] = Measured(
@@ -141,5 +141,5 @@ class SpeedProfile:
         self._sums = {entry.configuration: entry for entry in measured}
 
     def measured(self) -> list[Measured]:
-        """One entry per configuration, the one that was first seen first."""
+        """One entry per configuration, in the order in which they were first measured."""
         return list(self._sums.values())

@@ -1,7 +1,7 @@
-"""How long pods took from being asked for until they worked: what adding a pod costs on this cluster. Pure.
+"""Start times of pods, from the request until they work, which are the cost of adding a pod on this cluster. Pure.
 
-A worker works with its first step, a server once it has registered. Pods that are there when the job begins wait for
-each other too, so that they count only until one was added to the running job.
+A worker works from its first step on, a server from its registration on. The first pods of a job also wait for each
+other, so they count only until a pod was added to the running job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = {Role.WORKER: names.WORKER_START_SECONDS, Role.PARAMETER_SERVER: names.
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Of one pod; `added`: to a job that was training."""
+    """The start of one pod; `added`: whether the job was training."""
 
     role: Role
     added: bool
@@ -31,10 +31,10 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class StartProfile:
-    """One job's starts. Not safe for several threads: its owner locks.
+    """One job's starts. Not thread-safe: its owner locks.
 
     Attributes:
-        revision: of the membership that was seen last.
+        revision: the last observed revision of the membership.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class StartProfile:
         self.revision = -1
 
     def asked(self, state: JobState, time: float) -> None:
-        """An event was handled; takes the pods that it made members."""
+        """Called after an event; adds the pods that became members."""
         membership = state.membership
         if membership.revision == self.revision:
             return
@@ -55,7 +55,7 @@ class StartProfile:
         self._asked = {pod: start for pod, start in self._asked.items() if pod in membership.members}
 
     def works(self, pod: str, time: float) -> None:
-        """The pod does what it is for; said again, nothing."""
+        """Called when the pod works; repeated calls have no effect."""
         if (start := self._asked.pop(pod, None)) is None:
             return
         role, since, added = start
@@ -64,7 +64,7 @@ class StartProfile:
         del starts[:-_MOST_STARTS]
 
     def starts(self) -> list[Start]:
-        """Every start that counts, for `recall`; what is on its way is not among them."""
+        """All completed starts that count, for `recall`."""
         return [
             Start(role, added, start)
             for added, profile in ((False, self._first), (True, self._added))
@@ -78,7 +78,7 @@ class StartProfile:
             (self._added if start.added else self._first).setdefault(start.role, []).append(start.seconds)
 
     def seconds(self) -> dict[Role, float]:
-        """Medians; a role of which no pod came up yet is absent."""
+        """Medians by role; absent if no pod of the role has started yet."""
         starts = {role: self._added.get(role) or self._first.get(role) for role in _NAMES}
         return {role: statistics.median(seconds) for role, seconds in starts.items() if seconds}
 

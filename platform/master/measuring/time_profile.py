@@ -1,6 +1,7 @@
-"""Where a job's time goes, kept as the job's events pass: every second belongs to exactly one part. Pure.
+"""The use of a job's time, measured from its events: every second belongs to exactly one part. Pure.
 
-The state of a job changes at events alone, so the time between two events belongs to what the job was doing then.
+The state of a job changes only at events, so the time between two events belongs to the activity of the job between
+them.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class TimeProfile(msgspec.Struct, kw_only=True):
     """Seconds by part.
 
     Attributes:
-        unmeasured: of the training seconds, those of which is not known yet how much was waiting.
-        unsaved_training, unsaved_waiting: seconds since the last record; a rollback makes them lost work.
-        workers: that were up when the directives had this `version`.
+        unmeasured: training seconds for which the share of waiting is not known yet.
+        unsaved_training, unsaved_waiting: seconds since the last record, which a rollback turns into lost work.
+        workers: number of running workers when the directives had this `version`.
     """
 
     seconds: dict[str, float] = {}
@@ -62,7 +63,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
 
     @property
     def goodput(self) -> float:
-        """Share of the time in which rows were trained that count; 0 to 1."""
+        """Share of the time in which rows were trained that are in the model; 0 to 1."""
         return self.seconds.get(TRAINING, 0.0) / self.total if self.total else 0.0
 
     def add(self, part: str, seconds: float) -> None:
@@ -86,7 +87,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         self.unsaved_training += busy * seconds
 
     def measure(self, waiting_share: float) -> None:
-        """Workers said how much of their time since the last measurement they waited for rows; 0 to 1."""
+        """Takes the share of their time since the last measurement in which workers waited for rows; 0 to 1."""
         share = min(1.0, max(0.0, waiting_share))
         waited = share * min(self.unmeasured, self.seconds.get(TRAINING, 0.0))
         unsaved = share * min(self.unmeasured, self.unsaved_training)
@@ -98,7 +99,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         self.unmeasured = 0.0
 
     def saved(self, unsaved: tuple[float, float] | None = None) -> None:
-        """A record is complete: what came before cannot be lost any more.
+        """Called when a record is complete: earlier training cannot be lost any more.
 
         Args:
             unsaved: of a record that was found complete later: `unsaved_training` and `unsaved_waiting` of its moment.
@@ -108,7 +109,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         self.unsaved_waiting = max(0.0, self.unsaved_waiting - waiting)
 
     def rolled_back(self) -> float:
-        """What was trained since the last record is lost; returns in how many seconds it was trained."""
+        """Called at a rollback: the training since the last record is lost. Returns its duration in seconds."""
         lost_seconds = self.unsaved_training + self.unsaved_waiting
         for part, lost in ((TRAINING, self.unsaved_training), (WAITING, self.unsaved_waiting)):
             if lost:
@@ -119,7 +120,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         return lost_seconds
 
     def at(self, state: JobState, time: float) -> TimeProfile:
-        """The profile as it will be when nothing happens until `time`."""
+        """The profile at `time` if there is no event until then."""
         copy = msgspec.structs.replace(self, seconds=dict(self.seconds))
         copy.pass_time(state, time - state.time)
         return copy

@@ -1,4 +1,4 @@
-"""What a master says of its job: status, the ledger, the explanation, and what stays in the store after the end.
+"""Reports of a master about its job: status, ledger, explanation, and the files in the store after the end.
 
-Nothing here changes the job.
+This room does not change the job.
 """

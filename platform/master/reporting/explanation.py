@@ -1,4 +1,4 @@
-"""The story of a job for people: what happened, why, and where the time went. Pure but for the two store functions."""
+"""The explanation of a job: events, causes, and where the time went. Pure, except for the two store functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
-"""Entries that are given at most, the last ones."""
+"""Maximum number of entries; the last ones are shown."""
 _FAULTS = frozenset({"pod_replaced", "process_replaced", "rollback", "job_resumed", "master_resumed"})
 
 
@@ -34,10 +34,10 @@ def explanation(
     own_plans: Sequence[OwnPlan] = (),
     open_costs: Mapping[int, FaultCost] | None = None,
 ) -> Explanation:
-    """The story until now.
+    """The explanation up to now.
 
     Args:
-        open_costs: of the faults that are not over, by their numbers (`FaultProfile.costs_at`).
+        open_costs: costs of the faults that are not over, by their numbers (`FaultProfile.costs_at`).
     """
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
     costs = dict(open_costs or {})
@@ -189,7 +189,7 @@ def _order_words(name: str, value: Any) -> str:
 
 
 def _sizes(inputs: dict[str, Any], now: str, other: str) -> str:
-    """What differs between two sizes of a pod; of those that are equal, its cores."""
+    """The differences between two sizes of a pod; its cores if the sizes are equal."""
     cores, memory_bytes = inputs[f"{now}cores"], inputs[f"{now}memory_bytes"]
     words = []
     if memory_bytes != inputs.get(f"{other}memory_bytes", memory_bytes):
@@ -202,7 +202,7 @@ def _sizes(inputs: dict[str, Any], now: str, other: str) -> str:
 
 
 def as_text(story: Explanation) -> str:
-    """The story as plain lines of at most about 120 characters, for a terminal and for MLflow."""
+    """The explanation as plain lines of at most about 120 characters, for a terminal and for MLflow."""
     lines = [
         f"{story.job}: {story.phase}, {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
         "(share of the time in which rows were trained that count)",
@@ -225,14 +225,14 @@ def as_text(story: Explanation) -> str:
 
 
 def explanation_key(job_name: str, job_id: str) -> str:
-    """Where a job's story lies in its checkpoint store."""
+    """The key of a job's explanation in its checkpoint store."""
     return f"{job_name}/ledger/{job_id}.json"
 
 
 def write_explanation(store: str, job_name: str, job_id: str, state: JobState, journal: Journal) -> str:
-    """Puts the story of a job that is over beside its ledger; returns its URI.
+    """Stores the explanation of a job that has ended next to its ledger; returns its URI.
 
-    Where this master continued from a record of an earlier one, the timeline begins with what that one has reported.
+    If this master continued from a record of an earlier master, the timeline begins with that master's entries.
 
     Raises:
         CheckpointError: the store refused.
@@ -255,7 +255,7 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
 
 
 def read_explanation(store: str | Store, job_id: str) -> Explanation | None:
-    """The story of a job that is over, whatever its name; None when the store has none.
+    """The explanation of a job that has ended, for any job name; None if the store has none.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.

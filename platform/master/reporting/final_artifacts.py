@@ -1,4 +1,5 @@
-"""What a master leaves in its checkpoint store when the job is over, so that people can still ask about the job."""
+"""Writes the files that a master leaves in its checkpoint store when the job has ended, for commands about past
+jobs."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ _PAUSES_SECONDS = (0.0, 1.0, 5.0)
 
 
 class FinalArtifacts:
-    """Writes on a thread of its own: a slow store must not keep pods from being ordered to leave.
+    """Writes in a separate thread, so that a slow store does not delay the orders to pods to exit.
 
     Args:
-        state, metrics: of a job that is over.
+        state, metrics: of a job that has ended.
     """
 
     def __init__(self, request: LaunchRequest, state: JobState, metrics: TrainingMetrics, journal: Journal) -> None:
@@ -37,7 +38,7 @@ class FinalArtifacts:
         self._thread.start()
 
     def wait(self) -> None:
-        """Returns when everything is written, or cannot be."""
+        """Waits until everything is written or has failed."""
         self._thread.join(LONGEST_SECONDS)
 
     def _run(self) -> None:

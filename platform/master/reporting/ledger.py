@@ -1,6 +1,6 @@
-"""The ledger of a job as a table: every attempt at every shard, what it repeated, and what of it the model has seen.
+"""The ledger of a job as a table: every attempt at every shard, its repeated rows, and its rows that are in the model.
 
-Pure, but for the two functions that put it beside the job's records, where it outlives the job.
+Pure, except for the functions that store it next to the job's records, where it is available after the job.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _raw(attempts: Sequence[Attempt]) -> pa.RecordBatch:
 
 
 def _rows_that_count(now: StreamNow, number_A: NDArray[np.int64], rows_A: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows of each attempt's split that count at the moment: all of a done one, none of one not handed out."""
+    """Rows of each attempt's split that count at present: all rows if it is done, none if it was not handed out."""
     counts_A = np.where(now.splits.handed_out(now.positions.cursor, number_A), rows_A, 0)
     offsets = {shard.number: shard.offset for shard in now.positions.begun}
     if offsets:
@@ -173,16 +173,16 @@ def _rows_that_count(now: StreamNow, number_A: NDArray[np.int64], rows_A: NDArra
 def _neighbours(
     number_A: NDArray[np.int64], from_A: NDArray[np.int64], to_A: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each attempt, how far earlier attempts at its shard came, and from where the later ones began again.
+    """For each attempt, the last row that earlier attempts at its shard reached, and the first row of later attempts.
 
-    An attempt begins at the shard's last acknowledged row: what earlier attempts trained beyond it does not count.
+    An attempt begins at the shard's last acknowledged row; rows beyond it that earlier attempts trained do not count.
     """
     before_A = np.zeros(len(number_A), np.int64)
     behind_A = np.full(len(number_A), np.iinfo(np.int64).max)
     order = np.argsort(number_A, kind="stable")
     sorted_A = number_A[order]
     same = np.flatnonzero(sorted_A[1:] == sorted_A[:-1])
-    # Nearly all shards have one attempt; the others are worth a loop.
+    # Nearly all shards have one attempt, so a loop over the others is fast enough.
     for left in same.tolist():
         first, second = order[left], order[left + 1]
         before_A[second] = max(before_A[first], to_A[first])
@@ -193,20 +193,21 @@ def _neighbours(
 
 
 def ledger_key(job_name: str, job_id: str) -> str:
-    """Where a job's ledger lies in its checkpoint store."""
+    """The key of a job's ledger in its checkpoint store."""
     return f"{job_name}/ledger/{job_id}.parquet"
 
 
 def write_ledger(
     store: str, job_name: str, job_id: str, state: JobState, journal: Journal, earlier_terms: int = 0
 ) -> str:
-    """Puts the ledger of a job that is over beside its records; returns its URI.
+    """Stores the ledger of a job that has ended next to its records; returns its URI.
 
-    What masters of the same run have left before comes first, so that one ledger has all rows of the model. Of one
-    that left nothing, lines say which rows it trained `before record …`, and no more (see `lives`).
+    Lines of earlier masters of the same run come first, so that one ledger has all rows of the model. For a master that
+    left no ledger, lines with the outcome `before record …` have the rows that it trained, and no details (see
+    `lives`).
 
     Args:
-        earlier_terms: up to this one, terms are of other runs.
+        earlier_terms: terms up to this number belong to other runs.
 
     Raises:
         CheckpointError: the store refused.
@@ -269,7 +270,7 @@ def earlier_lines(store: str | Store, job_name: str, job_id: str, state: JobStat
 
 
 def attempts_of(lines: pa.Table) -> list[Attempt]:
-    """Some of the `earlier_lines` as they cross the wire."""
+    """Some of the `earlier_lines` in the form of messages."""
     columns = [lines.column(name).to_pylist() for name in _WIRE]
     ended = [moment.timestamp() if moment is not None else 0.0 for moment in lines.column("ended_at").to_pylist()]
     return [Attempt(*values) for values in zip(*columns, ended, strict=True)]
@@ -300,7 +301,7 @@ def _read(store: Store, key: str) -> pa.Table:
 
 
 def read_ledger(store: str | Store, job_id: str) -> pa.Table | None:
-    """The ledger of a job that is over, whatever its name; None when the store has none.
+    """The ledger of a job that has ended, for any job name; None if the store has none.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.

@@ -1,4 +1,4 @@
-"""TrainingMetrics and totals of a job, from its state and what the heartbeats said. Pure."""
+"""TrainingMetrics and totals of a job, from its state and from heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def training_metrics(
     Args:
         name: the job's id.
         window: the last one in which something was trained.
-        samples, cluster: by pod name; what heartbeats and the cluster said last.
-        fleet_problem: why the cluster does not do what it is asked for; empty while it does.
+        samples, cluster: the last reports of heartbeats and of the cluster, by pod name.
+        fleet_problem: why the cluster does not fulfil requests; empty if it does.
     """
     final = HeadSketches.decode(state.evaluation_sketch) if state.evaluation_sketch else HeadSketches()
     evaluated = bool(final.heads) and state.phase is Phase.SUCCEEDED
@@ -82,7 +82,7 @@ def training_metrics(
 
 
 def _migration(state: JobState, time: float, samples: Mapping[str, PodSample]) -> MigrationMetrics | None:
-    """A change of servers with what its servers say of their copying."""
+    """The running migration, with the progress of its servers."""
     metrics = migration.metrics(state, time)
     if metrics is None or state.migration is None:
         return None
@@ -137,7 +137,7 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
 
 
 def _words(size: PodSize, other: PodSize) -> str:
-    """What of a size differs from another one."""
+    """The parts of a size that differ from another size."""
     if size.memory_bytes == other.memory_bytes:
         return f"{size.cores:g} cores"
     memory = f"{format_bytes(size.memory_bytes)} of memory"
@@ -145,7 +145,7 @@ def _words(size: PodSize, other: PodSize) -> str:
 
 
 def _is_at_rest(member: Member) -> bool:
-    """Whether it was ordered to be idle and has obeyed."""
+    """Whether it was ordered to be idle, and is idle."""
     return member.orders is not None and member.orders.is_idle and member.let_go_version == member.orders.version
 
 
@@ -165,7 +165,7 @@ def _given_up(state: JobState) -> str:
 
 
 def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:
-    """Which server waits for the checkpoint store, and what the store said last."""
+    """The server that waits for the checkpoint store, and the store's last error."""
     if state.phase not in (Phase.STARTING, Phase.RECOVERING):
         return ""
     for server in state.membership.servers():
@@ -185,7 +185,7 @@ def _waiting_reason(state: JobState, cluster: Mapping[str, PodStatus]) -> str:
 
 
 def totals(state: JobState, time: float) -> dict[str, float]:
-    """What the whole job did beside what TrainingMetrics say, by metric name."""
+    """Totals of the whole job that are not in TrainingMetrics, by metric name."""
     times, saves = state.times.at(state, time), state.saves
     ages = {
         names.CHECKPOINT_AGE_SECONDS: _age(saves.record_time, time),

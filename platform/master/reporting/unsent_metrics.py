@@ -1,6 +1,6 @@
-"""What a job leaves in its checkpoint store beside its ledger: how it ended, and metrics that MLflow has not received.
+"""Files of a job in its checkpoint store next to its ledger: its result, and metrics that MLflow has not received.
 
-So a trained model can be evaluated and published when its master is long gone, and nothing is trained again for it.
+With them, a trained model can be evaluated and published long after its master has ended, without training again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _points_key(job_name: str, job_id: str) -> str:
 
 
 def write_result(store: str, job_name: str, job_id: str, metrics: TrainingMetrics) -> str:
-    """Puts the last metrics of a job that is over beside its ledger; returns their URI.
+    """Stores the last metrics of a job that has ended next to its ledger; returns their URI.
 
     Raises:
         CheckpointError: the store refused.
@@ -34,7 +34,7 @@ def write_result(store: str, job_name: str, job_id: str, metrics: TrainingMetric
 
 
 def read_result(store: str, job_name: str, job_id: str) -> TrainingMetrics | None:
-    """How a job ended; None when it has left nothing.
+    """The last metrics of a job; None if the store has none.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
@@ -49,7 +49,7 @@ def read_result(store: str, job_name: str, job_id: str) -> TrainingMetrics | Non
 
 
 def forget_result(store: str, job_name: str, job_id: str) -> None:
-    """Removes the result, once the model is published: the next run of this id is trained anew.
+    """Removes the result after the model was published, so that the next run with this id trains again.
 
     Raises:
         CheckpointError: the store refused.
@@ -59,7 +59,7 @@ def forget_result(store: str, job_name: str, job_id: str) -> None:
 
 
 def write_points(store: str, job_name: str, job_id: str, points: list[Point]) -> str:
-    """Puts figures that could not be delivered beside the ledger; returns their URI.
+    """Stores figures that could not be sent next to the ledger; returns their URI.
 
     Raises:
         CheckpointError: the store refused.
@@ -70,7 +70,7 @@ def write_points(store: str, job_name: str, job_id: str, points: list[Point]) ->
 
 
 def read_points(store: str, job_name: str, job_id: str) -> list[Point]:
-    """Figures that wait for delivery, oldest first; empty when there are none.
+    """Unsent figures, oldest first; empty if there are none.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
@@ -85,7 +85,7 @@ def read_points(store: str, job_name: str, job_id: str) -> list[Point]:
 
 
 def forget_points(store: str, job_name: str, job_id: str) -> None:
-    """Removes the figures, once they are delivered.
+    """Removes the figures after they were sent.
 
     Raises:
         CheckpointError: the store refused.
