@@ -1,6 +1,6 @@
-"""What a job's state machine wants done: its outputs. The service carries them out after the event is journalled.
+"""Effects: the outputs of a job's state machine. The service executes them after the event was journalled.
 
-Pods are no effects: which of them a job wants follows from its state (`wanted.py`).
+Pods are not effects: the wanted pods follow from the job's state (`wanted.py`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class _Effect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CommitRecord(_Effect, frozen=True, kw_only=True):
-    """Write the manifest of a record whose parts are all there. Records in `damaged` are deleted afterwards.
+    """Write the manifest of a record whose parts are complete. Records in `damaged` are deleted afterwards.
 
     Attributes:
-        base: URI of the record that the parts may build on.
+        base: URI of the record on which the parts may build.
     """
 
     order_id: str
@@ -37,10 +37,10 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):
-    """Delete what was written of a record that will never count.
+    """Delete the files of a record that will never be valid.
 
     Attributes:
-        may_be_complete: it goes even if its manifest is there; else a complete record stays.
+        may_be_complete: whether to delete it even if its manifest exists; otherwise a complete record stays.
     """
 
     uri: str
@@ -63,7 +63,7 @@ class RecordAttempt(_Effect, frozen=True, kw_only=True):
 
 
 class Decided(_Effect, frozen=True, kw_only=True):
-    """One line of the log: a decision and its inputs."""
+    """A decision and its inputs, for the log."""
 
     decision: str
     inputs: dict[str, Any]

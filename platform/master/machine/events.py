@@ -1,7 +1,7 @@
 """What can happen to a job: the inputs of its state machine and the records of its journal.
 
-`time` is in seconds of the job's own clock: it only runs while a master runs and never goes back, whatever the
-machine's clock does.
+`time` is in seconds of the job's own clock, which only runs while a master runs, and never goes back, even if the
+machine's clock is set.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
-    """What a master without a journal continues from: records that an earlier one has left.
+    """The records of an earlier master from which a master without a journal continues.
 
     Attributes:
-        records: complete ones, oldest first; the last one is gone back to first.
-        trained_rows: that earlier masters have counted, as far as known; else 0.
+        records: complete records, oldest first; the last one is the first choice.
+        trained_rows: counted by earlier masters; 0 if unknown.
     """
 
     records: list[CompleteRecord]
@@ -36,7 +36,7 @@ class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TermBegun(_Event, frozen=True, kw_only=True):
-    """This master has taken a term, and is reached at `address`; `resumed` is for one without a journal only."""
+    """This master has taken a term; its address is `address`; `resumed` is only set for a master without a journal."""
 
     term: int
     address: str
@@ -44,7 +44,7 @@ class TermBegun(_Event, frozen=True, kw_only=True):
 
 
 class Begun(_Event, frozen=True, kw_only=True):
-    """The job exists; its pods are to be made."""
+    """The job exists; its pods must be created."""
 
 
 class PodRegistered(_Event, frozen=True, kw_only=True):
@@ -82,14 +82,14 @@ class PodReported(_Event, frozen=True, kw_only=True):
 
 
 class PodOrdered(_Event, frozen=True, kw_only=True):
-    """One worker shall do something otherwise than the others, from its next minibatch on."""
+    """One worker gets orders of its own, from its next minibatch on."""
 
     pod: str
     order: WorkerOrder
 
 
 class WorkersOrdered(_Event, frozen=True, kw_only=True):
-    """All workers, also those that join later, shall do something otherwise from one step on."""
+    """All workers, including those that join later, get other orders from the same step on."""
 
     order: WorkerOrder
 
@@ -118,7 +118,8 @@ class PodFailed(_Event, frozen=True, kw_only=True):
 
 
 class PodSilent(_Event, frozen=True, kw_only=True):
-    """No heartbeat of this process for the heartbeat timeout; without incarnation: the pod's process never came up."""
+    """No heartbeat of this process for the heartbeat timeout; without incarnation: the pod's process never
+    registered."""
 
     pod: str
     incarnation: str
@@ -133,7 +134,7 @@ class PodSeen(_Event, frozen=True, kw_only=True):
 
 
 class PodGone(_Event, frozen=True, kw_only=True):
-    """The cluster says that the pod ended. `message` is for people (the last lines of its log)."""
+    """The cluster reports that the pod ended. `message` is for people (the last lines of its log)."""
 
     pod: str
     uid: str
@@ -143,13 +144,13 @@ class PodGone(_Event, frozen=True, kw_only=True):
 
 
 class PodDeleted(_Event, frozen=True, kw_only=True):
-    """The cluster has no pod of this name, which the job gave up."""
+    """The cluster has no pod with this name any more, which the job gave up."""
 
     pod: str
 
 
 class PodResized(_Event, frozen=True, kw_only=True):
-    """The pod has this size. `outcome_of`: what it was asked to have, if this is what came of it."""
+    """The pod has this size. `outcome_of`: the requested size, if this is the result of a request."""
 
     pod: str
     uid: str
@@ -159,7 +160,7 @@ class PodResized(_Event, frozen=True, kw_only=True):
 
 
 class ResizeRefused(_Event, frozen=True, kw_only=True):
-    """The pod will not get the size that was asked for; it keeps what it has."""
+    """The pod will not get the requested size; it keeps its present one."""
 
     pod: str
     uid: str
@@ -176,7 +177,7 @@ class PodRefused(_Event, frozen=True, kw_only=True):
 
 
 class RecordCommitted(_Event, frozen=True, kw_only=True):
-    """The record of a save order is complete. May come late, when the job has gone on without it."""
+    """The record of a save order is complete. May arrive after the job stopped waiting for it."""
 
     order_id: str
 
@@ -194,7 +195,7 @@ class StopAsked(_Event, frozen=True, kw_only=True):
 
 
 class OwnerChanged(_Event, frozen=True, kw_only=True):
-    """An observer took the job over: no other may stop it."""
+    """An observer took the job over; no other observer may stop it."""
 
     owner: str
 
@@ -204,12 +205,12 @@ class SaveAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeAsked(_Event, frozen=True, kw_only=True):
-    """Another shape is wanted, or pods are to be moved; what is not named stays as it is wanted.
+    """Another shape is requested, or pods are to be moved; fields that are not named stay as they are wanted.
 
     The fields are those of ChangeShape.
 
     Attributes:
-        own_plan: of the master itself; None: somebody else asked.
+        own_plan: of the master itself; None: another caller made the request.
     """
 
     change: dict[Role, PlacesChange]
@@ -223,7 +224,7 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
 
 
 class ShapeTakenBack(_Event, frozen=True, kw_only=True):
-    """Somebody gave a request for a shape up; `frees_plan`: see TakeBackShape."""
+    """A request for a shape was cancelled; `frees_plan`: see TakeBackShape."""
 
     request_id: str
     frees_plan: bool = False
@@ -233,7 +234,7 @@ class ServerHot(_Event, frozen=True, kw_only=True):
     """Buckets are to leave a server that has more load than the others.
 
     Attributes:
-        ratio: of its load per core to the mean of the others; ratio_after: what it is to become.
+        ratio: of its load per core to the mean of the others; ratio_after: the expected ratio afterwards.
         moves: name of the new owner by virtual bucket.
         ownership_epoch: under which the load was measured; nothing moves under another one.
     """
@@ -246,7 +247,7 @@ class ServerHot(_Event, frozen=True, kw_only=True):
 
 
 class PodSlow(_Event, frozen=True, kw_only=True):
-    """A worker or server is slow because of its node: its successor is to start on another one.
+    """A worker or server is slow because of its node; its successor must start on another node.
 
     Attributes:
         ratio: of its time per row to the median of the others'.
@@ -263,8 +264,8 @@ class Ticked(_Event, frozen=True, kw_only=True):
     """A deadline of the state has passed.
 
     Attributes:
-        waiting: what the cluster says of pods that have not started, by name.
-        problems: why servers have not copied what they are to take over, as far as they have said, by name.
+        waiting: the state in the cluster of pods that have not started, by name.
+        problems: why servers have not copied the buckets that they are to take over, if reported, by name.
     """
 
     waiting: dict[str, str] = {}
@@ -272,10 +273,10 @@ class Ticked(_Event, frozen=True, kw_only=True):
 
 
 class Restarted(_Event, frozen=True, kw_only=True):
-    """A new master process has taken over, or the old one was stopped: silence in between counts against no pod.
+    """A new master process has taken over, or the old one was suspended; silence of pods in between does not count.
 
-    `away_seconds` passed without a master, on the wall clock; the job's own clock did not advance. It did by
-    `suspended_seconds`, in which the process was stopped or its journal had no room, and no report was taken in.
+    `away_seconds` passed without a master, on the wall clock; the job's own clock did not advance. It advanced by
+    `suspended_seconds`, in which the process was stopped or its journal had no room, and no report was received.
     """
 
     away_seconds: float = 0.0
@@ -283,7 +284,7 @@ class Restarted(_Event, frozen=True, kw_only=True):
 
 
 class Measured(_Event, frozen=True, kw_only=True):
-    """Workers reported which share (0 to 1) of their training time since the last such event they waited for rows."""
+    """The share (0 to 1) of their training time since the last such event in which workers waited for rows."""
 
     waiting_share: float
 
@@ -319,4 +320,4 @@ Event = (
 )
 
 Submit = Callable[[Callable[[float], Event]], object]
-"""Takes an event, made of the time on the job's clock."""
+"""Submits an event that is made from the time on the job's clock."""

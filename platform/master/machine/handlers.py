@@ -1,4 +1,4 @@
-"""What every event changes: one function per kind, here or in the module of its subject."""
+"""Handlers of events: one function per kind, here or in the module of its subject."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     if event.resumed is None or record is None:
         return
     state.is_resumed = True
-    # What was thrown away was trained, too; and so the records of this term are further than the one before them.
+    # Discarded rows count as trained, too, so the steps of this term's records are higher than that of the one before.
     state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
     effects.append(
         Decided(
@@ -109,7 +109,7 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     if not phases.phase.is_final:
         effects.extend(saving.commit_effect(state, save) for save in state.saves.unknown)
     if event.away_seconds:
-        # Another process wrote those manifests, or did not; nobody does now.
+        # Another process may have written these manifests; no process is writing them now.
         for entry in state.saves.abandoned.values():
             entry.is_committing = False
     if state.exit_deadline is not None:
@@ -125,7 +125,8 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
     if member is None or member.role is not event.role or state.phase.is_final:
         return
     if event.incarnation in member.superseded:
-        # Who registered last stays: two that live would take the place from each other until its budget is spent.
+        # The last one that registered stays. Otherwise two running processes would replace each other until the failure
+        # limit is reached.
         return
     if member.is_held_by_another(event.incarnation):
         losses.process_replaced(state, member, event, effects)

@@ -1,4 +1,4 @@
-"""Who gets shards, when, what is answered when there are none, and whose hands must rest for a save. Pure."""
+"""Leases of shards: which workers get them, answers without shards, and workers that must pause for a save. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _worker_of(state: JobState, event: ShardsAsked) -> Member | None:
-    """The worker that asks, None when it or its generation does not count any more."""
+    """The requesting worker; None if it or its generation is not valid any more."""
     member = state.membership.members.get(event.pod)
     known = member is not None and member.incarnation == event.incarnation and not member.retiring
     return member if known and event.generation == state.phases.generation else None
@@ -30,9 +30,9 @@ def _may_lease(state: JobState, member: Member, event: ShardsAsked) -> bool:
 
 
 def _shards_for(state: JobState, member: Member, queue: ShardQueue, event: ShardsAsked) -> list[Shard]:
-    """What a request gets.
+    """The shards for a request.
 
-    One whose answer was lost gets its shards at any time: the pod holds them, and would never learn of them otherwise.
+    A repeated request, whose answer was lost, always gets its shards again, because the pod already holds their leases.
     """
     if not _may_lease(state, member, event) and not queue.is_repeated(event.pod, event.request_id):
         return []
@@ -40,9 +40,9 @@ def _shards_for(state: JobState, member: Member, queue: ShardQueue, event: Shard
 
 
 def answer_unchanged(state: JobState, event: ShardsAsked) -> AnswerLease | None:
-    """The answer to a request that changes nothing, so that polling is not journalled; None: it changes something.
+    """The answer to a request that does not change the state, so that polling is not journalled; None if it does.
 
-    A repeated request is such a one: it gets the shards of the first answer.
+    A repeated request does not: it gets the shards of the first answer.
     """
     member = _worker_of(state, event)
     if member is None:
@@ -79,10 +79,10 @@ def _lease_answer(queue: ShardQueue, shards: list[Shard]) -> AnswerLease:
 
 
 def moving_workers(state: JobState) -> list[Member]:
-    """Workers that have not paused yet although a save is waiting for them.
+    """Workers that have not paused yet, for which a save waits.
 
-    Who holds no shard has pushed nothing that is not applied and acknowledged, and gets no shard now. So nobody waits
-    for a process that still loads its model, which may take longer than the interval between two saves.
+    A worker without shards has no pushes that are not applied and acknowledged, and gets no shards now. So saves do not
+    wait for a process that is loading its model, which may take longer than the interval between two saves.
     """
     save = state.saves.quiescing
     if save is None or save.stage != PAUSING:

@@ -1,13 +1,14 @@
-"""Other servers while the job trains: prepare, copy, hand over, retire (DLRover-RM §5.2, seamless migration). Pure.
+"""Changes the servers while the job trains: prepare, copy, hand over, retire (DLRover-RM §5.2, seamless migration).
+Pure.
 
-More or fewer of them, others in the place of some (`succession`), or both at once: what is wanted is compared with who
-owns buckets, so that several requests are reached by one migration. More servers that are asked for while others take
-the place of some, or hot buckets move, come in a next migration: what is short now does not wait for them.
+A migration changes the number of servers, replaces servers (`succession`), or both. The wanted servers are compared
+with the owners of buckets, so that one migration fulfils several requests. If more servers are requested while servers
+are replaced, or hot buckets move, they are added by the next migration, so that the current one does not wait for them.
 
-New servers start while the old ones serve (STARTING); those that will own more copy their buckets (COPYING); then the
-routing table changes, and they take them over (HANDING_OVER); servers that own nothing any more leave. Until the
-routing table changes, whatever goes wrong leaves the owners as they were. Afterwards a loss is that of any server: all
-go back to the last record (`rollback`), and a migration that is still wanted begins anew from there.
+New servers start while the old ones serve (STARTING); servers that will own more copy their buckets (COPYING); then the
+routing table changes, and they take the buckets over (HANDING_OVER); servers that own nothing any more leave. Before
+the routing table changes, a failure does not change the owners. Afterwards, the loss of a server has the usual effect:
+all return to the last record (`rollback`), and a migration that is still wanted begins again.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ STARTING, COPYING, HANDING_OVER = "starting", "copying", "handing over"
 
 
 class Migration(msgspec.Struct, kw_only=True):
-    """One change of servers that is under way.
+    """A running migration.
 
     Attributes:
         order_id: of the orders to the servers that take buckets over.
-        begun, since: when it began, and its stage.
-        moves: names of new owners by virtual bucket, where buckets leave a hot server; empty: servers change, and all
+        begun, since: when it began, and when its stage began.
+        moves: names of new owners by virtual bucket, if buckets leave a hot server; empty: servers change, and all
             share the buckets.
-        count: of servers, where that stays while others take the place of some, or hot buckets move; 0: it changes.
-        servers: that will own something, in the order of the routing table; owners, dense_owners: for each virtual and
-            dense bucket, an index into them. Empty while it is STARTING.
-        sources: by the server that takes, what it takes, by the server that gives: virtual and dense buckets.
+        count: number of servers, if it stays the same while servers are replaced or hot buckets move; 0: it changes.
+        servers: the future owners, in the order of the routing table; owners, dense_owners: for each virtual and dense
+            bucket, an index into them. Empty while it is STARTING.
+        sources: by the server that takes buckets, and by the server that gives them: virtual and dense buckets.
         copied, taken: servers that have little left to copy, and those that have taken their buckets over.
-        progressed: when it last got further within its stage (`stalls`); 0: it has not.
-        advances: how far servers that copy have said that they are (see CopyProgress), by name.
+        progressed: time of the last progress within its stage (`stalls`); 0: none.
+        advances: reported progress of copying servers (see CopyProgress), by name.
     """
 
     order_id: str
@@ -66,7 +67,7 @@ class Migration(msgspec.Struct, kw_only=True):
     advances: dict[str, int] = {}
 
     def order_of(self, pod: str, addresses: dict[str, str]) -> TakeOrder | None:
-        """What a server takes from which others; None: nothing."""
+        """The order of a server that takes buckets over; None if it takes none."""
         sources = self.sources.get(pod)
         if not sources:
             return None
@@ -75,7 +76,7 @@ class Migration(msgspec.Struct, kw_only=True):
         )
 
     def content(self) -> tuple[object, ...]:
-        """What directives say of it."""
+        """Its contents in directives."""
         return self.order_id, self.stage
 
 
@@ -102,7 +103,7 @@ def step(state: JobState, effects: list[Effect]) -> bool:
         return _copy_when_started(state, migration, effects)
     if migration.stage == COPYING:
         if any(not _is_up(state, name) for name in migration.servers) or not _is_wanted(state, migration):
-            # A server that was to take buckets is another one now, or others are wanted.
+            # A server that was to take buckets has been replaced, or other servers are wanted.
             _enter(state, migration, STARTING)
             return True
         if set(migration.sources) <= set(migration.copied) and not state.saves.under_way:
@@ -117,12 +118,12 @@ def step(state: JobState, effects: list[Effect]) -> bool:
 def _is_unwanted(state: JobState, migration: Migration) -> bool:
     if not migration.moves:
         return state.has_wanted_servers
-    # Buckets that move to a server that is to leave would move twice.
+    # Otherwise buckets would move to a server that is to leave, and would have to move again.
     return _count(state) < migration.count or any(server.outgoing for server in state.owners())
 
 
 def _count(state: JobState) -> int:
-    """Of servers that are to own something after this migration, or the next one where none is under way."""
+    """The number of owners after this migration, or after the next one if there is none."""
     wanted = state.wanted_shape[Role.PARAMETER_SERVER].count
     return min(wanted, state.migration.count or wanted) if state.migration is not None else wanted
 
@@ -130,7 +131,7 @@ def _count(state: JobState) -> int:
 def may_relieve(state: JobState) -> bool:
     """Whether buckets can leave a hot server now: nothing else changes, and the job file allows it.
 
-    Not soon after a try that got no further: the same servers would fail again.
+    Not soon after a try that made no progress, because it would probably fail again.
     """
     if state.time < state.relief_after:
         return False
@@ -139,7 +140,7 @@ def may_relieve(state: JobState) -> bool:
 
 
 def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
-    """Buckets of a hot server go to others that are there; nothing happens where servers change anyway, or have."""
+    """Moves buckets of a hot server to existing servers; has no effect if servers are changing or have changed."""
     servers, ownership = state.ownership.servers, state.ownership
     if not may_relieve(state):
         return
@@ -157,7 +158,8 @@ def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
 
 
 def blocks_saves(state: JobState) -> bool:
-    """Whether buckets are being handed over: a record of that moment would hold some of them twice, or not at all."""
+    """Whether buckets are being handed over; a record of this moment would contain some of them twice, or not at
+    all."""
     return state.migration is not None and state.migration.stage == HANDING_OVER
 
 
@@ -170,7 +172,7 @@ def deadline(state: JobState) -> float | None:
 
 
 def ticked(state: JobState, effects: list[Effect]) -> None:
-    """A hand-over that does not end is given up: all go back to the last record."""
+    """Gives up a hand-over that does not end: all servers return to the last record."""
     late = deadline(state)
     if late is None or late > state.time:
         return
@@ -180,18 +182,18 @@ def ticked(state: JobState, effects: list[Effect]) -> None:
 
 
 def would_take(state: JobState, report: PodReported) -> bool:
-    """Whether a report says something new."""
+    """Whether a report has new information."""
     return bool(_lists_without(state, report))
 
 
 def take_report(state: JobState, report: PodReported) -> None:
-    """Takes note of what a server has copied and taken over."""
+    """Records which buckets a server has copied and taken over."""
     for servers in _lists_without(state, report):
         servers.append(report.pod)
 
 
 def _lists_without(state: JobState, report: PodReported) -> list[list[str]]:
-    """Of the servers that have copied and that have taken over, the lists that the report's pod is to be entered in."""
+    """The lists (of servers that have copied, or have taken over) to which the report's pod must be added."""
     migration = state.migration
     if migration is None or report.pod not in migration.sources:
         return []
@@ -200,7 +202,8 @@ def _lists_without(state: JobState, report: PodReported) -> list[list[str]]:
 
 
 def is_lost_with(state: JobState, pod: str) -> bool:
-    """Whether buckets are lost with a server's rows that it has given away: not all of their new owners have them."""
+    """Whether the loss of a server loses buckets that it has given away, because not all of their new owners have
+    them."""
     migration = state.migration
     if migration is None or migration.stage != HANDING_OVER:
         return False
@@ -208,26 +211,26 @@ def is_lost_with(state: JobState, pod: str) -> bool:
 
 
 def process_replaced(state: JobState, pod: str) -> None:
-    """What a server had copied is gone with its process."""
+    """A server's process was replaced, so its copied rows are lost."""
     migration = state.migration
     if migration is not None and migration.stage == COPYING and (pod in migration.sources):
         _enter(state, migration, STARTING)
 
 
 def keep_time(state: JobState) -> None:
-    """Everybody has the whole time again for a hand-over."""
+    """Restarts the time of a hand-over."""
     if blocks_saves(state):
         assert state.migration is not None
         state.migration.since = state.time
 
 
 def metrics(state: JobState, time: float) -> MigrationMetrics | None:
-    """For people; None: no change of servers is under way."""
+    """The migration for people; None if there is none."""
     migration, owners = state.migration, state.ownership.servers
     if migration is None:
         return None
     future = migration.servers if migration.stage == HANDING_OVER else [server.name for server in targets(state)]
-    # Once buckets change hands, those that leave are no owners any more, and those that join are.
+    # After the hand-over has begun, leaving servers do not own buckets any more, and joining servers do.
     leaving = {giver for givers in migration.sources.values() for giver in givers} | set(owners)
     joining = {server.name for server in state.membership.servers() if server.made_for} | (set(future) - set(owners))
     return MigrationMetrics(
@@ -240,7 +243,7 @@ def metrics(state: JobState, time: float) -> MigrationMetrics | None:
 
 
 def waiting(state: JobState, time: float) -> str:
-    """What a change of servers waits for, and for how long; empty: there is none."""
+    """What a change of servers waits for, and for how long; empty if there is none."""
     migration = state.migration
     if migration is None:
         return ""
@@ -260,13 +263,13 @@ def waiting(state: JobState, time: float) -> str:
 
 
 def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """Nothing is moved any more; servers that were to own something and are not wanted leave."""
+    """Cancels the migration; servers that were to own buckets and are not wanted leave."""
     migration = state.migration
     if migration is None:
         return
     inputs: dict[str, Any] = {"order": migration.order_id, "stage": migration.stage, "reason": reason}
     if migration.stage == STARTING:
-        # Nothing has been said of its servers yet.
+        # Its servers have not been announced yet.
         inputs |= {"owners": list(state.ownership.servers), "servers": [server.name for server in targets(state)]}
     state.migration = None
     effects.append(Decided(decision="migration_cancelled", inputs=inputs))
@@ -275,7 +278,7 @@ def cancel(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 
 def dismiss_spare(state: JobState, effects: list[Effect]) -> None:
-    """Servers that own nothing leave, where no change of servers is under way or wanted."""
+    """Servers that own nothing leave, if no change of servers is running or wanted."""
     if state.migration is None and state.has_wanted_servers and state.ownership.servers:
         _dismiss(state, effects)
 
@@ -291,9 +294,9 @@ def _begin(state: JobState, effects: list[Effect], moves: dict[int, str] | None 
 
 
 def targets(state: JobState) -> list[Member]:
-    """Servers that are to own something, in the order of the routing table; others stand where one leaves.
+    """The future owners in the order of the routing table; a replacement takes the place of the server that leaves.
 
-    The first of them shares the rounds of bsp out: where another one takes its place, it takes buckets from it, too.
+    The first server distributes the rounds of bsp, so its replacement also takes buckets from it.
     """
     count, owners = _count(state), state.ownership.servers
     staying = {server.name: server for server in state.membership.servers() if server.stays}
@@ -327,7 +330,7 @@ def _copy_when_started(state: JobState, migration: Migration, effects: list[Effe
     if any(not _is_up(state, server.name) for server in [*future, *state.owners()]):
         return False
     if any(server.awaits_size for server in future):
-        # One that cannot be resized in place is to own nothing.
+        # A server that cannot be resized in place will own nothing.
         return False
     ownership = state.ownership
     migration.servers = [server.name for server in future]
@@ -359,7 +362,7 @@ def _new_owners(migration: Migration, ownership: Ownership) -> tuple[list[int], 
     """For each virtual and each dense bucket, an index into the migration's servers."""
     places, before = {name: place for place, name in enumerate(migration.servers)}, ownership.servers
     if migration.moves:
-        # The others stay where they are, however many each server has.
+        # The other buckets stay where they are, even if servers have different numbers of them.
         names = [migration.moves.get(bucket, before[old]) for bucket, old in enumerate(ownership.owners)]
         return [places[name] for name in names], [places[before[old]] for old in ownership.dense_owners]
     owners, dense_owners = (
@@ -389,7 +392,7 @@ def _end(state: JobState, migration: Migration, effects: list[Effect]) -> None:
 
 
 def _dismiss(state: JobState, effects: list[Effect]) -> None:
-    """Servers that own nothing, and are not to, leave."""
+    """Servers that own nothing, and are not future owners, leave."""
     for server in state.membership.servers():
         if server.name not in state.ownership.servers and not server.retiring:
             state.membership.move(server, MemberStage.RETIRING)

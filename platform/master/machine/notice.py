@@ -1,8 +1,8 @@
-"""Servers that are about to be ended: what is done before, and the pause until they have gone. Pure.
+"""Servers with notice of their end: records and migration before the end, and the pause until they have ended. Pure.
 
-A record is saved at once, and another server starts to take the buckets over. Where it cannot be there in time, workers
-pause shortly before the end for one more record, and go on once nobody waits for that server any more: what a rollback
-repeats is less than a step.
+A record is saved immediately, and another server starts and takes the buckets over. If there is not enough time,
+workers pause shortly before the end for one more record, and continue after the server has ended, so that a rollback
+repeats less than a step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 _RECORD_FACTOR, _MARGIN_SECONDS = 1.5, 5.0
-"""The last record has so many times as long as the one before it took, and so many seconds more: on a busy node steps
-and heartbeats are late, and a record that is late by a moment is as good as none."""
+"""The time for the last record is the duration of the one before times this factor, plus this number of seconds: on a
+busy node steps and heartbeats are late, and a record that is only slightly late is useless."""
 
 
 def is_new(member: Member, report: PodReported) -> bool:
-    """Whether a server's process says for the first time that it is about to be ended."""
+    """Whether a server's process reports for the first time that it is about to be ended."""
     return report.ends_in_seconds is not None and member.role is Role.PARAMETER_SERVER and not member.has_notice
 
 
 def given(state: JobState, member: Member, ends_in_seconds: float, effects: list[Effect]) -> None:
-    """A record is saved at once, and another server starts to take the buckets over before the process is ended.
+    """Saves a record immediately, and starts another server to take the buckets over before the process is ended.
 
-    Where that comes too late, the server that has been started for it takes the place (`losses`). Once training is
-    over, its final record has all rows, and no bucket moves any more.
+    If there is not enough time, the new server replaces the lost one (`losses`). After training, the final record has
+    all rows, and buckets do not move any more.
     """
     member.ends_at = state.time + ends_in_seconds
     if member.retiring or state.phase.is_final:
@@ -53,7 +53,7 @@ def given(state: JobState, member: Member, ends_in_seconds: float, effects: list
 
 
 def step(state: JobState, effects: list[Effect]) -> bool:
-    """Begins the pause for the last record, or ends it; true when something changed."""
+    """Begins or ends the pause for the last record; returns whether something changed."""
     saves, leaving = state.saves, _leaving(state)
     if saves.held_since is not None:
         if leaving:
@@ -75,20 +75,20 @@ def step(state: JobState, effects: list[Effect]) -> bool:
 
 
 def deadline(state: JobState) -> float | None:
-    """When the pause begins, or when it ends although a server that should be gone is still there."""
+    """When the pause begins, or when it ends although the server has not ended."""
     leaving = _leaving(state)
     if not leaving:
         return None
     if state.saves.held_since is not None:
         return max(_given_up_at(state, server) for server in leaving)
     if state.saves.quiescing is not None or migration.blocks_saves(state):
-        return None  # looked at again once that is over
+        return None  # checked again after that
     lead = _RECORD_FACTOR * state.saves.last_seconds + _MARGIN_SECONDS
     return min(_ends_at(server) for server in leaving) - lead
 
 
 def _leaving(state: JobState) -> list[Member]:
-    """Servers with notice that own rows which the job trains."""
+    """Servers with notice that own rows of the running training."""
     if state.phase is not Phase.TRAINING:
         return []
     return [server for server in state.owners() if server.has_notice and state.time < _given_up_at(state, server)]
@@ -100,5 +100,5 @@ def _ends_at(server: Member) -> float:
 
 
 def _given_up_at(state: JobState, server: Member) -> float:
-    # A process that is gone is missed once its heartbeats have been silent for a while, a lease at most.
+    # The end of a process is noticed when its heartbeats have been missing for a while, at most for a lease.
     return _ends_at(server) + state.plan.lease_seconds

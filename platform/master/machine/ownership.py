@@ -1,6 +1,6 @@
-"""Which server owns which bucket, and since which epoch; the routing table follows from it. Pure.
+"""The owners of buckets and the epochs of their changes, which determine the routing table. Pure.
 
-A server that is added owns nothing until buckets are assigned to it.
+A new server owns nothing until buckets are assigned to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Ownership(msgspec.Struct, kw_only=True):
     """Owners of all buckets of a job.
 
     Attributes:
-        servers: names of the servers that own something, in the order of the routing table.
-        owners: for each virtual bucket, an index into `servers`; empty: nothing was assigned yet.
+        servers: names of the owners, in the order of the routing table.
+        owners: for each virtual bucket, an index into `servers`; empty if nothing was assigned yet.
         dense_owners: for each dense bucket, likewise.
-        epochs, dense_epochs: for each of these buckets; rises when another server owns it, and at no other time.
-        epoch: the highest of them: that of the routing table.
+        epochs, dense_epochs: for each of these buckets; increases only when its owner changes.
+        epoch: the highest of them, which is that of the routing table.
     """
 
     servers: list[str] = []
@@ -33,11 +33,11 @@ class Ownership(msgspec.Struct, kw_only=True):
     epoch: int = 1
 
     def begin(self, epoch: int) -> None:
-        """The epochs of a journal that begins in some term are above those of all terms before."""
+        """Sets the first epoch of a journal that begins in a term, above the epochs of all earlier terms."""
         self.epoch = epoch
 
     def assign(self, servers: Sequence[str], buckets: int) -> None:
-        """Virtual bucket b belongs to server b mod S from now on; as few dense buckets as possible change owners.
+        """Assigns virtual bucket b to server b mod S; as few dense buckets as possible change owners.
 
         Args:
             buckets: virtual buckets of the job; the number of its dense buckets follows.
@@ -56,11 +56,11 @@ class Ownership(msgspec.Struct, kw_only=True):
         )
 
     def move(self, servers: Sequence[str], owners: Sequence[int], dense_owners: Sequence[int]) -> None:
-        """Buckets belong to these servers from now on; those with another owner are in its hands by a migration."""
+        """Assigns buckets to these servers, after a migration has copied the buckets whose owners change."""
         self._set(list(servers), list(owners), list(dense_owners))
 
     def take_over(self, before: str, after: str) -> None:
-        """A server owns what another one owned; it stands in its place in the routing table."""
+        """A server takes over all buckets of another server, and its place in the routing table."""
         if before in self.servers:
             servers = [after if server == before else server for server in self.servers]
             self._set(servers, self.owners, self.dense_owners)
@@ -78,7 +78,7 @@ class Ownership(msgspec.Struct, kw_only=True):
         self.servers, self.owners, self.dense_owners = servers, owners, dense_owners
 
     def _changed(self, before: list[int], servers: list[str], after: list[int]) -> list[int]:
-        """Buckets that had an owner and are given to another one."""
+        """Buckets whose owner changes."""
         pairs = enumerate(zip(before, after, strict=False))
         return [bucket for bucket, (old, new) in pairs if self.servers[old] != servers[new]]
 

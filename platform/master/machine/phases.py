@@ -1,4 +1,4 @@
-"""Where a job is: its phase, its term, its generation. Pure; time is an argument."""
+"""The phase, the term and the generation of a job. Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ ALLOWED: dict[Phase, frozenset[Phase]] = {
     Phase.FAILED: frozenset(),
     Phase.STOPPED: frozenset(),
 }
-"""The life of a job as a table: from each phase, where it may go."""
+"""The allowed transitions between phases."""
 
 NUMBERS_PER_TERM = 10**9
-"""A journal that begins in a term numbers its versions, generations, orders and routing epochs from here times the
-terms before: so that nothing of an earlier journal equals anything of a later one, and all later ones are higher."""
+"""A journal that begins in a term starts its versions, generations, orders and routing epochs at this number times the
+number of earlier terms, so that all numbers of a later journal are higher than those of an earlier one."""
 
 
 class Phases(msgspec.Struct, kw_only=True):
@@ -30,7 +30,7 @@ class Phases(msgspec.Struct, kw_only=True):
 
     Attributes:
         term: of the master; 0 before it has taken one.
-        version: of the directives; `JobState.handle` raises it when what they say has changed.
+        version: of the directives; `JobState.handle` increases it when their contents change.
         resume: the phase that follows the start, or a recovery.
     """
 
@@ -44,10 +44,10 @@ class Phases(msgspec.Struct, kw_only=True):
     orders: int = 1
 
     def move(self, to: Phase, time: float) -> None:
-        """The only way to change the phase.
+        """Changes the phase; no other code does.
 
         Raises:
-            ElastrecError: the table of allowed transitions does not hold this one.
+            ElastrecError: the table of allowed transitions does not contain this one.
         """
         if to not in ALLOWED[self.phase]:
             raise ElastrecError(f"a job cannot go from {self.phase} to {to}; allowed: {sorted(ALLOWED[self.phase])}")
@@ -55,13 +55,13 @@ class Phases(msgspec.Struct, kw_only=True):
         self.phase, self.since = to, time
 
     def time_in_phases(self, time: float) -> dict[str, float]:
-        """Seconds by phase until now."""
+        """Seconds by phase up to now."""
         current = self.seconds.get(self.phase, 0.0) + (0.0 if self.phase.is_final else max(0.0, time - self.since))
         return {**self.seconds, self.phase: current}
 
     @property
     def next_version(self) -> int:
-        """Of the first directive that says what the event under way has changed."""
+        """The version of the first directive that contains the changes of the current event."""
         return self.version + 1
 
     def next_order(self) -> int:
@@ -70,15 +70,15 @@ class Phases(msgspec.Struct, kw_only=True):
         return self.orders
 
     def begin_first_term(self, term: int) -> None:
-        """The numbers of a journal that begins in this term."""
+        """Sets the first numbers of a journal that begins in this term."""
         first = (term - 1) * NUMBERS_PER_TERM
         self.term = term
         self.version, self.generation, self.orders = first + 1, first, first + 1
 
     def begin_next_term(self, term: int) -> None:
-        """The same journal continues in a higher term, which distinguishes its versions from the earlier ones."""
+        """Continues the same journal in a higher term, which distinguishes its versions from the earlier ones."""
         self.term = term
 
     def begin_generation(self) -> None:
-        """What was leased and pushed before is void."""
+        """Begins a new generation, in which earlier leases and pushes are void."""
         self.generation += 1

@@ -1,4 +1,4 @@
-"""What a master needs of a launch request to decide: plain numbers, fixed for the life of the job."""
+"""The parts of a launch request that decisions depend on: plain numbers, which do not change during the job."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         training, evaluation: the splits of both streams; a split has B · M rows (AntDT §V-C).
         shape: at the start.
         is_synchronous: bsp or ssp: the list of members matters.
-        start_record: empty: from nothing.
-        older_start_records: taken, in this order, where the start record is damaged.
-        start_positions: of the start record, where the job begins at them; None: at the first row.
+        start_record: empty: none.
+        older_start_records: used in this order if the start record is damaged.
+        start_positions: of the start record, if the job begins at them; None: at the first row.
         slow_pod_moves: how many slow workers and servers the job moves to other nodes; 0: none.
         relieves_hot_servers: whether buckets leave a hot server for others.
-        most_memory_bytes: of a pod, by role: as far as memory is doubled after kills for it; a role that is not named
-            keeps what it has.
-        kept_records: of this job, that a rollback can return to.
-        deltas: periodic records in a row that build on the one before.
+        most_memory_bytes: by role: maximum memory of a pod when memory is doubled after kills; roles that are not named
+            keep their memory.
+        kept_records: number of this job's records to which a rollback can return.
+        deltas: number of periodic records in a row that build on the one before.
         record_template: URI of a record folder that was never used (see `phases.record_uri`).
-        holder: random, one per journal: marks the terms that its master takes.
-        exit_seconds: how long pods may take to leave by themselves at the end.
-        save_timeout_seconds, restore_timeout_seconds: without anything written or read.
+        holder: a random text per journal, which identifies the terms of its master.
+        exit_seconds: time in which pods may exit by themselves at the end.
+        save_timeout_seconds, restore_timeout_seconds: without progress in writing or reading.
         migration_timeout_seconds: of a change of pods, without any progress (`stalls`).
     """
 
@@ -112,7 +112,7 @@ def _most_memory(elasticity: Elasticity) -> dict[Role, int]:
 
 
 def training_splits(training: Training, rows: int) -> RowRanges:
-    """How the training stream of a job is cut: B · M rows in a split (AntDT §V-C)."""
+    """The splits of a job's training stream: B · M rows in a split (AntDT §V-C)."""
     return RowRanges(
         rows=rows,
         split_rows=training.batch_size * training.batches_per_shard,

@@ -1,7 +1,7 @@
-"""What a job goes back to, and which of its servers still has to restore that. Pure.
+"""The record to which a job rolls back, and the servers that must still restore it. Pure.
 
-A restore is ordered per server, by an order of its own that no other server carries out. A rollback orders all of
-them. A server that takes a place over while others restore gets an order, too, and theirs stay as they are.
+Each server has its own restore order. A rollback gives an order to all servers. A server that replaces another one
+while others restore gets an order, too, and the other orders stay valid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CompleteRecord(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, kw_only=True):
-    """The order of one server. `since` is when its time began."""
+    """The order of one server. `since` is the start of its timeout."""
 
     order: RestoreOrder
     since: float
@@ -35,14 +35,14 @@ class Recovery(msgspec.Struct, kw_only=True):
     """Records to go back to, and restore orders in force.
 
     Attributes:
-        start_records: what the job may start from, the first choice first; an empty one is nothing at all.
-        begins_at_positions: of its start record; else it takes the weights of one alone.
-        number: of the rollback whose orders are in force; part of their ids.
-        uri: of the record that they name; empty: from nothing.
-        with_marks: shards stand at the positions of that record.
-        records: the newest complete ones of this job that are not known to be damaged, oldest first.
-        damaged: URIs of records that a server could not restore because of their bytes.
-        saved_rows: trained rows of the record that holds most of them, all epochs.
+        start_records: records from which the job may start, the first choice first; empty text: without a record.
+        begins_at_positions: whether it begins at the positions of its start record; otherwise it only uses the weights.
+        number: of the rollback whose orders are valid; part of their ids.
+        uri: of the record in the orders; empty: without a record.
+        with_marks: whether shards are at the positions of that record.
+        records: the newest complete records of this job that are not known to be damaged, oldest first.
+        damaged: URIs of damaged records.
+        saved_rows: the largest number of trained rows in a record, all epochs.
         servers: orders by pod name.
     """
 
@@ -59,16 +59,17 @@ class Recovery(msgspec.Struct, kw_only=True):
 
     @property
     def record(self) -> CompleteRecord | None:
-        """The one that a rollback returns to."""
+        """The record to which a rollback returns."""
         return self.records[-1] if self.records else None
 
     @property
     def start_record(self) -> str | None:
-        """What is gone back to where there is no record: a URI, '' for nothing; None: all of them are damaged."""
+        """The start record for a rollback without own records: a URI, or '' for none; None if all of them are
+        damaged."""
         return next((uri for uri in self.start_records if uri not in self.damaged), None)
 
     def add_record(self, record: CompleteRecord, keep: int) -> None:
-        """A record is complete; so many are kept to go back to."""
+        """Adds a complete record; a limited number is kept."""
         self.records = [*self.records, record][-keep:]
 
     def give_up_record(self, uri: str) -> None:
@@ -77,12 +78,12 @@ class Recovery(msgspec.Struct, kw_only=True):
         self.records = [record for record in self.records if record.uri != uri]
 
     def resume_from(self, number: int, records: Sequence[CompleteRecord]) -> None:
-        """The first orders, of a journal that begins with what an earlier one has left."""
+        """Gives the first orders in a journal that continues from records of an earlier one."""
         self.number, self.records = number, list(records)
         self._choose()
 
     def roll_back(self, number: int) -> None:
-        """No order is in force any more; those that follow name the newest record."""
+        """Invalidates all orders; new ones name the newest record."""
         self.number = number
         self.rollbacks += 1
         self.servers = {}
@@ -94,12 +95,12 @@ class Recovery(msgspec.Struct, kw_only=True):
         self.with_marks = record is not None or (self.begins_at_positions and bool(self.uri))
 
     def order(self, pod: str, time: float) -> None:
-        """This server has to restore what the job goes back to."""
+        """Orders this server to restore the record of the rollback."""
         order = RestoreOrder(f"restore-{self.number}/{pod}", self.uri, self.with_marks)
         self.servers[pod] = Restore(order=order, since=time)
 
     def forget(self, pod: str) -> None:
-        """It is no server of the job any more."""
+        """Removes a server that does not belong to the job any more."""
         self.servers.pop(pod, None)
 
     def is_in_force(self, pod: str, order_id: str) -> bool:
@@ -108,11 +109,11 @@ class Recovery(msgspec.Struct, kw_only=True):
         return restore is not None and restore.order.order_id == order_id
 
     def would_restore(self, pod: str, order_id: str) -> bool:
-        """Whether a report says something new."""
+        """Whether a report has new information."""
         return self.is_in_force(pod, order_id) and not self.servers[pod].is_done
 
     def restored(self, pod: str, order_id: str) -> None:
-        """A server says which order it has carried out last; empty: its process has no rows."""
+        """Takes a server's report of its last executed order; empty: its process has no rows."""
         if (restore := self.servers.get(pod)) is not None:
             restore.is_done = restore.order.order_id == order_id
 
@@ -121,6 +122,6 @@ class Recovery(msgspec.Struct, kw_only=True):
         return [pod for pod, restore in self.servers.items() if not restore.is_done]
 
     def keep_time(self, time: float) -> None:
-        """Everybody has the whole time again."""
+        """Restarts the time of all orders."""
         for restore in self.servers.values():
             restore.since = time

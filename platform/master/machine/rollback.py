@@ -1,4 +1,4 @@
-"""Going back: everybody to the last complete record, in a new generation. Pure.
+"""Rollbacks: all servers and shards return to the last complete record, in a new generation. Pure.
 
 All servers are ordered to restore.
 """
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def recover(state: JobState, reason: str, effects: list[Effect]) -> None:
-    """A server and its rows are gone."""
+    """A server and its rows are lost."""
     state.phases.move(Phase.RECOVERING, state.time)
     _roll_back(state, reason, effects)
 
 
 def record_damaged(state: JobState, member: Member, problem: RestoreProblem, effects: list[Effect]) -> None:
-    """A server could not restore a record: everybody goes back to the one before it, with that one's positions.
+    """A server could not restore a record: the job returns to the record before it, with its positions.
 
-    After the job's own records come those that it may start from, with the positions of its beginning. A job that
-    started from nothing starts from nothing again; one that did not fails when no undamaged record is left.
+    After the job's own records come its start records, with the positions of its beginning. A job that started without
+    a record starts again without one; any other job fails if no undamaged record is left.
     """
     recovery = state.recovery
     if not is_restoring(state, member, problem.order_id):
@@ -52,7 +52,7 @@ def record_damaged(state: JobState, member: Member, problem: RestoreProblem, eff
 
 
 def is_restoring(state: JobState, member: Member, order_id: str) -> bool:
-    """Whether the job waits for that server to carry that restore order out."""
+    """Whether the job waits for that server to execute that restore order."""
     return stages.is_restoring(state) and state.recovery.is_in_force(member.name, order_id)
 
 
@@ -62,17 +62,17 @@ def _roll_back(state: JobState, reason: str, effects: list[Effect]) -> None:
     phases.resume = Phase.EVALUATING if record is not None and record.is_final else Phase.TRAINING
     positions = record.positions if record is not None else state.plan.start_positions
     trained_rows = state.training.covered_rows()
-    # What was leased belongs to the generation that ends here.
+    # Leases belong to the generation that ends here.
     state.ledger(state.training.restore(positions.of(state.training.stream) if positions else None), effects)
     for worker in state.membership.workers():
         state.ledger(state.evaluation.lose(worker.name, blame=False, outcome="rolled back"), effects)
     if phases.resume is Phase.TRAINING:
-        # What was evaluated of a final record that is damaged is not the model that will be final.
+        # The evaluation of a damaged final record is not that of the final model.
         state.ledger(state.evaluation.restore(None), effects)
         state.evaluation_sketch = b""
     phases.begin_generation()
     for save in [*saves.unknown, *saves.under_way.values()]:
-        # What is found complete from here on holds rows that are trained again.
+        # Records that are found complete from now on contain rows that are trained again.
         stages.abandon(state, save, is_committing=save.stage == COMMITTING)
     saves.unknown, saves.under_way, saves.held_since = [], {}, None
     recovery.roll_back(phases.next_order())

@@ -1,10 +1,10 @@
-"""Saves of a job: which are under way, in which stage, until when, and what becomes of those that were given up. Pure.
+"""Saves of a job: running saves, their stages and deadlines, and saves that were given up. Pure.
 
-A save goes from pausing over writing to committing. Workers pause until every server has frozen its cut, which then
-stays as it was while they train on (DLRover-RM §5.2, flash checkpoint). One that was given up while servers wrote is
-*abandoned*: its folder is deleted once nobody writes into it any more. One whose commit has not ended in time is
-*unknown*: it counts when its record is found complete. What servers and workers do is reported to these
-machines; they know no member.
+The stages of a save are pausing, writing and committing. Workers pause until every server has frozen its cut, which
+does not change while they train on (DLRover-RM §5.2, flash checkpoint). A save that was given up while servers wrote is
+*abandoned*: its folder is deleted when no process writes into it any more. A save whose commit has not ended in time is
+*unknown*: it is valid if its record is found complete later. These machines get reports about servers and workers, but
+do not depend on the membership.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
 
 
 class Base(msgspec.Struct, frozen=True):
-    """The record that the next save may build on, and how many in a row have built on another one until it."""
+    """The record on which the next save may build, and the length of its chain of deltas."""
 
     order_id: str
     uri: str
@@ -31,20 +31,20 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, kw_only=True):
-    """A save on its way.
+    """A running save.
 
     Attributes:
-        quiesce: workers pause for it now; for one that never does, its positions are known when it begins.
+        quiesce: whether workers pause for it now; if they never do, its positions are known when it begins.
         stage: workers finish their steps (`pausing`), servers write (`writing`), the manifest follows (`committing`).
-        since: when the stage began, or began anew; begun: when the first one did.
+        since: when the stage began or was restarted; begun: when the first stage began.
         version: directive version that every worker must reach before servers may write.
-        positions: of the shards at the moment when everybody paused; `rows` that were trained then, all epochs.
-        frozen: servers whose cut is taken, so that what is pushed from then on is not in it.
-        in_memory: servers whose parts lie in the memory of their nodes; they are not durable yet.
-        parts: what the servers reported, by pod name.
+        positions: of the shards when all workers had paused; `rows` trained until then, all epochs.
+        frozen: servers that have frozen their cut, which contains no later pushes.
+        in_memory: servers whose parts are in the memory of their nodes, and are not durable yet.
+        parts: parts reported by servers, by pod name.
         cut_time: when the positions were taken.
-        unsaved: seconds of training and of waiting for rows until the positions were taken, since the record before.
-        base: what it may build on; None: it holds everything.
+        unsaved: seconds of training and of waiting for rows between the last record and the cut.
+        base: the record on which it may build; None: it is a full record.
     """
 
     order_id: str
@@ -67,7 +67,7 @@ class Save(msgspec.Struct, kw_only=True):
 
     @property
     def order(self) -> SaveOrder | None:
-        """What servers are ordered; None while workers still move."""
+        """The order for servers; None until all workers have paused."""
         if self.stage == PAUSING:
             return None
         return SaveOrder(self.order_id, self.uri, self.base.order_id if self.base else "")
@@ -81,7 +81,7 @@ class Save(msgspec.Struct, kw_only=True):
         return [f"{pod}: {part.problem}" for pod, part in self.parts.items() if part.problem]
 
     def is_store_away(self) -> bool:
-        """Whether no server could ask the store."""
+        """Whether no server could reach the store."""
         return all(part.store_away for part in self.parts.values() if part.problem)
 
 
@@ -89,9 +89,9 @@ class Abandoned(msgspec.Struct, kw_only=True):
     """The folder of a save that was given up, until it can be deleted.
 
     Attributes:
-        version: a server that has reached this directive begins no part of it any more.
+        version: a server that has reached this directive does not begin a part of it any more.
         writers: pods that may be writing into it, with the incarnations of their processes.
-        is_committing: its manifest may still be written; `may_be_complete`: or is there already.
+        is_committing: whether its manifest may still be written; `may_be_complete`: whether it may already exist.
     """
 
     uri: str
@@ -101,7 +101,7 @@ class Abandoned(msgspec.Struct, kw_only=True):
     may_be_complete: bool
 
     def is_left_by(self, pod: str, incarnation: str, writing: str, reached_version: int, order_id: str) -> bool:
-        """Whether a heartbeat shows that a writer does not write into it any more, nor ever will."""
+        """Whether a heartbeat shows that a writer has stopped writing into it for good."""
         # A server that has not reached that version may still begin to write.
         is_writer = self.writers.get(pod) == incarnation
         return is_writer and writing != order_id and reached_version >= self.version
@@ -111,18 +111,17 @@ class Saves(msgspec.Struct, kw_only=True):
     """All saves of a job.
 
     Attributes:
-        record_template: URI of a record folder; those of this job differ from it in step and random part only.
-        under_way: by order id, the oldest first; at most one of them quiesces.
-        unknown: since the last record; their commit has not ended in time.
+        record_template: URI of a record folder; other records of this job differ from it only in step and random part.
+        under_way: running saves by order id, the oldest first; workers pause for at most one of them.
+        unknown: saves since the last record whose commit has not ended in time.
         abandoned: by order id.
-        next_save: when the next one is due on the job's clock; None: when asked for, or at the end.
-        base: the last complete record; None: the next one holds everything.
-        record_time: of which moment the last complete record is, on the job's clock; memory_time: of which moment all
-            servers hold their parts in memory, or in a record. None: of none.
-        completed, failed: of all save orders; `final_failures`: of the final one in a row.
-        held_since: since when workers pause until servers that are about to be ended have gone (`notice`); None: they
-            do not.
-        last_seconds: how long the last record took from the order to its manifest, that of training.
+        next_save: when the next one is due on the job's clock; None: on request, or at the end.
+        base: the last complete record; None: the next record is a full one.
+        record_time: time of the state in the last complete record, on the job's clock; memory_time: time of the newest
+            state that all servers have in memory or in a record. None: there is none.
+        completed, failed: numbers of save orders; `final_failures`: consecutive failures of the final one.
+        held_since: since when workers pause for the end of servers with notice (`notice`); None: they do not.
+        last_seconds: duration of the last record during training, from the order to the manifest.
     """
 
     record_template: str
@@ -142,12 +141,12 @@ class Saves(msgspec.Struct, kw_only=True):
 
     @property
     def is_paused(self) -> bool:
-        """Whether workers pause: for a save, or until servers that are about to be ended have gone."""
+        """Whether workers pause for a save, or for the end of servers with notice."""
         return self.held_since is not None or self.quiescing is not None
 
     @property
     def quiescing(self) -> Save | None:
-        """The one that workers pause for."""
+        """The save for which workers pause."""
         if not self.under_way:
             return None
         for save in self.under_way.values():
@@ -156,7 +155,7 @@ class Saves(msgspec.Struct, kw_only=True):
         return None
 
     def order_for(self, pod: str) -> SaveOrder | None:
-        """What a server is to write: one part after the other, the oldest save first. It stays until it is over."""
+        """The save order of a server: one part after the other, the oldest save first, until the save has ended."""
         order = None
         for save in self.under_way.values():
             order = save.order or order
@@ -165,8 +164,8 @@ class Saves(msgspec.Struct, kw_only=True):
         return order
 
     def content(self) -> tuple[tuple[str, bool, bool, int], ...]:
-        """What directives say of saves depends on this and on nothing else."""
-        # Which one a server is given depends on its parts, once there are several.
+        """The contents of directives about saves depend only on this."""
+        # If there are several saves, the order of a server depends on its parts.
         several = len(self.under_way) > 1
         saves = self.under_way.values()
         return tuple(
@@ -188,11 +187,11 @@ class Saves(msgspec.Struct, kw_only=True):
 
         Args:
             version: no server writes before all workers have reached it.
-            deltas: so many records in a row may build on the one before; the final one never does.
-            cut: positions of the shards, and rows trained, that the parts will be of; then workers need not pause.
+            deltas: maximum number of consecutive records that build on the one before; the final one never does.
+            cut: positions of the shards, and trained rows, for the parts; then workers need not pause.
 
         Raises:
-            ElastrecError: workers pause for another one already.
+            ElastrecError: workers already pause for another save.
         """
         quiesce = cut is None
         if quiesce and self.quiescing is not None:
@@ -216,22 +215,22 @@ class Saves(msgspec.Struct, kw_only=True):
         return save
 
     def would_freeze(self, pod: str, order_id: str) -> bool:
-        """Whether workers pause for the cut that this server has taken, and nobody knows of it yet."""
+        """Whether workers pause for a cut that this server has frozen, and the report is new."""
         save = self.under_way.get(order_id)
         return save is not None and save.quiesce and pod not in save.frozen
 
     def freeze(self, pod: str, order_id: str) -> None:
-        """A server has taken its cut."""
+        """A server has frozen its cut."""
         if self.would_freeze(pod, order_id):
             self.under_way[order_id].frozen.append(pod)
 
     def would_copy(self, pod: str, order_id: str) -> bool:
-        """Whether a server says for the first time that its part lies in memory."""
+        """Whether a server reports for the first time that its part is in memory."""
         save = self.under_way.get(order_id)
         return save is not None and pod not in save.in_memory
 
     def copied(self, pod: str, order_id: str, owners: Sequence[str]) -> None:
-        """A part lies in memory; `owners` are the servers of which there has to be one."""
+        """A part is in memory; `owners` are the servers whose parts are needed."""
         if not self.would_copy(pod, order_id):
             return
         save = self.under_way[order_id]
@@ -240,31 +239,31 @@ class Saves(msgspec.Struct, kw_only=True):
             self.held_in_memory(save)
 
     def held_in_memory(self, save: Save) -> None:
-        """All servers hold their parts of this save in memory, or in a record."""
+        """All servers have their parts of this save in memory, or in a record."""
         self.memory_time = max(save.cut_time, self.memory_time or 0.0)
 
     def would_take(self, pod: str, part: SavedPart | None) -> bool:
-        """Whether a part belongs to a save under way and is not known yet."""
+        """Whether a part belongs to a running save and is not known yet."""
         save = self.under_way.get(part.order_id) if part is not None else None
         return save is not None and pod not in save.parts
 
     def take(self, pod: str, part: SavedPart) -> None:
-        """A server has written its part, or could not; the first report counts, those of other saves are void."""
+        """A server has written its part, or has failed; the first report counts, reports for other saves are void."""
         if (save := self.under_way.get(part.order_id)) is not None:
             save.parts.setdefault(pod, part)
 
     def end(self, save: Save) -> None:
-        """It is not under way any more."""
+        """Removes a save from the running ones."""
         del self.under_way[save.order_id]
 
     def take_unknown(self, order_id: str) -> Save | None:
-        """Takes a save whose end was not known out of the list."""
+        """Removes a save from the unknown ones."""
         save = next((save for save in self.unknown if save.order_id == order_id), None)
         self.unknown = [other for other in self.unknown if other is not save]
         return save
 
     def keep_time(self, time: float) -> None:
-        """The stages of all saves begin anew: everybody has the whole time for them."""
+        """Restarts the time of the stages of all saves."""
         for save in self.under_way.values():
             save.since = time
 
@@ -288,14 +287,14 @@ class Saves(msgspec.Struct, kw_only=True):
         )
 
     def committing_has_ended(self, order_id: str) -> bool:
-        """Nobody writes an abandoned save's manifest any more; false when it is none."""
+        """The commit of an abandoned save has ended; returns False if the save is not abandoned."""
         if order_id not in self.abandoned:
             return False
         self.abandoned[order_id].is_committing = False
         return True
 
     def discard(self, runs: Callable[[str, str], bool]) -> list[DiscardRecord]:
-        """Abandoned folders into which nobody writes any more.
+        """Abandoned folders into which no process writes any more.
 
         Args:
             runs: whether this process of a pod may still run.
@@ -309,13 +308,13 @@ class Saves(msgspec.Struct, kw_only=True):
         return effects
 
     def in_progress(self) -> list[str]:
-        """URIs of records that are being written, or whose end is not known."""
+        """URIs of records that are being written, or whose outcome is unknown."""
         saves = [*self.unknown, *self.under_way.values()]
         return [*(save.uri for save in saves), *(entry.uri for entry in self.abandoned.values())]
 
 
 def record_uri(template: str, order_id: str, step: int) -> str:
-    """A folder of its own for every order, in the naming of the checkpoints room (step, job digits, random digits)."""
+    """A separate folder for every order, named as in the checkpoints room (step, job digits, random digits)."""
     folder, _, name = template.rpartition("/")
     _, job_digits, random_digits = name.split("-")
     own = xxhash.xxh32_hexdigest(f"{random_digits}/{order_id}".encode())

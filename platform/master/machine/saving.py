@@ -1,4 +1,4 @@
-"""How a job moves on when nothing is wrong: start, periodic records, the final record, evaluation, success. Pure."""
+"""The progress of a job without faults: start, periodic records, the final record, evaluation, success. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STORE_AWAY_SECONDS = 10.0
 
 
 def step(state: JobState, time: float, effects: list[Effect]) -> bool:
-    """Takes one step if one is due; true when something changed and another may be due."""
+    """Takes one step if one is due; returns whether something changed, so that another step may be due."""
     phases, saves = state.phases, state.saves
     if phases.phase is Phase.PENDING and any(m.is_registered for m in state.membership.members.values()):
         return _move(state, Phase.STARTING, effects)
@@ -58,7 +58,7 @@ def _move(state: JobState, to: Phase, effects: list[Effect]) -> bool:
 
 def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     servers_ready = not state.recovery.awaited() and all(server.address for server in state.owners())
-    # One worker is enough: a job must not pause because there is no room for a second one.
+    # One worker is enough, because a job must not wait if there is no room for a second one.
     if not servers_ready or not any(w.is_registered and not w.retiring for w in state.membership.workers()):
         return False
     state.reason = ""
@@ -73,7 +73,7 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
 
 
 def _schedule(state: JobState, *, hangs: bool = False) -> None:
-    """Sets when the next periodic record is due; while the store hangs, training goes on as long as a save may hang."""
+    """Sets the time of the next periodic record; if the store hangs, it is later by the timeout of a save."""
     interval = state.plan.save_interval_seconds
     periodic = state.phase is Phase.TRAINING and interval > 0
     pause = max(interval, state.plan.save_timeout_seconds) if hangs else interval
@@ -84,7 +84,8 @@ def _finish_training(state: JobState, effects: list[Effect]) -> bool:
     saves = state.saves
     save = saves.quiescing
     if saves.under_way and (save is None or save.stage != PAUSING):
-        # What is being written is complete sooner than the final record: should that fail, it is the newest one.
+        # A record that is being written is complete before the final record, and is the newest one if the final record
+        # fails.
         return any(_push_save(state, other, effects) for other in list(saves.under_way.values()))
     _move(state, Phase.SAVING, effects)
     if save is not None:
@@ -112,7 +113,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
     if save.stage == PAUSING:
         if leasing.moving_workers(state):
             return False
-        # No worker is within a step, and none begins one before it has heard of the end of the pause.
+        # No worker is within a step, and workers begin a step only after they were informed of the end of the pause.
         orders.give_due(state, effects)
         save.positions, save.rows = state.positions(), state.training.covered_rows()
         save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
@@ -123,7 +124,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         if problems := save.problems():
             failed(state, save, "; ".join(problems), effects, store_away=save.is_store_away())
             return True
-        # After the final record nothing is trained: workers rest until it is complete.
+        # There is no training after the final record, so workers pause until it is complete.
         if save.quiesce and not save.is_final and not stages.unfrozen(state, save):
             _end_pause(state, save)
             return True
@@ -152,7 +153,7 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
 
 
 def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
-    """The record is complete: rollbacks return to it, work goes on."""
+    """The record is complete: rollbacks return to it, and the job continues."""
     save = state.saves.under_way.get(order_id)
     if save is None or save.positions is None:
         _found_late(state, order_id, effects)
@@ -177,7 +178,7 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
     if save.in_memory:
         saves.held_in_memory(save)
     saves.record_time = save.cut_time
-    # Older ones of this generation may be complete, too: nobody goes back to them, and they are pruned.
+    # Older records of this generation may be complete, too; no rollback returns to them, and they are pruned.
     saves.unknown = []
     saves.base = Base(save.order_id, save.uri, save.base.deltas + 1 if save.base else 0)
     saves.completed += 1
@@ -186,7 +187,7 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
 
 
 def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
-    """The commit of a save that the job does not wait for any more has succeeded."""
+    """A commit has succeeded after the job stopped waiting for it."""
     saves = state.saves
     if saves.committing_has_ended(order_id):
         return
@@ -198,7 +199,7 @@ def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if not save.is_final:
         _schedule_sooner(state)
         return
-    # Nothing was trained since: the try that is under way is not needed.
+    # There was no training since, so the current try is not needed.
     saves.next_save = None
     for retry in list(saves.under_way.values()):
         saves.end(retry)
@@ -208,16 +209,16 @@ def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
 
 
 def _schedule_sooner(state: JobState) -> None:
-    """The store has answered: the next periodic record need not wait longer than usual."""
+    """The store has answered, so the next periodic record is due after the usual time."""
     saves, interval = state.saves, state.plan.save_interval_seconds
     if state.phase is Phase.TRAINING and saves.next_save is not None and interval > 0:
         saves.next_save = min(saves.next_save, state.time + interval)
 
 
 def _count_progress(state: JobState, save: Save) -> None:
-    """A record of rows that no record before held refills the budgets: no rollback takes those rows back.
+    """A record with more rows than any record before resets the failure counts, because no rollback undoes these rows.
 
-    Without this condition a job whose pods crash at once would go on for ever by saving the same state again.
+    Without this condition, a job whose pods crash immediately would continue forever by saving the same state again.
     """
     if save.rows <= state.recovery.saved_rows:
         return
@@ -229,7 +230,7 @@ def _count_progress(state: JobState, save: Save) -> None:
 
 
 def record_failed(state: JobState, order_id: str, reason: str, effects: list[Effect], *, store_away: bool) -> None:
-    """The commit of a save has failed, perhaps long after the job has gone on without it."""
+    """The commit of a save has failed, perhaps after the job stopped waiting for it."""
     saves = state.saves
     if (under_way := saves.under_way.get(order_id)) is not None:
         failed(state, under_way, reason, effects, store_away=store_away)
@@ -241,7 +242,7 @@ def record_failed(state: JobState, order_id: str, reason: str, effects: list[Eff
 
 def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
     state.saves.failed += 1
-    # Whatever was wrong with what it builds on, the next one does not depend on it.
+    # The next record is a full one, so that it does not depend on a possibly damaged base.
     state.saves.base = None
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": state.saves.failed}
     effects.append(Decided(decision="save_failed", inputs=inputs))
@@ -250,11 +251,11 @@ def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect
 def failed(
     state: JobState, save: Save, reason: str, effects: list[Effect], *, store_away: bool = False, hangs: bool = False
 ) -> None:
-    """No record this time: training goes on and the next interval tries again; the final one is tried thrice.
+    """A save has failed: training continues until the next interval; the final record is tried three times.
 
     Args:
-        store_away: the store could not be asked: the final record waits for it, however long that takes.
-        hangs: the store does not answer: it gets more time until the next periodic record.
+        store_away: the store is not reachable; the final record waits for it without a limit.
+        hangs: the store does not answer; the next periodic record is due later.
     """
     _end_save(state, save)
     stages.abandon(state, save)
@@ -269,7 +270,7 @@ def failed(
 
 
 def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
-    """A commit has not ended in time: training goes on; the record counts when it is found complete after all."""
+    """A commit has not ended in time: training continues; the record is valid if it is found complete later."""
     _end_save(state, save)
     state.saves.unknown.append(save)
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason}
@@ -302,7 +303,7 @@ def _final_failed(state: JobState, reason: str, effects: list[Effect]) -> None:
 
 
 def ticked(state: JobState, save: Save, effects: list[Effect]) -> None:
-    """Looks whether the stage of a save is late."""
+    """Checks whether the stage of a save is late."""
     if (deadline := stages.save_deadline(state, save)) is None or deadline > state.time:
         return
     timeout = f"{state.plan.save_timeout_seconds:g} s (spec.faults.save_timeout)"

@@ -1,8 +1,8 @@
-"""The shard queue: which splits of a stream are to do, in whose hands, or done (AntDT §V-C, stateful dynamic sharding).
+"""The shard queue: the splits of a stream that are to do, leased, or done (AntDT §V-C, stateful dynamic sharding).
 
-Splits are handed out in their stream's order; TODO → DOING → DONE. DONE is never stored: whatever lies before the
-cursor and is neither leased nor returned is done, so memory does not grow with finished splits. Pure: time is an
-argument, in seconds of the job's own clock.
+Splits are handed out in their stream's order; TODO → DOING → DONE. DONE is not stored: a split before the cursor that
+is neither leased nor returned is done, so memory does not grow with finished splits. Pure: time is an argument, in
+seconds of the job's own clock.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from elastrec.platform.transport.messages.job import Shard, ShardProgress
 
 
 class Lease(msgspec.Struct):
-    """A split in somebody's hands.
+    """A split that is leased to a worker.
 
     Attributes:
-        begin: the offset at which this attempt began; `offset` is the acknowledged one, `position` the source's word
-            for it.
+        begin: the offset at which this attempt began; `offset` is the acknowledged one, `position` the same in the form
+            of the source.
     """
 
     pod: str
@@ -31,7 +31,7 @@ class Lease(msgspec.Struct):
 
 
 class Returned(msgspec.Struct, array_like=True):
-    """A split that came back: rows before `offset` are trained; `attempt` of the last lease."""
+    """A returned split: rows before `offset` are trained; `attempt` is that of the last lease."""
 
     offset: int
     attempt: int
@@ -39,7 +39,7 @@ class Returned(msgspec.Struct, array_like=True):
 
 
 class Failures(msgspec.Struct, frozen=True, array_like=True):
-    """Failures of one split in a row, none of which got beyond `offset`."""
+    """Consecutive failures of one split, none of which got beyond `offset`."""
 
     count: int
     offset: int
@@ -62,7 +62,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """What one progress report changed: rows newly trained, and the attempt if it completed the shard."""
+    """The result of a progress report: newly trained rows, and the attempt if it completed the shard."""
 
     rows: int
     completed: Ended | None = None
@@ -80,12 +80,12 @@ class ShardQueue(msgspec.Struct, kw_only=True):
 
     Attributes:
         kind: `train` or `evaluate`; an evaluation split begins at offset 0 again when it is lost.
-        splits: what they are, and their order.
-        lease_seconds: a pod without any progress for this long loses its leases.
+        splits: the splits in their order.
+        lease_seconds: a pod without progress for this long loses its leases.
         keep_rows: splits that begin below this row are marked `keep_predictions`.
-        samples: rows trained, repeats counted; it survives rollbacks.
+        samples: rows trained, including repeats; not reset by rollbacks.
         failures: of splits that failed and are not done.
-        deadlines: when each lease-holding pod must have shown progress.
+        deadlines: until when each pod with leases must show progress.
     """
 
     stream: str
@@ -117,9 +117,10 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return not self.doing and not self.returned and self.cursor == self.total
 
     def lease(self, pod: str, request_id: str, count: int, time: float) -> list[Shard]:
-        """Up to `count` shards for a pod; an equal request id gets what is still held of the same ones again.
+        """Leases up to `count` shards to a pod; a repeated request id gets those of the same shards that are still
+        leased.
 
-        Empty when nothing is left to hand out (see `is_done` for whether some may come back).
+        Empty if nothing is left to hand out (`is_done` tells whether some may be returned).
         """
         if self.is_repeated(pod, request_id):
             return [
@@ -145,12 +146,12 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return granted
 
     def is_repeated(self, pod: str, request_id: str) -> bool:
-        """Whether a request is the pod's last one that got shards, asked again."""
+        """Whether a request repeats the pod's last request that got shards."""
         last = self.grants.get(pod)
         return last is not None and last.request_id == request_id
 
     def would_change(self, pod: str, request_id: str) -> bool:
-        """Whether `lease` would hand out anything new."""
+        """Whether `lease` would hand out new shards."""
         return not self.is_repeated(pod, request_id) and (bool(self.returned) or self.cursor < self.total)
 
     def changes_state(self, pod: str, progress: ShardProgress) -> bool:
@@ -170,7 +171,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return lease.offset < progress.offset and (rows is None or progress.offset < rows)
 
     def advance(self, pod: str, progress: ShardProgress, time: float) -> Accepted:
-        """Takes a progress report over; extends all leases of the pod. A void report changes nothing."""
+        """Takes a progress report; extends all leases of the pod. A void report changes nothing."""
         if not self.changes_state(pod, progress):
             return Accepted(0)
         lease = self.doing[progress.number]
@@ -188,9 +189,9 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         """Takes all shards of a pod back, to the end of the queue, with their acknowledged offsets.
 
         Args:
-            blame: count a failure against the shard that the pod was working on. Failures before a worker got
-                further with that shard do not count any more.
-            culprit: that shard's number where the pod named it; else the oldest of its leases.
+            blame: whether to count a failure of the shard on which the pod was working. Failures before the last
+                progress in that shard do not count any more.
+            culprit: number of that shard, if the pod named it; otherwise the oldest of its leases.
         """
         numbers = [number for number, lease in self.doing.items() if lease.pod == pod] if pod in self.held else []
         if blame and numbers:
@@ -213,38 +214,38 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return ended
 
     def late(self, time: float) -> list[str]:
-        """Pods that hold shards and showed no progress until their deadline."""
+        """Pods with leases that showed no progress before their deadline."""
         return [pod for pod, deadline in self.deadlines.items() if deadline <= time]
 
     def rearm(self, time: float) -> None:
-        """Gives every lease its full time again, after a time in which nobody could train."""
+        """Restarts the time of every lease, after a time in which training was not possible."""
         self.deadlines = dict.fromkeys(self.deadlines, time + self.lease_seconds)
 
     def resume(self, time: float, paused_seconds: float) -> None:
-        """Leaves a pause out of the time of every lease.
+        """Excludes a pause from the time of every lease.
 
-        With their full time again, leases on which nobody works would not end while pauses come more often.
+        If pauses restarted the whole time, leases without progress would not end while there are frequent pauses.
         """
         latest = time + self.lease_seconds
         self.deadlines = {pod: min(deadline + paused_seconds, latest) for pod, deadline in self.deadlines.items()}
 
     def poison(self, attempts: int) -> int | None:
-        """The number of a shard that failed `attempts` times or more in a row without getting further."""
+        """The number of a shard that failed `attempts` times or more in a row without progress."""
         return next((number for number, failures in self.failures.items() if failures.count >= attempts), None)
 
     def positions(self) -> StreamPositions:
-        """What a checkpoint record keeps: leased splits count as to do from their acknowledged offset."""
+        """The positions for a checkpoint record; leased splits count as returned at their acknowledged offset."""
         begun = [Begun(number, lease.offset, lease.attempt, lease.position) for number, lease in self.doing.items()]
         begun += [Begun(number, back.offset, back.attempt, back.position) for number, back in self.returned.items()]
         return StreamPositions(self.cursor, begun)
 
     def restore(self, positions: StreamPositions | None) -> list[Ended]:
-        """Back to a record's positions, or to the beginning; all leases are void, failures stay counted."""
+        """Returns to a record's positions, or to the beginning; all leases become void, failures still count."""
         ended = [self._end(number, "rolled back") for number in list(self.doing)]
         self.cursor = positions.cursor if positions else 0
         begun = positions.begun if positions else []
         self.returned = {shard.number: Returned(shard.offset, shard.attempt, shard.position) for shard in begun}
-        # Rows up to the old offset are to be trained again: getting through them is progress.
+        # Rows up to the old offset are trained again, which counts as progress.
         self.failures = {
             number: Failures(failures.count, self.returned[number].offset if number in self.returned else 0)
             for number, failures in self.failures.items()
@@ -253,7 +254,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         return ended
 
     def covered_rows(self) -> int:
-        """Rows that were trained at least once, all epochs; what was rolled back does not count."""
+        """Rows that were trained at least once, all epochs, without those that were rolled back."""
         return self.splits.covered_rows(self.positions())
 
     def split(self, number: int) -> Split:
@@ -262,7 +263,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         )
 
     def _next(self) -> int | None:
-        # A new epoch begins when the splits that came back are out again.
+        # A new epoch begins when all returned splits have been handed out again.
         if self.cursor == self.total or (self.returned and self.splits.begins_epoch(self.cursor)):
             return next(iter(self.returned), None)
         self.cursor += 1

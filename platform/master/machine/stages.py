@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 _NEWS_SHARE = 0.05
-"""Of a deadline: transfers are journalled at most so often."""
+"""Share of a deadline: the progress of transfers is journalled at most once in this time."""
 _SHOWN_SECONDS = 1.0
-"""Shorter waits are normal and not worth a line in the status."""
+"""Shorter waits are normal and not shown in the status."""
 
 
 def is_restoring(state: JobState) -> bool:
-    """Whether work waits for servers to restore."""
+    """Whether training or evaluation waits for servers to restore."""
     return state.phase in (Phase.STARTING, Phase.RECOVERING)
 
 
 def writers(state: JobState, save: Save) -> list[Member]:
-    """Servers that have not written their part of a save although it waits for that."""
+    """Servers whose parts are missing in a save that waits for them."""
     if save.stage != WRITING:
         return []
     return [server for server in state.owners() if server.name not in save.parts]
 
 
 def unfrozen(state: JobState, save: Save) -> list[Member]:
-    """Servers that have not taken their cut of a save yet, so that nothing may be pushed to them."""
+    """Servers that have not frozen their cut of a save yet, so that workers must not push to them."""
     return [server for server in writers(state, save) if server.name not in save.frozen]
 
 
 def restorers(state: JobState) -> list[Member]:
-    """Servers that have not restored although the job waits for that."""
+    """Servers that have not restored yet, for which the job waits."""
     if not is_restoring(state):
         return []
     awaited = [state.membership.members[pod] for pod in state.recovery.awaited()]
@@ -48,14 +48,14 @@ def restorers(state: JobState) -> list[Member]:
 
 
 def deadline(state: JobState) -> float | None:
-    """When the first stage of a save or a restore will be late; None: none is under way."""
+    """The earliest deadline of a stage of a save or a restore; None if there is none."""
     deadlines = [late for save in state.saves.under_way.values() if (late := save_deadline(state, save)) is not None]
     deadlines += [_restored_until(state, server) for server in restorers(state)]
     return min(deadlines, default=None)
 
 
 def save_deadline(state: JobState, save: Save) -> float | None:
-    """When the stage of a save will be late; None: nobody is waited for."""
+    """The deadline of the stage of a save; None if it waits for no pod."""
     if save.stage == PAUSING:
         return save.since + state.plan.lease_seconds
     if save.stage == COMMITTING:
@@ -82,13 +82,13 @@ def _restored_until(state: JobState, server: Member) -> float:
 
 
 def begin_anew(state: JobState) -> None:
-    """Everybody has the whole time again for the stage that he is in."""
+    """Restarts the time of all current stages."""
     state.saves.keep_time(state.time)
     state.recovery.keep_time(state.time)
 
 
 def changes_state(state: JobState, member: Member, report: PodReported) -> bool:
-    """Whether a report shows that a server gets on, or that it does not write into an abandoned folder any more."""
+    """Whether a report shows progress of a server, or that it does not write into an abandoned folder any more."""
     for order_id, entry in state.saves.abandoned.items():
         if entry.is_left_by(report.pod, report.incarnation, report.writing, report.reached_version, order_id):
             return True
@@ -116,15 +116,15 @@ def take_report(state: JobState, member: Member, report: PodReported) -> None:
 
 
 def abandon(state: JobState, save: Save, *, is_committing: bool = False) -> None:
-    """Gives a save's folder up; the next directive does not order it any more."""
-    # One that has just been given up may write on.
+    """Gives a save's folder up; the next directive does not contain the save any more."""
+    # A server may still write into the folder of a save that was just given up.
     members = [*state.membership.leaving.values(), *state.membership.servers()]
     processes = {m.name: m.incarnation for m in members if m.role is Role.PARAMETER_SERVER and m.is_registered}
     state.saves.abandon(save, processes, state.phases.next_version, is_committing=is_committing)
 
 
 def discard_abandoned(state: JobState, effects: list[Effect]) -> None:
-    """Deletes abandoned folders into which nobody writes any more."""
+    """Deletes abandoned folders into which no process writes any more."""
     membership = state.membership
     if not state.saves.abandoned:
         return
@@ -137,13 +137,13 @@ def discard_abandoned(state: JobState, effects: list[Effect]) -> None:
 
 
 def waiting(state: JobState, time: float) -> str:
-    """What the job waits for now in a stage of a save or a restore, and for how long; empty: for nothing."""
+    """What the job waits for in a stage of a save or a restore, and for how long; empty if it does not wait."""
     for save in state.saves.under_way.values():
         if words := _waiting_for_save(state, save, time):
             return words
     servers = restorers(state)
     if servers:
-        # Since a server last read something: by that it is judged.
+        # Since a server last read something, which determines its deadline.
         seconds = time - min(max(s.active, state.recovery.servers[s.name].since) for s in servers)
         return _waiting(f"restoring {state.recovery.uri or 'from nothing'}", servers, seconds)
     if words := "; ".join(filter(None, (migration.waiting(state, time), succession.waiting(state)))):

@@ -1,21 +1,21 @@
-"""Changes of a running job's pods that get no further: when they count as stalled, and what is taken back. Pure.
+"""Changes of a running job's pods without progress: when they count as stalled, and what is undone. Pure.
 
-Until rows change hands a change holds back later ones, and costs the job nothing else. One that gets no further for
-`spec.faults.migration_timeout` is taken back as if its asker had done so, and at once where a server says that it can
-never copy its buckets. Later it goes on instead: some of the rows are elsewhere, and only a rollback, which has its own
-limit (`migration.ticked`), leads back.
+Until the hand-over of rows, a change only delays later changes. If it makes no progress for
+`spec.faults.migration_timeout`, it is undone as if its requester had cancelled it; if a server reports that it can
+never copy its buckets, it is undone immediately. After the hand-over has begun, the change continues, because some of
+the rows are elsewhere, and only a rollback, which has its own limit (`migration.ticked`), can undo it.
 
-Progress is a stage that begins, a pod that gets ready, and rows that were not copied before (`CopyProgress.advance`).
+Progress is the beginning of a stage, a pod that becomes ready, or rows that were not copied before
+(`CopyProgress.advance`).
 
-A request is taken back; a pod that the job depends on is not. The successor of a lost worker or server waits for room
-as long as that takes: nothing works in its place, so there is nothing to go back to. A request that is open beside it
-is taken back, which may free the room. The successors of a slow worker and of a server that has notice of its end are
-made for requests: their predecessors work, the slow one slowly, and stay. Once the server with notice has ended, its
-successor owns its rows and is one that the job depends on.
+Requests are undone, but not the creation of pods on which the job depends. The successor of a lost worker or server
+waits for room without a limit, because nothing works in its place. Other open requests are undone, which may free room.
+The successors of a slow worker, and of a server with notice of its end, belong to requests: their predecessors still
+work, and stay. Once the server with notice has ended, its successor owns its rows, and the job depends on it.
 
-Time is that of the job's clock in which a master took reports in. A restart of the master gives a change no time, but
-for what pods need to report that they have got further meanwhile. While a save is under way, buckets that it has not
-copied yet cannot be copied by another server, and that time does not count, either.
+Only time on the job's clock in which a master received reports counts. After a restart of the master, a change only
+gets the time that pods need to report their progress. During a save, servers cannot copy buckets that the save has not
+copied yet, so this time does not count either.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 _NEWS_SHARE = 0.05
-"""Of the limit: progress is journalled at most so often, and so much time is left after a restart at least."""
+"""Share of the limit: progress is journalled at most once in this time, and at least this time is left after a
+restart."""
 
 
 def deadline(state: JobState) -> float | None:
-    """When the next change counts as stalled; None: none can."""
+    """The time at which the next change counts as stalled; None if no change can stall."""
     limit = state.plan.migration_timeout_seconds
     late = [since + limit for request in open_requests(state) if (since := _waits_since(state, request)) is not None]
     if state.migration is not None and _can_stall(state.migration):
@@ -53,7 +54,7 @@ def deadline(state: JobState) -> float | None:
 
 
 def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
-    """Takes back what has got no further for too long."""
+    """Undoes changes that made no progress for too long."""
     limit, under_way = state.plan.migration_timeout_seconds, state.migration
     late = {
         request.request_id
@@ -78,7 +79,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 
 def is_news(state: JobState, report: PodReported) -> bool:
-    """Whether a report has to be journalled because of what it says of a server's copying."""
+    """Whether a report must be journalled because of the progress of a server's copying."""
     copying = _of_migration(state, report)
     if copying is None or state.migration is None:
         return False
@@ -90,7 +91,7 @@ def is_news(state: JobState, report: PodReported) -> bool:
 
 
 def take_report(state: JobState, report: PodReported, effects: list[Effect]) -> None:
-    """Takes note of a server's copying; what can never be copied is taken back."""
+    """Records the progress of a server's copying; a change that can never be copied is undone."""
     copying, under_way = _of_migration(state, report), state.migration
     if copying is None or under_way is None:
         return
@@ -102,7 +103,7 @@ def take_report(state: JobState, report: PodReported, effects: list[Effect]) -> 
 
 
 def registered(state: JobState, member: Member) -> None:
-    """A pod got ready for the first time."""
+    """A pod became ready for the first time."""
     for request in open_requests(state):
         if member.role in request.roles:
             request.progressed = state.time
@@ -122,7 +123,8 @@ def pass_time(state: JobState, seconds: float) -> None:
 
 
 def restarted(state: JobState, suspended_seconds: float) -> None:
-    """Nobody was heard for a while: that time does not count, and all have time to report what they did meanwhile."""
+    """No reports were received for a while: this time does not count, and all pods have time to report their
+    progress."""
     least = state.time - (1 - _NEWS_SHARE) * state.plan.migration_timeout_seconds
     for request in open_requests(state):
         if (since := _waits_since(state, request)) is not None:
@@ -133,10 +135,10 @@ def restarted(state: JobState, suspended_seconds: float) -> None:
 
 
 def take_back(state: JobState, under_way: Migration, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
-    """Owners stay as they are; what asked for others is given up, and later requests have their turn.
+    """Undoes the change: owners stay as they are, its requests are given up, and later requests follow.
 
-    Servers that are wanted because of a request that is over, such as one that was superseded by the request that is
-    given up here, are not wanted any more.
+    Servers that were wanted because of a request that has ended, for example one that was superseded by a request that
+    is given up here, are not wanted any more.
     """
     behind = _requests_behind(state, under_way)
     if under_way.moves:
@@ -159,17 +161,17 @@ def take_back(state: JobState, under_way: Migration, outcome: ShapeOutcome, reas
 
 
 def words(state: JobState, time: float) -> str:
-    """For how long a change of servers has got no further; empty: it gets on, or that is not known for certain."""
+    """The time for which a change of servers has made no progress; empty if it makes progress or that is unknown."""
     limit, under_way = state.plan.migration_timeout_seconds, state.migration
     if under_way is None or not _can_stall(under_way):
         return ""
     seconds = time - _progressed(under_way)
-    # What servers have told since the last report that was journalled is not known here.
+    # Reports after the last journalled one are not known here.
     return f"no progress for {seconds:.0f} s of {limit:g} s" if seconds > 2 * _NEWS_SHARE * limit else ""
 
 
 def _can_stall(under_way: Migration) -> bool:
-    """Whether it is before its cut-over, and waits for itself: not for a save that has to end before."""
+    """Whether it is before its cut-over and does not wait for a save."""
     if under_way.stage == migration.COPYING:
         return not set(under_way.sources) <= set(under_way.copied)
     return under_way.stage != migration.HANDING_OVER
@@ -180,7 +182,7 @@ def _progressed(under_way: Migration) -> float:
 
 
 def _waits_since(state: JobState, request: RequestedShape) -> float | None:
-    """Since when a request gets no further because of pods that are not ready; None: it does not wait for any."""
+    """Since when a request waits for pods that are not ready; None if it does not wait for any."""
     waiting = _waiting(state, request)
     if not waiting or shape.is_cut_over(state, request):
         return None
@@ -188,7 +190,7 @@ def _waits_since(state: JobState, request: RequestedShape) -> float | None:
 
 
 def _waiting(state: JobState, request: RequestedShape) -> list[Member]:
-    """Pods that have not started, of the request or such that the job needs; of servers only without a migration."""
+    """Pods of the request, or pods that the job needs, that have not started; servers only if there is no migration."""
     return [
         member
         for member in state.membership.members.values()
@@ -200,7 +202,7 @@ def _waiting(state: JobState, request: RequestedShape) -> list[Member]:
 
 
 def _requests_behind(state: JobState, under_way: Migration) -> list[RequestedShape]:
-    """Those that a migration serves; others wait for the next one (`migration`)."""
+    """The requests that a migration fulfils; others wait for the next one (`migration`)."""
     if under_way.moves:
         return []
     wanted_by = {server.outgoing_for for server in state.owners() if server.outgoing}
@@ -216,7 +218,7 @@ def _names_count(request: RequestedShape) -> bool:
 
 
 def _of_migration(state: JobState, report: PodReported) -> CopyProgress | None:
-    """What a server says of the order that it copies under now."""
+    """A server's progress with its present copying order."""
     copying, under_way = report.copying, state.migration
     if copying is None or under_way is None or under_way.stage != migration.COPYING:
         return None
@@ -226,7 +228,7 @@ def _of_migration(state: JobState, report: PodReported) -> CopyProgress | None:
 
 
 def _not_started(members: list[Member], waiting: dict[str, str]) -> str:
-    """Pods with the size that they need, and what the cluster says of them."""
+    """Pods with the requested size, and their state in the cluster."""
     named = [
         f"{member.name} ({member.asked.cores:g} cores, {format_bytes(member.asked.memory_bytes)})"
         + (f": {waiting[member.name]}" if waiting.get(member.name) else "")
@@ -236,6 +238,6 @@ def _not_started(members: list[Member], waiting: dict[str, str]) -> str:
 
 
 def _not_copied(under_way: Migration, problems: dict[str, str]) -> str:
-    """Servers that have rows to copy, and what they say of it."""
+    """Servers that have rows to copy, and their problems."""
     lacking = sorted(set(under_way.sources) - set(under_way.copied))
     return f" by {some([f'{name}: {problems[name]}' if problems.get(name) else name for name in lacking])}"

@@ -1,7 +1,7 @@
-"""The whole truth about one job as a pure state machine: `handle(event) -> effects`. No clock, no socket, no file.
+"""The state of one job as a pure state machine: `handle(event) -> effects`. No clock, no socket, no file.
 
-A state is a plain value: equal events give equal states, a state survives encoding, and the journal of its events is
-the job's history.
+A state is a plain value: equal events give equal states, a state can be encoded and decoded without loss, and the
+journal of events is the job's history.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     """One job.
 
     Attributes:
-        wanted_shape: other servers are reached by a migration.
-        shape_requests: all that are open, and the latest that have ended, the oldest first.
-        slow_moves: how many workers and servers were moved because they were slow.
-        shape_version: rises whenever another shape is wanted.
+        wanted_shape: a migration changes the servers to this shape.
+        shape_requests: all open requests, and the latest that have ended, the oldest first.
+        slow_moves: number of workers and servers that were moved because they were slow.
+        shape_version: increases whenever the wanted shape changes.
         shape_changes: the latest changes of the wanted shape, the oldest first.
         evaluation_sketch: merged over the completed evaluation shards.
         reason: why the job is in its phase, one line; `failure`: reason and traceback once it failed.
         poisoned: the split that failed the job.
         address: `host:port` of the master.
-        started_from: the record that this journal began from, and where in the data, for people; empty: nothing.
-        samples_before: what of `training.samples` was there when this journal began.
-        is_resumed: it began from a record of an earlier master.
-        owner: the only observer that may stop the job; empty: anybody.
-        relief_after: hot servers keep their buckets until then: to move some has failed.
-        standing_orders: of every worker that joins; `due_orders`: for all workers, to be given between two steps.
-        given_up: which change of pods was taken back because it got no further, and why; empty: none was, or since
-            then another one was asked for, or servers have changed.
-        exit_deadline: when pods that have not left by themselves are deleted.
+        started_from: the record with which this journal began, and the position in the data, for people; empty: none.
+        samples_before: value of `training.samples` when this journal began.
+        is_resumed: whether it began with a record of an earlier master.
+        owner: the only observer that may stop the job; empty: any.
+        relief_after: until then, hot servers keep their buckets, because moving some has failed.
+        standing_orders: for every worker that joins; `due_orders`: for all workers, to be given between two steps.
+        given_up: the change of pods that was undone because it made no progress, and why; empty if there was none, or
+            if another change was requested or servers have changed since.
+        exit_deadline: when pods that have not ended by themselves are deleted.
         time: of the last event.
-        times: where the time until then went; `faults`: what those that are not over have cost.
+        times: use of the time until then; `faults`: costs of the faults that are not over.
     """
 
     plan: JobPlan
@@ -138,7 +138,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return state
 
     def begin_at(self, record: str, positions: Positions, samples: int = 0) -> None:
-        """Where the shards stand before the first event; `samples` of earlier masters, where they are more."""
+        """Sets the positions before the first event; `samples` of earlier masters count if they are more."""
         self.training.restore(positions.of(self.training.stream))
         covered = self.training.covered_rows()
         self.training.samples = self.samples_before = max(samples, covered)
@@ -151,18 +151,18 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
 
     @property
     def has_wanted_servers(self) -> bool:
-        """Whether as many servers as are wanted own buckets, and none of them is to be succeeded by another."""
+        """Whether the wanted number of servers own buckets, and none of them is to be replaced."""
         count = self.wanted_shape[Role.PARAMETER_SERVER].count
         return len(self.ownership.servers) == count and not any(server.outgoing for server in self.owners())
 
     def handle(self, event: Event) -> list[Effect]:
-        """Takes one event in; returns what is to be done because of it."""
+        """Handles one event; returns its effects."""
         passed_seconds = event.time - self.time
         self.times.pass_time(self, passed_seconds)
         self.faults.pass_time(self, passed_seconds)
         self.time = max(self.time, event.time)
         stalls.pass_time(self, max(0.0, passed_seconds))
-        # Kept from the event before, but not in a snapshot: it follows from the rest of the state.
+        # Cached from the previous event, but not stored in snapshots, because it follows from the rest of the state.
         before = self.__dict__.get("directive_basis") or self._directives_depend_on()
         effects: list[Effect] = []
         handlers.HANDLERS[type(event)](self, event, effects)
@@ -181,7 +181,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return effects
 
     def _directives_depend_on(self) -> tuple[object, ...]:
-        """What directives say follows from this and the plan: where it differs, their version rises."""
+        """The contents of directives depend on this and the plan; if it changes, their version increases."""
         phases, saves = self.phases, self.saves
         return (
             phases.term,
@@ -196,7 +196,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def _settle_servers(self) -> None:
-        """A server that owns buckets serves; another one stands by."""
+        """Sets the stage of servers: those that own buckets serve, others stand by."""
         for server in self.membership.servers():
             if server.is_registered and not server.retiring:
                 is_owner = server.name in self.ownership.servers
@@ -215,11 +215,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         raise KeyError(stream)
 
     def queue_of_kind(self, kind: str) -> ShardQueue:
-        """Where shards of a kind come from."""
+        """The queue for a kind of shards."""
         return self.training if kind == "train" else self.evaluation
 
     def positions(self) -> Positions:
-        """How far the training is, as a checkpoint record keeps it."""
+        """The positions of the training, as stored in a checkpoint record."""
         return Positions({self.training.stream: self.training.positions()})
 
     def owners(self) -> list[Member]:
@@ -231,7 +231,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return self.ownership.table({server.name: server.address for server in self.owners()})
 
     def directive(self, pod: str, incarnation: str) -> Directive:
-        """The whole of what a pod's process should be doing; one without a place, or superseded, should exit."""
+        """The directive of a pod's process; a process without a place, or a superseded one, is ordered to exit."""
         phases = self.phases
         member = self.membership.members.get(pod)
         mode = _MODES.get(phases.phase, Mode.IDLE)
@@ -243,7 +243,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         moving = ""
         members: list[WorkerProcess] = []
         if member is not None and member.role is Role.PARAMETER_SERVER and mode is not Mode.EXIT:
-            # Servers refuse all others; to a thousand workers the list would be most of each answer.
+            # Only servers need the list, to refuse other processes; for a thousand workers, it would be most of each
+            # answer.
             members = self.training_members()
             ordered = self.recovery.servers.get(pod)
             restore = ordered.order if ordered is not None else None
@@ -268,14 +269,14 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return {server.name: server.address for server in self.membership.servers()}
 
     def orders_of(self, pod: str, incarnation: str) -> PodOrders | None:
-        """What a pod's process should do otherwise than the others."""
+        """Orders for a pod's process that differ from those of other pods."""
         member = self.membership.members.get(pod)
         return None if member is None or member.is_held_by_another(incarnation) else member.orders
 
     def training_members(self) -> list[WorkerProcess]:
-        """Workers whose pushes count; in bsp and ssp only those that have, or may still get, something to train.
+        """Workers whose pushes count; in bsp and ssp only workers that have shards or may still get some.
 
-        One that retires counts until it has gone: it finishes its round and leaves by itself.
+        A retiring worker counts until it has ended, because it finishes its round and leaves by itself.
         """
         return [
             WorkerProcess(worker.name, worker.incarnation)
@@ -284,7 +285,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         ]
 
     def changes_state(self, report: PodReported) -> bool:
-        """Whether a heartbeat changes the state and so has to be journalled."""
+        """Whether a heartbeat changes the state, so that it must be journalled."""
         member = self.membership.members.get(report.pod)
         if member is None or member.incarnation != report.incarnation:
             return False
@@ -309,11 +310,11 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def is_swept(self) -> bool:
-        """Whether the job is over and none of its pods runs any more."""
+        """Whether the job has ended and none of its pods runs any more."""
         return self.phase.is_final and not self.membership.members and not self.membership.leaving
 
     def seconds_to_pause(self, now: float) -> float:
-        """Until workers pause for a save, as far as is known; 0 while they do."""
+        """Seconds until workers pause for a save, if known; 0 while they pause."""
         saves = self.saves
         if saves.is_paused or saves.is_asked:
             return 0.0
@@ -322,7 +323,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return max(0.0, saves.next_save - now)
 
     def next_deadline(self) -> float | None:
-        """When `Ticked` has to come, on the job's clock; None: nothing is waited for."""
+        """When `Ticked` is due, on the job's clock; None if there is no deadline."""
         phases = self.phases
         if phases.phase.is_final:
             return self.exit_deadline
@@ -338,7 +339,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         return min(deadlines, default=None)
 
     def ledger(self, ended: list[Ended], effects: list[Effect]) -> None:
-        """Notes attempts that ended."""
+        """Records attempts that ended."""
         generation = self.phases.generation
         effects.extend(RecordAttempt(generation=generation, time=self.time, ended=attempt) for attempt in ended)
 
@@ -350,7 +351,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
             self.finish(Phase.FAILED, reason, effects)
 
     def finish(self, phase: Phase, reason: str, effects: list[Effect]) -> None:
-        """Into a final phase; pods are ordered to exit and deleted when they do not, or cannot hear it."""
+        """Enters a final phase; pods are ordered to exit, and deleted if they do not exit or do not answer."""
         self.phases.move(phase, self.time)
         under_way, self.saves.under_way = list(self.saves.under_way.values()), {}
         for save in under_way:
@@ -368,7 +369,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         for report in progress:
             queue = self.queue(report.stream)
             accepted = queue.advance(pod, report, self.time)
-            # A lost evaluation shard begins anew: only one that is completed is progress.
+            # A lost evaluation shard starts again, so only a completed one is progress.
             if accepted.rows and (queue.kind == "train" or accepted.completed is not None):
                 self.membership.made_progress(Role.WORKER)
                 self.membership.members[pod].oom_bytes = 0
@@ -376,6 +377,6 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
                 continue
             self.ledger([accepted.completed], effects)
             if queue.kind == "evaluate":
-                # No rollback repeats it, so the servers, too, have got further.
+                # No rollback undoes it, so it is progress of the servers, too.
                 self.membership.made_progress(Role.PARAMETER_SERVER)
                 self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)
