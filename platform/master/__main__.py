@@ -1,10 +1,10 @@
 """The master pod: `python -m elastrec.platform.master`.
 
-SIGTERM ends the process, not the job: it makes a record, if there is time, and leaves its pods as they are. A job that
-is over waits in the next process until its result has been read.
+SIGTERM ends the process, not the job: the master saves a record if there is time, and does not change its pods. The
+next process of a job that has ended waits until its result has been read.
 
-Exit code 0: the job is over, or another master has taken it over; 2: it would fail again, its node need not restart it;
-else it may be restarted (143: after SIGTERM).
+Exit code 0: the job has ended, or another master has taken it over; 2: the master would fail again and should not be
+restarted; any other code: it may be restarted (143: after SIGTERM).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from elastrec.platform.transport.security import job_server_name
 
 log = structlog.get_logger(__name__)
 TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
-"""A node that goes on starts the pod again; the job goes on where the journal says."""
+"""The node starts the pod again, and the job continues from the journal."""
 _SAVE_GRACE_SECONDS = 15.0
-"""Of the grace of a master's pod (`launch`); the rest is for closing."""
+"""Time for a record in the grace period of a master's pod (`launch`); the rest is for closing."""
 
 
 def _variable(name: str) -> str:
@@ -56,7 +56,7 @@ def _read(path: Path) -> str:
 
 
 def run() -> int:
-    """Runs the master until its job is over and read; returns the exit code."""
+    """Runs the master until its job has ended and the result was read; returns the exit code."""
     stopped = threading.Event()
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def run() -> int:
     fleet = connect_fleet(config, request.job_id)
     sink = open_history_sink(request, fleet, work)
     service = JobService(request, fleet, work, token=token, tls=tls, history=sink)
-    # A pod of a real cluster is reached by its own address, a local one by the loopback alone.
+    # A pod of a real cluster listens on its own address, a local pod only on the loopback.
     listen = host if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     server = RpcServer(
         service.handlers(),
@@ -91,7 +91,7 @@ def run() -> int:
         if stopped.wait(seconds):
             raise ClusterError("stopped before the checkpoint store had given a term", retryable=True)
 
-    # Nobody is answered before it is certain that this master may direct.
+    # No call is answered before it is certain that this master may direct the job.
     announce_ready()
     service.start(server.address, pause)
     server.serve_in_background()
@@ -104,15 +104,15 @@ def run() -> int:
             leave_points(request, sink.close())
         return 0
     if not is_done:
-        # Its node wants the process to end, or its cluster: that is no wish about the job (`StopJob` is). One that is
-        # over is started again, too: callers that wait for its result ask the master.
+        # The node or the cluster ends the process, which does not stop the job (`StopJob` does). The master of a job
+        # that has ended is started again, too, because callers read the result from it.
         service.leave(_SAVE_GRACE_SECONDS)
         server.shutdown()
         service.close()
         if sink:
             sink.close()
         return TERMINATED_EXIT_CODE
-    # Nothing may be created any more when the pods are deleted.
+    # No pod may be created any more when the pods are deleted.
     server.shutdown()
     service.close()
     service.delete_pods(keep_for_logs=service.state.phase is Phase.FAILED and not stopped.is_set())
@@ -135,7 +135,7 @@ def main() -> None:
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # The history's threads must not keep a finished master alive.
+    # The history's threads must not prevent a finished master from exiting.
     os._exit(code)
 
 

@@ -1,5 +1,5 @@
-"""What a master knows of its job in the words of `platform.scaling`, and its own look at the job's memory.
+"""Converts a master's measurements to the types of `platform.scaling`, and forecasts the job's memory between rounds.
 
-The one room of a master that knows `platform.scaling`. Rounds of scaling read the same facts. No decision here: that is
-`platform.scaling`; nothing here changes the job's state: a plan goes through `ChangeShape` like everybody's.
+Only this room of a master depends on `platform.scaling`. Rounds of scaling use the same facts. Decisions are made in
+`platform.scaling`; this room does not change the job's state: a plan is a `ChangeShape` request, like any other.
 """

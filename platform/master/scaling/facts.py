@@ -1,4 +1,4 @@
-"""The facts of a live job that a decision about it is made from, by its master's measurements."""
+"""The facts of a live job for a scaling decision, from its master's measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def facts_of(
     prior: Prior | None,
     largest_bytes: float,
 ) -> JobFacts | NotNow:
-    """What is known of the job; or why nothing is to be decided about it now.
+    """The facts of the job, or the reason why there can be no decision now.
 
     Args:
         prior: of the most similar finished job.
@@ -70,7 +70,7 @@ def facts_of(
 
 
 def largest_server_bytes(nodes: Iterable[Node], pods: Iterable[PodStatus]) -> float:
-    """The most memory that a server of a job could have: what is free on a node, and what it has there already.
+    """The maximum memory of a server: the free memory of a node, plus the memory that the server already has there.
 
     Args:
         pods: of the job.
@@ -82,7 +82,7 @@ def largest_server_bytes(nodes: Iterable[Node], pods: Iterable[PodStatus]) -> fl
 
 
 def _limits_of(job: TrainingJob, least_workers: int, now: Allocation) -> Limits:
-    """Of the job's file and its team. A size without limits has those of what it is."""
+    """The limits in the job file and of its team. The present size is the limit of a size without limits."""
     elasticity = job.spec.scaling
     most_servers = min(elasticity.maximum_parameter_servers, job.spec.resources.virtual_buckets)
     return Limits(
@@ -101,9 +101,9 @@ def _bounds_of(job: TrainingJob, role: str, amount: str, now: float) -> tuple[An
 
 
 def movable_of(profile: Profile, job: TrainingJob) -> frozenset[Change]:
-    """What the job's master changes while the job trains, and of sizes what the job file has limits for.
+    """The changes that are possible while the job trains; sizes only if the job file has limits for them.
 
-    Where servers do not move, the master resizes them in place or refuses.
+    If servers cannot move, the master resizes them in place or refuses.
     """
     limited = {role for role, amount in SIZES.values() if job.spec.scaling.limits(role, amount) != (None, None)}
     possible = {
@@ -125,13 +125,13 @@ def shape_of(job: TrainingJob, profile: Profile) -> ModelShape:
 
 
 def observations_of(profile: Profile) -> tuple[Observation, ...]:
-    """One for every configuration in which steps were made."""
+    """One observation for every configuration with steps."""
     return tuple(observation_of(measured) for measured in profile.measured if measured.steps)
 
 
 def observation_of(measured: Measured) -> Observation:
-    """One observation to fit a model to, from a master's measurements in one configuration."""
-    # Workers read and prepare their rows themselves, so all but waiting for servers is T_grad of eq. 2.
+    """One observation for fitting a model, from a master's measurements in one configuration."""
+    # Workers read and prepare their rows themselves, so everything except waiting for servers is T_grad of eq. 2.
     own_seconds = measured.worker_seconds - measured.pull_seconds - measured.push_seconds
     return Observation(
         allocation=Allocation.of(measured.configuration),

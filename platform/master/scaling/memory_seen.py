@@ -1,4 +1,4 @@
-"""What a master has measured of its job's memory, in the types of `platform.scaling.memory_outlook`."""
+"""Converts a master's measurements of memory to the types of `platform.scaling.memory_outlook`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastrec.platform.transport.messages.profile import Profile, TableGrowth
 
 
 def memory_seen(job: TrainingJob, profile: Profile, largest_bytes: float) -> MemorySeen:
-    """Tables, servers and the fullest worker, as the job's master knows them.
+    """Tables, servers and the worker with the most memory in use, as measured by the job's master.
 
     Args:
         largest_bytes: no pod can have more memory.
@@ -29,7 +29,7 @@ def memory_seen(job: TrainingJob, profile: Profile, largest_bytes: float) -> Mem
 
 
 def _servers(profile: Profile, largest_bytes: float) -> Servers | None:
-    """None until each of the job's servers has reported its memory: a missing one may be the fullest."""
+    """None until each of the job's servers has reported its memory, because a missing one may use most."""
     if not profile.servers or len(profile.servers) < profile.configuration[Role.PARAMETER_SERVER].count:
         return None
     held = [each.table_bytes for each in profile.servers]

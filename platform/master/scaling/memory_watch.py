@@ -1,4 +1,4 @@
-"""A master's own look at the memory of its job's servers, between two rounds of scaling (`platform.scaling`)."""
+"""A master's forecast of the memory of its job's servers, between two rounds of scaling (`platform.scaling`)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from elastrec.platform.transport.messages.profile import Profile
 
 
 class MemoryWatch:
-    """When the next look is due, and what it finds. Not safe for several threads: its owner has one that looks.
+    """Makes forecasts regularly. Not thread-safe: its owner calls it from one thread.
 
-    Nothing of it has to outlive the process: what was asked for is in the job's journal and keeps the next master from
-    asking again.
+    The state need not be saved: requests are in the job's journal, so the next master does not repeat them.
     """
 
     def __init__(self, job_id: str, job: TrainingJob) -> None:
@@ -38,11 +37,11 @@ class MemoryWatch:
         self._next = -math.inf
 
     def round_announced(self, seconds: float) -> None:
-        """A round has read the job's profile; the next one comes after so long."""
+        """A round has read the job's profile; the next one follows after this time."""
         self._settings = self._settings.model_copy(update={"round_interval": seconds})
 
     def is_due(self, now: float) -> bool:
-        """Whether to look; never at a job that takes no part in scaling. `now` is on the job's clock."""
+        """Whether a forecast is due; never for a job without scaling. `now` is on the job's clock."""
         return self._job.spec.scaling.enabled and now >= self._next
 
     def look(
@@ -54,7 +53,7 @@ class MemoryWatch:
         now: float,
         unix_seconds: float,
     ) -> tuple[ChangeShape, OwnPlan] | None:
-        """The request for what has to be changed before the next round, and its plan; None: nothing has to.
+        """The request for a change that is needed before the next round, and its plan; None if no change is needed.
 
         Args:
             pods: of the job, as the cluster knows them.
@@ -78,15 +77,15 @@ class MemoryWatch:
         return request_of(plan), own
 
     def refused(self, now: float) -> None:
-        """What was asked for cannot be had; rounds ask no more often, either."""
+        """The request was refused; it is repeated as often as in rounds."""
         self._next = now + self._settings.round_interval
 
 
 def plan_seconds(costs: Mapping[str, float]) -> float:
-    """That a plan takes at most: its node finds no room, a server starts elsewhere, and takes the rows over.
+    """The maximum duration of a plan: its node has no room, a server starts elsewhere, and takes the rows over.
 
     Args:
-        costs: as of `MemoryWatch.look`; what this job has not done yet takes the documented defaults.
+        costs: as in `MemoryWatch.look`; documented defaults are used for durations without measurements.
     """
     usual = Overheads()
     return (

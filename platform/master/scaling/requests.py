@@ -1,4 +1,4 @@
-"""A plan as the request to a job's master: of a round, and of the master itself."""
+"""Converts a plan, of a round or of the master itself, to a request to a job's master."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastrec.platform.transport.messages.observer import ChangeShape
 
 
 def request_of(plan: Plan) -> ChangeShape:
-    """What differs, and nothing else: an open request that names something else stays open beside this one."""
+    """A request with only the fields that change, so that open requests for other fields stay open."""
     before, after = plan.before, plan.allocation
 
     def places(role: str, count: str) -> PlacesChange:

@@ -1,4 +1,4 @@
-"""The shell of a master around its state machine: journal, calls, effects, timed work, and what it resumes from.
+"""The shell of a master around its state machine: journal, calls, effects, timed work, and resumption.
 
-No decision about the job is made here; what has to be decided becomes an event.
+This room makes no decisions about the job; every decision is caused by an event.
 """

@@ -1,4 +1,4 @@
-"""What a master answers to heartbeats, and what it refuses before it becomes an event."""
+"""A master's answers to heartbeats, and checks of reports before they become events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastrec.platform.transport.wire.frames import Encoded
 
 
 class Unknown(msgspec.Struct, tag="Answer"):
-    """An `Answer` to a process of a pod of which none has registered with this master."""
+    """The answer to a process of a pod that has not registered with this master."""
 
     directive: None = None
     known: bool = False
@@ -34,7 +34,7 @@ class Answers:
         self._encoded: dict[tuple[str, PodOrders | None, float], Encoded] = {}
 
     def of(self, pod: str, incarnation: str, state: JobState, heartbeat_seconds: float) -> Encoded:
-        """What the pod's process shall do now, and how often it shall beat."""
+        """The directive and the heartbeat interval for the pod's process."""
         if self._version != state.phases.version:
             self._version = state.phases.version
             self._encoded.clear()
@@ -42,7 +42,7 @@ class Answers:
         kind, orders = "exit", None
         if member is not None and member.incarnation == incarnation and member.stage is not MemberStage.RETIRING:
             orders = member.orders
-            # Every server is given what it has to restore, and nothing of the others.
+            # Every server gets only its own restore order.
             kind = "worker" if member.role is Role.WORKER else pod
         encoded = self._encoded.get((kind, orders, heartbeat_seconds))
         if encoded is None:
@@ -59,7 +59,7 @@ def check_kind(name: str, kind: str) -> None:
 
 
 def check_progress(progress: Sequence[ShardProgress]) -> None:
-    """Refuses what no journal may hold: a state machine must be able to take every event of its own.
+    """Refuses invalid reports, because the state machine must be able to handle every journalled event.
 
     Raises:
         ElastrecError: a report names no stream of the job, or its sketch cannot be read.

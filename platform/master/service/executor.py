@@ -1,4 +1,4 @@
-"""Carries effects out that take their time, apart from the events: records through their lane, the names of files."""
+"""Executes slow effects apart from the handling of events: records in their lane, and names of files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = structlog.get_logger(__name__)
 
 
 class Executor:
-    """Of one job.
+    """The executor of one job.
 
     Args:
-        submit: takes the event that says how an effect ended.
+        submit: takes the event with the outcome of an effect.
         in_progress, term: see RecordLane.
     """
 
@@ -40,12 +40,12 @@ class Executor:
         self._records.close()
 
     def submit(self, effect: CommitRecord | DiscardRecord) -> None:
-        """Carries an effect out soon."""
+        """Executes an effect soon."""
         if not self._stopping.is_set():
             self._records.submit(effect)
 
     def name_files(self, split: Split) -> None:
-        """Looks up which files hold a split's rows and adds them to `failure_notes`, soon."""
+        """Adds the files with a split's rows to `failure_notes`, soon."""
         threading.Thread(target=self._name_files, args=(split,), name="files", daemon=True).start()
 
     def _name_files(self, split: Split) -> None:

@@ -1,4 +1,4 @@
-"""The job's series on their way into its MLflow run. Whatever happens to history, training does not notice."""
+"""Sends the job's series to its MLflow run. Problems with MLflow do not affect training."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _CHANGES = (
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The job at one moment.
+    """The state of the job at one moment.
 
     Attributes:
-        totals: what history derives neither from `metrics` nor from the cluster, by metric name; complete, like
-            `evaluation_sketch`, once the job's phase is final.
+        totals: figures that are derived neither from `metrics` nor from the cluster, by metric name; like
+            `evaluation_sketch`, complete when the job's phase is final.
     """
 
     metrics: TrainingMetrics
@@ -47,11 +47,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class HistorySink:
-    """Turns reports into points on a thread of its own.
+    """Converts reports to points in a separate thread.
 
     Args:
-        fleet: asked for the pods' sizes and usage, from which the costs follow.
-        prices: in which the costs are written as well; None: nobody has set any.
+        fleet: provides the pods' sizes and usage, from which costs are computed.
+        prices: for costs in money; None: not set.
     """
 
     def __init__(self, reporter: Reporter, fleet: Fleet, job_id: str, prices: PaidPrices | None = None) -> None:
@@ -68,7 +68,7 @@ class HistorySink:
         self._thread.start()
 
     def put(self, report: Report) -> None:
-        """Takes a report; returns at once. When too many wait, this one is dropped."""
+        """Takes a report; returns immediately. If too many reports are waiting, this one is dropped."""
         try:
             self._reports.put_nowait(report)
         except queue.Full:
@@ -76,11 +76,11 @@ class HistorySink:
 
     @property
     def costs(self) -> Costs:
-        """What the job has cost until the last report, for the next master."""
+        """The costs of the job until the last report, for the next master."""
         return self._costs
 
     def recall(self, costs: Costs) -> None:
-        """Counts on from the costs that an earlier master of the job knew; to be called before the first report."""
+        """Continues from the costs that an earlier master has counted; must be called before the first report."""
         self._meter, self._costs = CostMeter(costs), costs
 
     @property
@@ -89,11 +89,11 @@ class HistorySink:
         return self._reporter.run_id
 
     def name_run(self, run_id: str) -> None:
-        """The run that the job was launched without: what was measured until now goes there, too."""
+        """Sets the run, if the job was launched without one; earlier measurements are sent to it, too."""
         self._reporter.name_run(run_id)
 
     def close(self, deadline_seconds: float = 10.0) -> list[Point]:
-        """Sends what waits, for at most this long; returns what could not be sent."""
+        """Sends waiting points, for at most this time; returns the points that could not be sent."""
         deadline = time.monotonic() + deadline_seconds
         try:
             self._reports.put(None, timeout=deadline_seconds / 2)
@@ -124,7 +124,7 @@ class HistorySink:
             points += self._meter.usage_points(pods, step, now)
         except ClusterError as error:
             log.warning("pods_not_listed", job=self._job_id, reason=str(error))
-        # While the job runs, too: the next round of scaling wants to know, and they change with new pods alone.
+        # Also sent while the job runs, for the next round of scaling; they change only with new pods.
         points += [
             Point(name, report.totals[name], step, now)
             for name in _CHANGES
@@ -157,10 +157,10 @@ def _calibration(encoded: bytes, now: float) -> list[Point]:
 
 
 def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> HistorySink | None:
-    """The sink of a job; None when it was launched without history.
+    """The sink of a job; None if it was launched without history.
 
     Args:
-        folder: survives a restart of the master, and with it the metrics that MLflow has not received yet.
+        folder: kept when the master restarts; contains the metrics that MLflow has not received yet.
     """
     if not request.tracking_uri:
         return None

@@ -1,9 +1,9 @@
-"""The job's history on disk: every event, committed before it is answered; snapshots so that a restart is short.
+"""The job's history on disk: every event is committed before it is answered; snapshots make restarts fast.
 
-SQLite in WAL mode with `synchronous=FULL`: what is acknowledged has reached the disk. It survives the end of the
-process and a crash of the machine, as far as the disk keeps what it has confirmed; it does not survive the loss of the
-disk or of the pod's folder. Concurrent callers share one commit, and one synchronisation with the disk.
-A full disk is waited out: until there is room again nothing is answered, and nothing is lost.
+SQLite in WAL mode with `synchronous=FULL`: everything that is acknowledged has reached the disk. It survives the end of
+the process and a crash of the machine, if the disk keeps confirmed writes; it does not survive the loss of the disk or
+of the pod's folder. Concurrent callers share one commit, and one synchronisation with the disk. If the disk is full,
+the journal waits: until there is space again, no call is answered, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from elastrec.platform.transport.messages.ledger import Attempt
 log = structlog.get_logger(__name__)
 FORMAT_VERSION = 13
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
-"""A disk, a quota or a file size limit is exhausted; somebody may make room."""
+"""A disk, a quota or a file size limit is exhausted, which may be temporary."""
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 LEDGER_PAGE = 10_000
-"""Lines of the ledger that are read, and cross the wire, at once."""
+"""Number of ledger lines that are read and sent at once."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS plan (format INTEGER NOT NULL, body BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS snapshot (
@@ -59,7 +59,7 @@ class JournalError(ElastrecError):
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        """Whether another try may succeed: its disk was full or away, the file itself was not found to be damaged."""
+        """Whether a retry may succeed: the disk was full or not available, and the file itself is not damaged."""
         return isinstance(self.__cause__, sqlite3.OperationalError)
 
 
@@ -83,12 +83,12 @@ class Journal:
         snapshot_every: events between two snapshots.
 
     Attributes:
-        last: number of the last event taken over.
+        last: number of the last appended event.
         committed: number of the last event on disk.
-        stall: why nothing can be written at the moment although it may be later; empty when it can.
+        stall: why the journal cannot be written for the moment; empty if it can.
 
     Raises:
-        JournalError: the file is no journal, is damaged, or cannot be written.
+        JournalError: the file is not a journal, is damaged, or cannot be written.
     """
 
     def __init__(self, path: Path, *, snapshot_every: int = 5_000) -> None:
@@ -116,12 +116,12 @@ class Journal:
         self._thread: threading.Thread | None = None
 
     def load(self) -> JobState | None:
-        """The state after everything that was committed; None for a new journal.
+        """The state after all committed events; None for a new journal.
 
         Raises:
             JournalError: a line is damaged or missing, or was written by another format.
         """
-        # One transaction: another process may write meanwhile, and a snapshot takes events away.
+        # In one transaction, because another process may write meanwhile, and a snapshot deletes events.
         self._database.execute("BEGIN")
         try:
             return self._load()
@@ -162,7 +162,7 @@ class Journal:
         return state
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The committed events with their numbers, oldest first; those before the last snapshot are gone.
+        """The committed events since the last snapshot with their numbers, oldest first.
 
         Raises:
             JournalError: a line is damaged or missing.
@@ -196,11 +196,11 @@ class Journal:
         self._thread.start()
 
     def append(self, event: Event, lines: Sequence[RecordAttempt | Decided], snapshot: Callable[[], bytes]) -> int:
-        """Takes an event over; it is on disk once `wait` for the returned number has returned.
+        """Appends an event; it is on disk after `wait` for the returned number has returned.
 
         Args:
             lines: for the ledger and for the timeline.
-            snapshot: called when it is time for one; the encoded state right after this event.
+            snapshot: called if a snapshot is due; returns the encoded state right after this event.
         """
         body = msgspec.msgpack.encode(event)
         with self._wake:
@@ -246,7 +246,7 @@ class Journal:
                     return
 
     def _commit_patiently(self, batch: list[_Entry], snapshot: tuple[int, bytes] | None) -> str | None:
-        """Commits, however long it takes until there is room; returns what makes it impossible."""
+        """Commits; waits for disk space without a limit; returns the error if committing is impossible."""
         began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -319,12 +319,12 @@ class Journal:
 
         Args:
             after: number of the last line of the page before; lines are numbered from 1 without gaps.
-            until: leaves out what happened after this event.
+            until: leaves out lines after this event.
 
         Raises:
             JournalError: the journal cannot be read.
         """
-        # A connection of its own: the writer's shows lines of a transaction that is still open.
+        # A separate connection, because that of the writer shows lines of an open transaction.
         try:
             with contextlib.closing(sqlite3.connect(self.path, isolation_level=None)) as database:
                 rows = database.execute(
@@ -357,9 +357,9 @@ class Journal:
         return lines, total - len(lines)
 
     def seconds_since_last_event(self) -> float:
-        """Time since the last event was committed; 0 when there is none.
+        """Time since the last event was committed; 0 if there is none.
 
-        By the machine's uptime, which nobody can set; after a reboot or on another machine by the wall clock.
+        Measured by the machine's uptime, which cannot be set; after a reboot or on another machine, by the wall clock.
         """
         boot, uptime = _uptime()
         written = self._database.execute("SELECT boot, uptime_seconds FROM written").fetchone()
@@ -372,7 +372,7 @@ class Journal:
         return 0.0 if last is None else max(0.0, time.time() - last)
 
     def give_up(self) -> None:
-        """Stops waiting for the disk: pending events are written now or never, and calls that wait for them fail."""
+        """Stops waiting for the disk: if pending events cannot be written now, calls that wait for them fail."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -390,13 +390,13 @@ class Journal:
             try:
                 self._commit([], (self.last, snapshot))
             except sqlite3.Error as error:
-                # Every event is there: the next start takes longer.
+                # All events are on disk; without a snapshot, only the next start takes longer.
                 log.warning("no_last_snapshot", journal=str(self.path), reason=str(error))
         self._database.close()
 
 
 def _uptime() -> tuple[str, float]:
-    """Which boot of the machine this is, and seconds since it, sleep included."""
+    """The id of the machine's boot, and the seconds since then, including sleep."""
     return _boot(), time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -412,10 +412,10 @@ _MEND = (
 
 
 def encode_state(state: JobState) -> bytes:
-    """A state as bytes; `decode_state` gives an equal one."""
+    """A state as bytes; `decode_state` returns an equal one."""
     return msgspec.msgpack.encode(state)
 
 
 def decode_state(body: bytes) -> JobState:
-    """Reads what `encode_state` wrote."""
+    """Decodes the bytes of `encode_state`."""
     return msgspec.msgpack.decode(body, type=JobState)

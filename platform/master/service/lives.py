@@ -1,11 +1,11 @@
-"""What each master of a job has added to the model, known from where each began: also of one that left no ledger.
+"""The rows that each master of a job added to the model, even if it left no ledger, from the positions of its start.
 
-A *life* of a job is the work of the masters of one journal. It begins at the positions of the record that its first
-term names (`checkpoints.terms.Term.positions`); whatever lay beyond them was thrown away, as after a rollback. So of a
-shard, life i has added the rows from where it began to the lowest place at which a later life began. Pure.
+A *life* of a job is the work of the masters of one journal. It begins at the positions of the record in its first term
+(`checkpoints.terms.Term.positions`); later rows were discarded, as after a rollback. So life i added the rows of a
+shard from its own start to the lowest start of a later life. Pure.
 
-What a term names is the record that its master meant to restore. Where that one proved damaged, so that the life began
-from an older one, and the life left no ledger either, its rows between the two are counted to the life before it.
+A term names the record that its master intended to restore. If that record was damaged, so that the life began from an
+older one, and the life left no ledger either, the rows between the two records are attributed to the life before it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from elastrec.platform.specs.splits import TRAINING_STREAM, Positions, StreamPos
 from elastrec.platform.transport.messages.ledger import Attempt
 
 BEFORE = "before record "
-"""How the outcome of rows begins that are known from the positions of that record alone."""
+"""Prefix of the outcome of rows that are only known from the positions of that record."""
 OF_ANOTHER_JOB = -1
-"""Generation of rows that were trained before the job's first life: by the job whose record it started from."""
+"""Generation of rows that were trained before the job's first life, by the job from whose record it started."""
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One journal's time.
+    """The work of the masters of one journal.
 
     Attributes:
-        generation: its lowest one; those of the next life are higher.
-        base: name of the record that it continued from; empty: none.
-        begin: where in the training stream it began; None: at the first row.
+        generation: its lowest generation; those of the next life are higher.
+        base: name of the record from which it continued; empty: none.
+        begin: its start in the training stream; None: the first row.
     """
 
     generation: int
@@ -46,7 +46,7 @@ def lives(terms: Sequence[Term], holder: str) -> list[Life]:
     """The lives of a job up to that of `holder`, the first one first.
 
     Args:
-        terms: of one run of the job, the lowest one first. A damaged one, which names no holder, is left out.
+        terms: of one run of the job, the lowest one first. Damaged terms, which have no holder, are left out.
 
     Raises:
         msgspec.MsgspecError: positions cannot be read.
@@ -65,11 +65,11 @@ def lives(terms: Sequence[Term], holder: str) -> list[Life]:
 
 
 def added_rows(splits: RowRanges, begins: Sequence[StreamPositions | None]) -> list[NDArray[np.int64]]:
-    """Rows of each shard that count from each life but the last, and before the first: `[from, to)`, of shape (S, 2).
+    """Rows of each shard that count for each life except the last, and before the first: `[from, to)`, of shape (S, 2).
 
     Args:
         splits: of the training stream.
-        begins: where each life began.
+        begins: the start of each life.
     """
     epochs = max((-(-begin.cursor // splits.per_epoch) for begin in begins if begin is not None), default=0)
     offsets = [_offsets(splits, begin, epochs) for begin in (None, *begins)]
@@ -82,7 +82,7 @@ def added_rows(splits: RowRanges, begins: Sequence[StreamPositions | None]) -> l
 
 
 def _offsets(splits: RowRanges, positions: StreamPositions | None, epochs: int) -> NDArray[np.int64]:
-    """How many rows of each split, by its number, are trained at some positions; of shape (S,)."""
+    """The number of trained rows of each split at some positions, by split number; of shape (S,)."""
     offsets_S = np.zeros(epochs * splits.per_epoch, np.int64)
     if positions is None:
         return offsets_S
@@ -94,7 +94,7 @@ def _offsets(splits: RowRanges, positions: StreamPositions | None, epochs: int) 
 
 
 def attempts_before(stream: str, span_S2: NDArray[np.int64], generation: int, record: str) -> list[Attempt]:
-    """Lines for rows of which no ledger says more than that a record held them."""
+    """Ledger lines for rows that are only known from a record."""
     numbers = np.flatnonzero(span_S2[:, 1] > span_S2[:, 0])
     return [
         Attempt(stream, generation, number, 0, "", int(begin), int(end), f"{BEFORE}{record}")

@@ -1,4 +1,4 @@
-"""What observers may ask of a master and report to it: the CLI, Airflow's operators and triggers."""
+"""The calls of observers (the command line, Airflow's operators and triggers) to a master."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ObserverCalls(ServicePart):
     _earlier_lines: pa.Table | None = None
 
     def metrics(self) -> TrainingMetrics:
-        """The job at this moment."""
+        """The present state of the job."""
         with self._lock:
             elapsed = self.state.phases.since if self.state.phase.is_final else self.now()
             metrics = training_metrics(
@@ -67,7 +67,7 @@ class ObserverCalls(ServicePart):
         return metrics.model_copy(update={"reason": f"the journal has no room: {stall}"}) if stall else metrics
 
     def totals(self) -> dict[str, float]:
-        """What the job did until now, by metric name (see `status.totals`)."""
+        """Totals of the job so far, by metric name (see `status.totals`)."""
         with self._lock:
             time = self.state.phases.since if self.state.phase.is_final else self.now()
             return totals(self.state, time) | self._seen.costs_of_changes() | self._seen.monitor.traffic()
@@ -84,17 +84,17 @@ class ObserverCalls(ServicePart):
         )
 
     def ledger(self, message: GetLedger) -> LedgerPage:
-        """One page of what was trained; what the masters before this one left comes first.
+        """One page of the ledger; lines of earlier masters come first.
 
         Raises:
-            CheckpointError: the store, where that lies, could not be asked.
+            CheckpointError: the store with the earlier lines could not be asked.
         """
         earlier, self._earlier_lines = self._earlier_lines, None
         if earlier is None:
             job = (self.request.store, self.job.metadata.name, self.request.job_id)
             earlier = earlier_lines(*job, self.state, self.request.earlier_terms)
         if message.after < earlier.num_rows:
-            # Kept from page to page, and not longer: a ledger may be as large as all else that a master knows.
+            # Only kept between pages, because a ledger may need as much memory as the rest of a master.
             self._earlier_lines = earlier
             attempts = attempts_of(earlier.slice(message.after, LEDGER_PAGE))
             return LedgerPage(attempts=attempts, next=message.after + len(attempts))
@@ -109,7 +109,7 @@ class ObserverCalls(ServicePart):
         return LedgerPage(attempts=attempts, running=running, streams=streams)
 
     def explain(self, message: GetExplanation) -> Explanation:
-        """What happened, why, and where the time went."""
+        """Events, their causes, and where the time went."""
         with self._lock:
             last, phase = self.journal.last, str(self.state.phase)
             times = self.state.times.at(self.state, self.now())
@@ -119,11 +119,11 @@ class ObserverCalls(ServicePart):
         return explanation(self.request.job_id, phase, times, self.journal, own_plans, open_costs)
 
     def profile(self, message: GetProfile) -> Profile:
-        """How fast the job is, in every configuration that it has had."""
+        """The measured speed of the job in each of its configurations."""
         if message.next_round_seconds:
             self._memory_watch.round_announced(message.next_round_seconds)
         with self._lock:
-            # Without pods, and after its end, a job is asked what it has measured.
+            # Measurements are also requested from a job without pods, and after its end.
             configuration = configuration_of(self.state) or self.state.wanted_shape
             queue, now = self.state.training, self.now()
             return Profile(
@@ -163,7 +163,7 @@ class ObserverCalls(ServicePart):
         return f"{failure}\n\n{notes}" if failure and notes else failure
 
     def stop_job(self, message: StopJob) -> Done:
-        """Stops the job unless somebody else owns it now."""
+        """Stops the job, unless another observer owns it."""
         with self._lock:
             owner = self.state.owner
             if message.owner and owner and message.owner != owner:
@@ -174,12 +174,12 @@ class ObserverCalls(ServicePart):
         return Done()
 
     def take_over(self, message: TakeOver) -> Done:
-        """Makes somebody the job's owner."""
+        """Makes an observer the job's owner."""
         self.submit(lambda now: events.OwnerChanged(time=now, owner=message.owner))
         return Done()
 
     def name_run(self, message: NameRun) -> Done:
-        """Says where the job's figures go, when it was launched without a run."""
+        """Sets the run for the job's figures, if it was launched without one."""
         if self._history is None:
             return Done(accepted=False, reason="the job was launched without history")
         self._history.name_run(message.run_id)
@@ -208,10 +208,10 @@ class ObserverCalls(ServicePart):
         return OrdersAnswer(workers=workers)
 
     def change_shape(self, message: ChangeShape, own_plan: OwnPlan | None = None) -> ShapeAnswer:
-        """Asks for another number or size of pods of the running job.
+        """Requests another number or size of the running job's pods.
 
         Args:
-            own_plan: where the master itself asks.
+            own_plan: set if the master itself makes the request.
         """
         if self.state.phase.is_final:
             return ShapeAnswer(reason=f"the job is {self.state.phase}")
@@ -256,7 +256,7 @@ class ObserverCalls(ServicePart):
             return shape_checks.prospects(self.state, message, nodes, node_of)
 
     def take_back_shape(self, message: TakeBackShape) -> Done:
-        """Gives a request for a shape up, unless it has ended or buckets change hands because of it."""
+        """Cancels a request for a shape, unless it has ended or its hand-over of buckets has begun."""
         with self._lock:
             if requests.find(self.state, message.request_id) is None:
                 known = (
@@ -280,7 +280,7 @@ class ObserverCalls(ServicePart):
         return Done(accepted=False, reason=reason)
 
     def finish_job(self, message: FinishJob) -> Done:
-        """The result has been read: the master may go."""
+        """The result has been read, so the master may end."""
         if not self.state.phase.is_final:
             return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
         self._finished.set()
@@ -288,7 +288,7 @@ class ObserverCalls(ServicePart):
 
 
 def _same_plan(earlier: RequestedShape, message: ChangeShape) -> ShapeAnswer:
-    """The answer to a plan that was asked for before: the same request, unless it is another plan under the same id."""
+    """The answer to a repeated plan: the same request; an error if another plan has the same id."""
     if (earlier.change, earlier.moves) == (message.change, message.moves):
         return ShapeAnswer(request_id=earlier.request_id)
     return ShapeAnswer(

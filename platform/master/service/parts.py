@@ -1,4 +1,4 @@
-"""What the parts of a JobService share: the pods' calls, the observers' calls, and the work by the clock."""
+"""The common base of the parts of a JobService: the pods' calls, the observers' calls, and timed work."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from elastrec.platform.specs.job import TrainingJob
 
 
 class ServicePart(abc.ABC):
-    """Base of each part; the JobService creates everything named here.
+    """Base of each part; the JobService creates all attributes that are declared here.
 
     Attributes:
-        state: to be read under `_lock`; only events change it.
+        state: must be read under `_lock`; only events change it.
     """
 
     request: LaunchRequest
@@ -46,4 +46,4 @@ class ServicePart(abc.ABC):
 
     @abc.abstractmethod
     def submit(self, make: Callable[[float], events.Event]) -> list[Effect]:
-        """Puts an event through the state machine; returns when it is on disk and its effects are under way."""
+        """Handles an event by the state machine; returns when it is on disk and its effects have been started."""

@@ -1,4 +1,4 @@
-"""Writes and deletes checkpoint records, apart from everything else that a master does: a store may hang."""
+"""Writes and deletes checkpoint records in separate threads, because a store may hang."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ CLOSE_SECONDS = 10.0
 
 
 class RecordLane:
-    """A thread for each effect: one that hangs keeps no other from being carried out, nor the process from ending.
+    """A thread for each effect, so that a hanging effect delays neither other effects nor the end of the process.
 
-    The state machine begins no save while it waits for another, so there are few of them.
+    The state machine begins no save while it waits for another, so there are few threads.
 
     Args:
-        submit: takes the event that says how a commit ended.
-        in_progress: URIs of the records that the job is writing now, or does not know the end of.
-        term: asked before a record is committed and before one is deleted.
+        submit: takes the event with the outcome of a commit.
+        in_progress: returns the URIs of records that the job is writing, or whose outcome is unknown.
+        term: checked before a record is committed and before one is deleted.
 
     Attributes:
-        threads: of the effects that are under way, in their order.
+        threads: of the running effects, in their order.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class RecordLane:
         self.threads: list[threading.Thread] = []
 
     def submit(self, effect: CommitRecord | DiscardRecord) -> None:
-        """Carries an effect out soon."""
+        """Executes an effect soon."""
         thread = threading.Thread(target=self._run, args=(effect,), name="record", daemon=True)
         with self._lock:
             self.threads = [*(other for other in self.threads if other.is_alive()), thread]
             thread.start()
 
     def close(self) -> None:
-        """Waits for what is under way, but not long for a store that hangs; from then on nothing is reported."""
+        """Waits a limited time for running effects; after that, no events are reported."""
         self.wait(CLOSE_SECONDS)
         self._closing.set()
 
     def wait(self, seconds: float) -> None:
-        """Returns when nothing is under way, or when the time is over."""
+        """Waits until no effect is running, or until the time is over."""
         deadline = time.monotonic() + seconds
         with self._lock:
             threads = list(self.threads)
@@ -87,18 +87,18 @@ class RecordLane:
             else:
                 self._discard(effect)
         except Exception:
-            # The state machine goes on; the deadline of a commit finds that it is missing.
+            # The state machine continues; the deadline of a commit handles the missing outcome.
             log.exception("effect_failed", effect=type(effect).__name__)
 
     def _submit_unless_closing(self, make: Callable[[float], events.Event]) -> None:
-        # Without a master nobody listens: its successor commits anew, and meets its own record.
+        # While the master is closing, events are not handled; its successor commits again, and finds the record.
         if not self._closing.is_set():
             self._submit(make)
 
     def _commit(self, effect: CommitRecord) -> None:
         try:
             parts = [PartManifest.from_json(part.manifest_json) for part in effect.parts]
-            # By these, raw keys are turned into ids again when somebody looks at a row; steps would need the whole row.
+            # With these, `elastrec inspect` converts raw keys to ids; steps would need the whole row.
             encodings = {
                 feature.name: feature.encoding
                 for feature in self._job.spec.data.sparse
@@ -161,11 +161,11 @@ class RecordLane:
                 self._term.check()
             discard(effect.uri, may_be_complete=effect.may_be_complete)
         except CheckpointError as error:
-            # The next complete record prunes it.
+            # It is pruned after the next complete record.
             log.warning("torn_record_not_discarded", record=effect.uri, reason=str(error))
 
     def _is_committed(self, uri: str) -> bool:
-        # A master that was killed between writing the manifest and journalling it meets its own record again.
+        # A master that was killed after writing the manifest and before journalling it finds its own record.
         try:
             return open_record(uri).manifest.job_id == self._request.job_id
         except CheckpointError:

@@ -1,8 +1,8 @@
-"""What a master without a journal continues from: the records that an earlier master of the same job has left.
+"""The resumption of a job by a master without a journal, from the records of an earlier master of the same job.
 
-The positions of a record say how far which shard was. They fit another launch of the job only if that numbers the same
-rows of the same files in the same shards and the same order; the model itself is compared elsewhere
-(`checkpoints.mismatch`). The same holds for a periodic record that another job has left and this one starts from.
+The positions in a record are the progress of each shard. They are valid for another launch of the job only if it has
+the same rows of the same files in the same shards and the same order; the model itself is compared elsewhere
+(`checkpoints.mismatch`). The same holds for a periodic record of another job from which this one starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ ATTRIBUTE = "numbering"
 
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True):
-    """By what rows and shards are numbered: positions of an equal one mean the same rows."""
+    """The fields on which the numbers of rows and shards depend; with equal values, positions refer to the same
+    rows."""
 
     training_digest: str
     training_rows: int
@@ -81,7 +82,7 @@ _FIELDS = {
 
 
 def numbering_of(record: Record) -> Numbering | None:
-    """The numbering that a record's positions belong to; None: the record does not say."""
+    """The numbering of a record's positions; None if the record does not contain it."""
     text = record.manifest.attributes.get(ATTRIBUTE, "")
     return msgspec.json.decode(text, type=Numbering) if text else None
 
@@ -90,10 +91,10 @@ _OTHERWISE = "train from the beginning: with another run key, or spec.continual.
 
 
 def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHERWISE) -> None:
-    """Refuses positions that would name other rows.
+    """Refuses positions that would refer to other rows.
 
     Args:
-        otherwise: what else can be done than to put a field back.
+        otherwise: an alternative to restoring the field, for the message.
 
     Raises:
         SpecError: names every field that differs.
@@ -116,11 +117,11 @@ def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHE
 
 
 class StartPositions(msgspec.Struct, frozen=True):
-    """How a job begins that starts from a periodic record, which may be of another job.
+    """The beginning of a job that starts from a periodic record, which may belong to another job.
 
     Attributes:
-        positions: where it begins, as the record keeps them; empty: at the first row, with the weights alone.
-        note: which of the two and why, for people.
+        positions: where it begins, as in the record; empty: at the first row, using only the weights.
+        note: which of the two, and why, for people.
     """
 
     positions: str
@@ -128,10 +129,10 @@ class StartPositions(msgspec.Struct, frozen=True):
 
 
 def start_positions(record: Record, job: TrainingJob, training_digest: str, training_rows: int) -> StartPositions:
-    """Positions hold for the same files: then the job goes on at them. On other files it takes the weights alone.
+    """With the same files, the job continues at the record's positions. With other files, it only uses the weights.
 
     Raises:
-        SpecError: the same files are numbered otherwise: it is not clear which rows are trained.
+        SpecError: the files are the same, but rows are numbered differently, so it is unclear which rows are trained.
         CheckpointError: the positions are damaged, or the store could not be asked.
     """
     recorded, numbering = numbering_of(record), Numbering.of_job(job, training_digest, training_rows)
@@ -159,17 +160,17 @@ def _weights_alone(record: Record, reason: str) -> str:
 
 
 def _records(request: LaunchRequest) -> Iterator[Record]:
-    """Undamaged ones of the job's runs that are not over, the newest one first."""
+    """Undamaged records of the job's unfinished runs, the newest one first."""
     records = newest_records(request.store, request.training_job.metadata.name, job_id=request.job_id)
     return (record for record in records if record.manifest.term > request.earlier_terms)
 
 
 def own_records(request: LaunchRequest, count: int) -> list[Record]:
-    """The newest undamaged records of the job, the newest one first, that belong to this run of it.
+    """The undamaged records that belong to this run of the job, the newest one first.
 
     Raises:
         CheckpointError: the store could not be asked.
-        SpecError: the positions of the newest one do not fit the job as it was launched now.
+        SpecError: the positions of the newest one are not valid for the present launch.
     """
     records = list(islice(_records(request), count))
     numbering = Numbering.of(request)
@@ -192,10 +193,10 @@ def finished_on_other_rows(request: LaunchRequest) -> Record | None:
 
 
 def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
-    """What a job that has no journal continues from; None: there is nothing.
+    """The records from which a job without a journal continues; None if there are none.
 
     Raises:
-        CheckpointError, SpecError: as of `own_records`.
+        CheckpointError, SpecError: as in `own_records`.
     """
     complete = []
     for record in own_records(request, plan.kept_records):
@@ -212,12 +213,12 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
 
 
 def _trained(request: LaunchRequest) -> int:
-    """Rows that earlier masters have trained, where the last of them could still say so; else 0."""
+    """Rows that earlier masters have trained, if the last of them has recorded it; otherwise 0."""
     try:
         left = read_result(request.store, request.training_job.metadata.name, request.job_id)
     except CheckpointError as error:
         log.warning("earlier_result_not_read", job=request.job_id, reason=str(error))
         return 0
-    # What a run that is over has left says nothing about this one.
+    # Files of a finished run do not concern this one.
     of_this_run = left is not None and left.generation >= request.earlier_terms * NUMBERS_PER_TERM
     return left.samples_trained if left is not None and of_this_run else 0

@@ -1,6 +1,6 @@
-"""The shell around a job's state machine: messages become events, events are journalled, effects are carried out.
+"""The shell around a job's state machine: converts messages to events, journals events, and executes effects.
 
-Everything that waits, listens or has a clock is here, in `timed_work.py` or in `executor.py`; every decision is in the
+Code that waits, listens or uses a clock is here, in `timed_work.py` and in `executor.py`; all decisions are in the
 state machine.
 """
 
@@ -66,10 +66,10 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
     """One job's master without its socket.
 
     Args:
-        folder: where the journal lies; a journal in it is continued.
+        folder: of the journal; an existing journal is continued.
         history: gets the job's metrics every few seconds and at its end.
-        on_fatal: called once when the journal cannot be written or an event breaks the state machine; the process
-            has to end, its successor continues from the journal.
+        on_fatal: called once if the journal cannot be written or an event fails in the state machine; the process must
+            end, and the next one continues from the journal.
 
     Raises:
         SpecError, CheckpointError: the request cannot be planned.
@@ -97,7 +97,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._lock = threading.RLock()
         self.journal = Journal(folder / JOURNAL_FILE)
         state = self.journal.load()
-        # One that ended before it had noted its term has answered nobody.
+        # A master that ended before it had journalled its term has answered no call.
         self.is_continued = state is not None and state.phases.term > 0
         if state is None:
             plan = JobPlan.of(request)
@@ -106,7 +106,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         elif state.plan.job_id != request.job_id:
             raise JournalError(f"{folder}: the journal belongs to job {state.plan.job_id}, not to {request.job_id}")
         self.state = state
-        # The job's own clock goes on where the last event left it: time without a master does not count.
+        # The job's own clock continues from the last event; time without a master does not count.
         self._zero = clock() - state.time
         self._heartbeats = Heartbeats(self.job.spec.faults)
         self._answers = Answers()
@@ -124,22 +124,23 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._finished = threading.Event()
         self._stopping = threading.Event()
         self._timer = threading.Thread(target=self._run_timer, name="timer", daemon=True)
-        # A thread of its own, which nobody waits for: a store that hangs holds up neither the timer nor the end.
+        # A separate thread that is not joined, so that a hanging store delays neither the timer nor the end.
         self._looks = threading.Thread(
             target=self._term_watch.look_regularly, args=(self._stopping.wait,), name="terms", daemon=True
         )
 
     def start(self, address: str, pause: Callable[[float], object] = time.sleep) -> None:
-        """Begins or continues the job; pods are given `address` to find the master at.
+        """Begins or continues the job; pods get `address` as the address of the master.
 
-        Waits, however long, for the checkpoint store where this master needs a term first: nobody may be answered yet.
+        If this master first needs a term, waits without a limit for the checkpoint store, because it may not answer
+        calls before.
 
         Args:
-            pause: passes the seconds between two tries; an exception of it ends the waiting.
+            pause: called with the seconds between two tries; an exception ends the wait.
 
         Raises:
-            SpecError: the job has left records that do not fit what it was launched with now.
-            CheckpointError: the store refuses to give a term.
+            SpecError: the job's records do not fit the present launch.
+            CheckpointError: the store refuses a term.
         """
         away = self.journal.seconds_since_last_event()
         self.journal.start()
@@ -196,11 +197,11 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
 
     @property
     def superseded(self) -> str:
-        """Why this master has to end without touching anything: another one has taken the job over."""
+        """Why this master must end without changing anything, if another master has taken the job over."""
         return self._term_watch.superseded
 
     def is_superseded(self) -> bool:
-        """Looks whether another master has taken the job over; false where the store does not answer."""
+        """Whether another master has taken the job over; False if the store does not answer."""
         return self._term_watch.is_superseded()
 
     def _end(self) -> None:
@@ -208,9 +209,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._finished.set()
 
     def leave(self, grace_seconds: float) -> None:
-        """For a process that is to end while its job goes on: makes a record, if that takes no longer than the grace.
+        """For a process that ends while its job continues: saves a record, if there is enough time.
 
-        Call `close` afterwards. The next master continues from the journal, or without it from that record.
+        Call `close` afterwards. The next master continues from the journal or, without it, from that record.
         """
         log.info("master_leaves", job=self.request.job_id, phase=str(self.state.phase))
         if self.journal.stall:
@@ -229,7 +230,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
                 return
 
     def close(self) -> None:
-        """Ends the threads; pods stay as they are."""
+        """Ends the threads; pods continue."""
         self._stopping.set()
         if self._timer.is_alive():
             self._timer.join()
@@ -246,9 +247,9 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             self.journal.close(None if self._is_broken else encode_state(self.state))
 
     def delete_pods(self, *, keep_for_logs: bool = False) -> None:
-        """Deletes the job's workers and servers; with `keep_for_logs`, not those that ended by themselves.
+        """Deletes the job's workers and servers; with `keep_for_logs`, pods that ended by themselves are kept.
 
-        Called after `close`: before, the job would put others in their place.
+        Call this after `close`; before, the job would replace the pods.
         """
         with self._lock:
             kept = list(self.state.membership.ended) if keep_for_logs else []
@@ -259,7 +260,8 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         return self._clock() - self._zero
 
     def wait_until_done(self, poll_seconds: float = 0.2, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """True when FinishJob came or the linger time after the end is over; False when `stopped` said so before."""
+        """Returns True after FinishJob or when the linger time after the end is over; False if `stopped` returned True
+        before."""
         ended: float | None = None
         while not self._finished.wait(poll_seconds):
             if stopped():
@@ -269,7 +271,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             ended = self._clock() if ended is None else ended
             if self._clock() - ended > self.request.linger_seconds:
                 return True
-        # Pods get the chance to leave by themselves before their master is gone.
+        # Pods may exit by themselves before their master ends.
         deadline = self._clock() + self.state.plan.exit_seconds + 5.0
         while not stopped() and not self.superseded and not self.is_swept() and self._clock() < deadline:
             self._stopping.wait(poll_seconds)
@@ -302,9 +304,10 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         return {kind: self._while_journalled(handler) for kind, handler in handlers.items()}
 
     def _while_journalled(self, handler: Handler) -> Handler:
-        """Refuses calls with a retryable error while the journal cannot be written: waiting calls would pile up.
+        """Refuses calls with a retryable error while the journal cannot be written, because waiting calls would
+        accumulate.
 
-        Only the status of a running job is still answered: so people see the reason.
+        Only requests for the status of a running job are still answered, so that people see the reason.
         """
 
         watch = self._term_watch
@@ -345,7 +348,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
                 log.info(effect.decision, job=self.request.job_id, **effect.inputs)
             elif not isinstance(effect, AnswerLease | RecordAttempt):
                 self._executor.submit(effect)
-        # Nothing is wanted of the cluster because of most events.
+        # Most events require no action in the cluster.
         if (wish := (self.state.membership.revision, self.state.phase.is_final)) != self._compared:
             self._compared = wish
             self._reconciler.wake()
@@ -364,7 +367,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         )  # fmt: skip
 
     def is_swept(self) -> bool:
-        """Whether the job is over and no pod of it is left but those kept for their logs."""
+        """Whether the job has ended and only pods that are kept for their logs are left."""
         with self._lock:
             kept = wanted(self.state).kept
             return self.state.is_swept() and self._reconciler.is_clean(kept)

@@ -1,4 +1,4 @@
-"""Looks whether another master has taken the job over. One that finds so ends, and touches nothing of the job."""
+"""Checks whether another master has taken the job over. If so, this master ends without changing the job."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from elastrec.platform.master.pods.launch import LaunchRequest
 log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 2.0
 PERIOD_SECONDS = 30.0
-"""Between two looks of a master that has no other reason for one. One costs a listing of a few names, so a thousand
-jobs ask their store 33 times a second; nothing is lost meanwhile, for every act on pods and records looks first."""
+"""Seconds between two regular checks. A check is a listing of a few names, so a thousand jobs make 33 requests per
+second to their store. The interval is safe, because every action on pods and records checks first."""
 
 
 class TermWatch:
-    """One master's knowledge of its term.
+    """The term of one master, and checks for higher ones.
 
     Args:
-        term: of this master, and the mark of its journal in it.
-        on_superseded: called once, when a higher term of another master was seen.
+        term: of this master, with the holder of its journal.
+        on_superseded: called once, when a higher term of another master was found.
 
     Attributes:
-        superseded: what the higher term says; empty while there is none.
+        superseded: description of the higher term; empty if there is none.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class TermWatch:
         return self._term()[0]
 
     def check(self) -> None:
-        """Returns while no other master has taken a higher term, as far as the store says.
+        """Returns if the store has no higher term of another master.
 
         Raises:
-            SupersededError: another master has; this one has been ordered to end.
+            SupersededError: another master has taken a higher term; this one has been ordered to end.
             StoreError: the store could not be asked.
         """
         term, holder = self._term()
@@ -61,9 +61,10 @@ class TermWatch:
             raise
 
     def look_regularly(self, wait: Callable[[float], bool]) -> None:
-        """Looks again and again, so that a master with nothing to save or to delete ends, too, once it is superseded.
+        """Checks regularly, so that a superseded master without anything to save or delete ends, too.
 
-        Returns when it is, or when `wait`, which passes the seconds until the next look, says that it is to end.
+        Returns when it is superseded, or when `wait`, which is called with the seconds until the next check, returns
+        that it must end.
         """
         while not self.superseded and not wait(PERIOD_SECONDS):
             try:
@@ -74,7 +75,7 @@ class TermWatch:
                 log.warning("successor_not_looked_for", job=self._request.job_id, reason=str(error))
 
     def is_superseded(self) -> bool:
-        """Whether another master has taken the job over; false where the store does not answer within two seconds."""
+        """Whether another master has taken the job over; False if the store does not answer within two seconds."""
         if self.superseded:
             return True
         answer: Future[None] = Future()
@@ -86,7 +87,7 @@ class TermWatch:
             except Exception as error:
                 answer.set_exception(error)
 
-        # A store that hangs must not hold up what its master does by the clock.
+        # A hanging store must not delay the timed work of its master.
         threading.Thread(target=ask, name="term", daemon=True).start()
         try:
             answer.result(_LOOK_SECONDS)

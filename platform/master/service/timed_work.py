@@ -1,4 +1,4 @@
-"""What a master does by the clock: deadlines, pods that say nothing, windows of figures, the report of the end."""
+"""Timed work of a master: deadlines, silent pods, windows of figures, the report at the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STALL_SECONDS = 2.0
 
 
 class TimedWork(ServicePart):
-    """What the timer's thread does."""
+    """The work of the timer's thread."""
 
     _stopping: threading.Event
     _saved_measurements: SavedMeasurements
@@ -43,35 +43,35 @@ class TimedWork(ServicePart):
 
     @abc.abstractmethod
     def is_superseded(self) -> bool:
-        """Looks whether another master has taken the job over; false where the store does not answer."""
+        """Whether another master has taken the job over; False if the store does not answer."""
 
     @abc.abstractmethod
     def metrics(self) -> TrainingMetrics:
-        """The job at this moment."""
+        """The present state of the job."""
 
     @abc.abstractmethod
     def profile(self, message: GetProfile) -> Profile:
-        """What was measured of the job."""
+        """The measurements of the job."""
 
     @abc.abstractmethod
     def change_shape(self, message: ChangeShape, own_plan: OwnPlan | None = None) -> ShapeAnswer:
-        """Asks for another shape; a refusal has a reason."""
+        """Requests another shape; a refusal has a reason."""
 
     @abc.abstractmethod
     def totals(self) -> dict[str, float]:
-        """What the job did until now, by metric name."""
+        """Totals of the job so far, by metric name."""
 
     def _run_timer(self) -> None:
         last = self._clock()
         while not self._stopping.wait(_TICK_SECONDS):
             now = self._clock()
             if self.journal.stall:
-                # No heartbeat is taken in, so none can be missed; afterwards the whole time counts as a stall.
+                # No heartbeats are handled, so none can be missed; afterwards, the whole time counts as a stall.
                 continue
             gap, last = now - last, now
             try:
                 if gap > _STALL_SECONDS:
-                    # This process was stopped and received no heartbeats: the pods were not silent.
+                    # This process was stopped and received no heartbeats, so the pods do not count as silent.
                     log.warning("master_stalled", seconds=gap)
                     with self._lock:
                         self._heartbeats.forget_all()
@@ -85,7 +85,7 @@ class TimedWork(ServicePart):
 
     def _check_deadlines(self, now: float) -> None:
         with self._lock:
-            # It follows from the state, which only events change.
+            # Computed from the state, which only events change.
             if self._deadline_after != self.journal.last:
                 self._deadline_after, self._deadline = self.journal.last, self.state.next_deadline()
             deadline = self._deadline
@@ -101,7 +101,7 @@ class TimedWork(ServicePart):
 
     def _check_silence(self, now: float) -> None:
         with self._lock:
-            # When the job is over, what pods did is still read.
+            # After the job has ended, heartbeats are still used.
             if self.state.phase.is_final:
                 return
             members = self.state.membership.members
@@ -109,7 +109,7 @@ class TimedWork(ServicePart):
                 return
             self._seen.keep_only(members)
             silences = self._heartbeats.silent(members, self._reconciler.running, now)
-        # Pods that a later master directs are silent here, and that master's to replace.
+        # Pods that follow a later master are silent here; only that master may replace them.
         if silences and self.is_superseded():
             return
         for silence in silences:
@@ -169,9 +169,9 @@ class TimedWork(ServicePart):
         for slow, member in found:
             if member.node and has_room_elsewhere(nodes, member.node, member.asked):
                 self._leave_slow_node(slow, member.incarnation)
-                return  # one at a time: what the other one takes is measured anew
+                return  # one at a time, because the others must be measured again
             if self._stays.get(slow.pod) != slow.since:
-                # It is looked for in every window, and said once.
+                # Checked in every window, but logged once.
                 reason = "no other node has the room" if member.node else "its node is not known"
                 log.info("slow_pod_stays", pod=slow.pod, ratio=round(slow.ratio, 3), reason=reason)
         self._stays = {slow.pod: slow.since for slow, _ in found}
@@ -185,7 +185,7 @@ class TimedWork(ServicePart):
         )  # fmt: skip
 
     def _give_memory(self) -> None:
-        """Before servers run out of it, where the next round of scaling would come too late."""
+        """Gives servers more memory before they run out of it, if the next round of scaling would be too late."""
         now = self.now()
         if self.state.phase is not Phase.TRAINING or not self._memory_watch.is_due(now):
             return
@@ -203,7 +203,7 @@ class TimedWork(ServicePart):
             self._memory_watch.refused(now)
 
     def _report_end(self) -> None:
-        # At once, not with the next window: callers that wait for the end read its figures.
+        # Immediately, not with the next window, because callers that wait for the end read the figures.
         if self.state.phase.is_final and not self._has_reported_end and not self.is_superseded():
             self._has_reported_end = True
             self._measure()
