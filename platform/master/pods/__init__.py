@@ -1,4 +1,4 @@
-"""The pods of a job: which it wants, which the cluster has, what they say and how the two are made equal.
+"""The pods of a job: the wanted pods, the pods in the cluster, their reports, and the reconciliation of the two.
 
-Only `reconciler` and `operations` speak to a cluster, and only `calls` is spoken to by pods; the rest is pure.
+Only `reconciler` and `operations` call the cluster, and only `calls` handles calls of pods; the rest is pure.
 """

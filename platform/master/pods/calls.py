@@ -1,4 +1,4 @@
-"""What pods report to a master and ask of it: registration, heartbeats, leases, their own failure."""
+"""The calls of pods to a master: registration, heartbeats, leases, and reports of their own failure."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class PodCalls(ServicePart):
                     effects, _ = self._apply(report)
             pace = self._pace_of(message.pod)
             answer = self._answers.of(message.pod, message.incarnation, self.state, pace)
-            # The directive may follow from an event of somebody else that is not on disk yet.
+            # The directive may depend on an event of another caller that is not on disk yet.
             sequence = self.journal.last
         if effects is not None:
             self._finish_event(effects, sequence)
@@ -136,7 +136,7 @@ class PodCalls(ServicePart):
         return self._heartbeats.pace(pod, len(state.membership.members), state.seconds_to_pause(self.now()))
 
     def lease(self, message: LeaseShards) -> Leased:
-        """Hands shards out, and takes progress over."""
+        """Hands shards out, and takes progress reports."""
         check_progress(message.progress)
         check_kind("kind", message.kind)
         with self._lock:

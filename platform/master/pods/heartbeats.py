@@ -1,6 +1,6 @@
-"""When each pod's last heartbeat came, how often each has to send one, and which have been silent for too long.
+"""The times of heartbeats, the intervals of pods, and pods that have been silent for too long.
 
-Nothing of it is journalled: after a restart the time of every pod begins anew. No clock and no lock in here.
+This is not journalled: after a restart, the time of every pod starts again. Uses no clock and no lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastrec.platform.specs.job import FaultTolerance
 
 @dataclass(frozen=True)
 class Silence:
-    """A process that counts as dead; without incarnation it has never registered."""
+    """A process that counts as dead; without an incarnation, it has never registered."""
 
     pod: str
     incarnation: str
@@ -24,7 +24,7 @@ class Silence:
 
 
 class Heartbeats:
-    """Of one job; all times are seconds on one clock of the caller's."""
+    """The heartbeats of one job; all times are seconds on a clock of the caller."""
 
     def __init__(self, faults: FaultTolerance) -> None:
         self._faults = faults
@@ -39,16 +39,16 @@ class Heartbeats:
         self._last_seen[pod] = now
 
     def forget_all(self) -> None:
-        """No heartbeat could be received for a while: the time of every pod begins anew."""
+        """No heartbeat could be received for a while, so the time of every pod starts again."""
         self._last_seen.clear()
         self._up_since.clear()
 
     def pace(self, pod: str, pods: int, seconds_to_pause: float = math.inf) -> float:
-        """The seconds between two heartbeats of the pod when there are so many pods; `silent` uses the last answer.
+        """The seconds between two heartbeats of the pod, for a number of pods; `silent` uses the last answer.
 
         Args:
-            seconds_to_pause: until workers pause for a save; 0: they do. All pods beat faster from shortly before, so
-                that none of them waits half an interval for the others.
+            seconds_to_pause: until workers pause for a save; 0: they pause. From shortly before, all pods send
+                heartbeats more often, so that pods do not wait half an interval for each other.
         """
         if self._pace[0] != pods:
             self._pace = (pods, heartbeat_seconds(self._faults, pods))
@@ -59,7 +59,7 @@ class Heartbeats:
         return seconds
 
     def is_look_due(self, pods: int, now: float) -> bool:
-        """Whether `silent` is due with so many pods; true once per interval."""
+        """Whether `silent` is due, for a number of pods; True once per interval."""
         if now - self._looked < look_seconds(pods):
             return False
         self._looked = now
@@ -68,10 +68,10 @@ class Heartbeats:
     def silent(
         self, members: Mapping[str, Member], running: Callable[[], Collection[str]], now: float
     ) -> list[Silence]:
-        """Members whose heartbeat is overdue; forgets pods that are no longer members.
+        """Members whose heartbeat is overdue; removes pods that are no longer members.
 
         Args:
-            running: pods that run, according to the cluster; a pod that waits for room is not silent.
+            running: pods that run, according to the cluster; a pod that waits for room does not count as silent.
         """
         for times in (self._last_seen, self._pace_seconds):
             for gone in times.keys() - members.keys():
@@ -80,12 +80,12 @@ class Heartbeats:
             self._last_seen[new] = now
         starting = [member for member in members.values() if not member.incarnation]
         silences = self._not_started(starting, running() if starting else (), now)
-        # While all pods send heartbeats, no pod is looked at by itself.
+        # If all pods send heartbeats, single pods need not be checked.
         if now - min(self._last_seen.values(), default=now) <= silence_seconds(self._faults, 0.0):
             return silences
         for name, member in members.items():
             seconds = now - self._last_seen[name]
-            # A pod keeps the last interval it was given; it may not know of a shorter one yet.
+            # A pod uses the last interval that it received; it may not know a shorter one yet.
             pace_seconds = self._pace_seconds.get(name) or heartbeat_seconds(self._faults, len(members))
             if seconds > silence_seconds(self._faults, pace_seconds):
                 silences.append(Silence(name, member.incarnation, seconds))

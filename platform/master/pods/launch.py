@@ -1,6 +1,6 @@
-"""What a master is started with, and the exact pods that it and its starter create. Pure: nothing is sent from here.
+"""The launch parameters of a master, and the exact pods of a job. Pure: this module makes no requests.
 
-`elastrec render` prints what these functions return; the life cycle and the master hand the same values to a cluster.
+`elastrec render` prints the results of these functions; launches and masters pass the same values to a cluster.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, M
 from elastrec.platform.transport.security import TlsConfig
 
 TEAM_LABEL = "elastrec.io/team"
-"""Whose share of the cluster a pod counts against."""
+"""Label of a pod: the team whose share of the cluster it uses."""
 _SHORT_ROLE = {Role.MASTER: "master", Role.WORKER: "worker", Role.PARAMETER_SERVER: "ps", Role.EVALUATOR: "evaluator"}
 _MODULE = {
     Role.MASTER: "elastrec.platform.master",
     Role.WORKER: "elastrec.trainers.worker",
     Role.PARAMETER_SERVER: "elastrec.trainers.parameter_server",
 }
-# The master stops its own pods before it goes; workers finish a step; a server's successor starts and takes over.
+# A master stops its pods before it ends; a worker finishes its step; a server's successor starts and takes over.
 _GRACE_SECONDS = {Role.MASTER: 30.0, Role.WORKER: 10.0, Role.PARAMETER_SERVER: 60.0}
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that a master has to know; travels as `launch.json` among its pod's files.
+    """All parameters of a master; passed as the file `launch.json` of its pod.
 
     Attributes:
         job_id: unique per job; at most 50 characters of `[a-z0-9-]`; every pod's name begins with it.
@@ -40,15 +40,15 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         training_manifest, evaluation_manifest: URIs of data manifests; the evaluation's may be empty.
         training_rows, evaluation_rows: rows of those manifests.
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
-        start_record: URI of the record to start from; empty: from nothing.
-        older_start_records: URIs of those to start from, in this order, where that one is damaged.
-        start_positions: of the start record, where the job begins at them; empty: at the first row.
-        training_digest: of the training manifest: by it positions of another launch are known to fit.
-        earlier_terms: terms up to this number belong to runs of the job that are over; nothing of theirs is continued.
+        start_record: URI of the record to start from; empty: none.
+        older_start_records: URIs of alternatives, in this order, if that record is damaged.
+        start_positions: of the start record, if the job begins at them; empty: at the first row.
+        training_digest: of the training manifest, to check whether positions of another launch are valid.
+        earlier_terms: terms up to this number belong to finished runs of the job, which are not continued.
         data_interval: ISO start and end of the data, for people and for history.
         tracking_uri: MLflow's; empty: no history.
-        run_id: the MLflow run to write into; empty: it is named later (`NameRun`).
-        linger_seconds: how long the master answers after the end while nobody has sent FinishJob.
+        run_id: the MLflow run; empty: it is set later (`NameRun`).
+        linger_seconds: how long the master answers after the end if it does not get FinishJob.
     """
 
     job_id: str
@@ -75,7 +75,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def streams(self) -> dict[str, ManifestStream]:
-        """Where the splits of each stream are read, by its name."""
+        """The streams of the job, by name."""
         return {
             TRAINING_STREAM: ManifestStream(self.training_manifest),
             EVALUATION_STREAM: ManifestStream(self.evaluation_manifest),
@@ -107,7 +107,7 @@ def decode_launch(text: str | bytes) -> LaunchRequest:
     """A checked request.
 
     Raises:
-        SpecError: no JSON, an unknown or missing field, or a value that no job can run with.
+        SpecError: invalid JSON, an unknown or missing field, or an invalid value.
     """
     try:
         request = msgspec.json.decode(text, type=LaunchRequest)
@@ -157,7 +157,8 @@ def pod_name(job_id: str, role: Role, index: int = 0, restart: int = 0) -> str:
 
 
 def evaluator_job(job_id: str) -> str:
-    """The job that a job's evaluator is: it is started when the other one's pods, its master included, may be gone."""
+    """The id of the evaluator's own job, because it may be started when the pods of the evaluated job have been
+    deleted."""
     return pod_name(job_id, Role.EVALUATOR)
 
 
@@ -209,7 +210,7 @@ def member_pod(
     size: PodSize | None = None,
     avoids_nodes: tuple[str, ...] = (),
 ) -> PodSpec:
-    """Worker or parameter server `index`; `size` where it differs from the job file's.
+    """Worker or parameter server `index`; `size` if it differs from the job file's.
 
     Args:
         avoids_nodes: names of nodes on which it must not run.
@@ -237,7 +238,7 @@ def member_pod(
 
 
 def _memory_volume(request: LaunchRequest, role: Role, index: int) -> MemoryVolume | None:
-    """Of a server's place: its next pod restores from it what the pod before has left."""
+    """The memory volume of a server's place, from which its next pod restores."""
     size_bytes = request.training_job.spec.checkpoint.memory
     if size_bytes is None or role is not Role.PARAMETER_SERVER:
         return None

@@ -1,4 +1,4 @@
-"""Whose doing the loss of a pod was, as far as the cluster says. Pure."""
+"""Classifies the causes of lost pods, from the reports of the cluster. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elastrec.platform.clusters.pods import EndCause, EndReason
 
 
 def is_taken_away(end: EndReason) -> bool:
-    """Whether the cluster or a person ended the pod, rather than the pod itself.
+    """Whether the cluster or a user ended the pod, not the pod itself.
 
     A process of a job ends with 0 only when it was ordered to end.
     """

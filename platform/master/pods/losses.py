@@ -1,4 +1,4 @@
-"""What a job does about pods that fail, fall silent or vanish: replacement, rollback, giving up.
+"""Handling of pods that fail, are silent or vanish: replacement, rollback, failure of the job.
 
 Pure. A worker's shards go back to the queue; a lost server costs a rollback to the last complete record.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 TAKEN_AWAY_PER_RESTART = 5
-"""Losses that the cluster caused may be so many times as many as `pod_restarts` before they end a job."""
+"""Factor of `pod_restarts` for losses that the cluster caused."""
 _SPEC_NAME = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter_server"}
 _WITH_MODEL = (Phase.TRAINING, Phase.SAVING, Phase.EVALUATING)
 
@@ -36,7 +36,7 @@ def pod_failed(state: JobState, event: PodFailed, effects: list[Effect]) -> None
         state.fail(f"pod {event.pod} failed and would fail again: {event.reason}", effects, event.traceback)
         return
     culprit = (event.shard.stream, event.shard.number) if event.shard is not None else None
-    # A worker that names no shard met something else: a lost connection, a full disk.
+    # If a worker names no shard, the cause is something else, such as a lost connection or a full disk.
     blame = culprit is not None
     _lose(state, member, event.reason, effects, delete=False, blame=blame, culprit=culprit, detail=event.traceback)
 
@@ -60,7 +60,8 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
         return
     code = "" if event.exit_code is None else f" with exit code {event.exit_code}"
     reason = f"ended{code} ({event.end})"
-    # The log of a pod on a lost node cannot be read; until it is deleted it holds its quota, which its successor needs.
+    # The log of a pod on a lost node cannot be read, and until the pod is deleted, it uses quota that its successor
+    # needs.
     was_retiring = member.retiring
     dismiss(state, member, effects, delete=was_retiring or event.end is EndReason.NODE_LOST)
     if was_retiring:
@@ -75,7 +76,7 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
 
 
 def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
-    """Another process registered under the pod's name: the old one is gone, the pod is not."""
+    """Another process registered under the pod's name: the old process has ended, but not the pod."""
     reason = "its process was replaced"
     if not _count(state, member, reason, effects, taken_away=False, detail=""):
         return
@@ -111,7 +112,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)
     if state.saves.is_paused:
-        # Nobody is late with shards meanwhile.
+        # Leases do not expire meanwhile.
         if pausing is not None and pausing.stage == PAUSING and pausing.since + state.plan.lease_seconds <= state.time:
             for worker in leasing.moving_workers(state):
                 if not phases.phase.is_final:
@@ -132,7 +133,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> None:
     state.membership.memory_kills += 1
-    # What it shall have it has not got as long as that is waited for.
+    # While a resize is awaited, the pod still has its earlier size.
     limit = member.memory_bytes if member.awaits_size else member.asked.memory_bytes
     if member.oom_bytes == limit:
         role = _SPEC_NAME[member.role]
@@ -161,11 +162,11 @@ def _lose(
     detail: str = "",
     oom_bytes: int = 0,
 ) -> None:
-    """Takes a pod for dead and puts another in its place.
+    """Treats a pod as dead and replaces it.
 
     Args:
-        taken_away: the cluster or a person ended it: neither the pod nor its shard is to blame.
-        blame: the shard that a worker was at may be the cause; `culprit` is its stream and number where they are known.
+        taken_away: whether the cluster or a user ended it, so that neither the pod nor its shard is the cause.
+        blame: whether the shard of a worker may be the cause; `culprit`: its stream and number if known.
     """
     if member.role is Role.WORKER:
         blame = blame and not taken_away and not member.retiring
@@ -184,7 +185,7 @@ def _lose(
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
     successor = _successor(state, member)
-    # One that never worked leaves its predecessor's kill as the last.
+    # If the pod never worked, the last kill remains that of its predecessor.
     successor.oom_bytes = oom_bytes or (0 if member.is_registered else member.oom_bytes)
     successor.reason = reason
     more_memory.wait_for_room(state, successor)
@@ -192,7 +193,7 @@ def _lose(
     rolls_back = state.phase in _WITH_MODEL if is_owner else migration.is_lost_with(state, member.name)
     replaced(state, member, successor, reason, effects, rolls_back=rolls_back)
     if is_owner:
-        # The others keep the orders that they have.
+        # The other pods keep their orders.
         state.recovery.order(successor.name, state.time)
         state.ownership.take_over(member.name, successor.name)
     if rolls_back:
@@ -202,7 +203,7 @@ def _lose(
 def replaced(
     state: JobState, lost: Member, successor: Member, reason: str, effects: list[Effect], *, rolls_back: bool = False
 ) -> None:
-    """Logs that a pod was lost and which one is to take its place; `rolls_back`: the job goes back because of it."""
+    """Logs a lost pod and its replacement; `rolls_back`: whether the job rolls back because of it."""
     inputs = {
         "pod": lost.name, "by": successor.name, "reason": reason, "phase": str(state.phase),
         "fault": state.faults.pod_lost(state, lost, successor, rolls_back=rolls_back),
@@ -211,10 +212,11 @@ def replaced(
 
 
 def _successor(state: JobState, member: Member) -> Member:
-    """The pod that takes the place of a lost one.
+    """The pod that replaces a lost one.
 
-    Where that was to be succeeded, the server that works and was made for it, else a pod as it was, to be succeeded.
-    Of one that was ended after a notice, the server that starts for it: the place itself has nothing against it.
+    If the lost pod was being replaced: its successor if that works, otherwise a pod of the same kind, which is then
+    replaced. If the lost pod was ended after a notice: the server that is starting for it, because the node was not the
+    cause.
     """
     if member.outgoing and member.name in state.ownership.servers:
         spare = succession.spare_server(state, may_be_starting=member.has_notice)
@@ -257,7 +259,7 @@ def _take_back(
 def _count(
     state: JobState, member: Member, reason: str, effects: list[Effect], *, taken_away: bool, detail: str
 ) -> bool:
-    """Counts a loss against the place's budget, which progress refills; false when that ended the job."""
+    """Counts a loss of the place, which progress resets; returns False if the job has failed because of it."""
     restarts = state.plan.pod_restarts
     streak = state.membership.count_loss(member, taken_away=taken_away)
     if streak.failures > restarts:
@@ -278,7 +280,7 @@ def _count(
 
 
 def dismiss(state: JobState, member: Member, effects: list[Effect], *, delete: bool) -> None:
-    """Takes a pod's place away: it is deleted, or has ended by itself and is kept for its logs."""
+    """Removes a pod from the job: it is deleted, or has ended by itself and is kept for its logs."""
     if member.retiring and member.role is Role.WORKER:
         for queue in state.queues:
             state.ledger(queue.lose(member.name, blame=False), effects)

@@ -1,4 +1,4 @@
-"""Who belongs to a job: one pod per place (role, index), its process, its replacements, their budget. Pure."""
+"""The members of a job: one pod per place (role, index), its process, its replacements, their failure counts. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastrec.platform.transport.messages.job import PodOrders
 
 
 class MemberStage(StrEnum):
-    """Where a member is in its life."""
+    """The stage of a member."""
 
     ASKED = "asked"  # its process has not registered
     STANDBY = "standby"  # a server that owns no buckets
@@ -32,34 +32,33 @@ ALLOWED: dict[MemberStage, frozenset[MemberStage]] = {
     MemberStage.RETIRING: frozenset({MemberStage.GONE}),
     MemberStage.GONE: frozenset(),
 }
-"""The life of a member as a table: from each stage, where it may go."""
+"""The allowed transitions between stages of a member."""
 
 
 class Member(msgspec.Struct, kw_only=True):
     """A pod of a place. There may be several at one place; one of them serves.
 
     Attributes:
-        restart: grows with every pod of the place, so that no name is used twice.
-        uid: the cluster's, of the pod; empty until the cluster has said that it has the pod.
+        restart: increases with every pod of the place, so that no name is used twice.
+        uid: of the pod in the cluster; empty until the cluster has reported the pod.
         incarnation: of the registered process; empty until it has registered.
-        cores, memory_bytes: that it was granted, which may be more than it was asked for, where a cluster rounds up;
-            before it is created, those it shall be created with.
-        asked: the size that it shall have.
-        awaits_size: the cluster has not said yet what came of another size; `size_asked`: when that was asked for.
-        outgoing: why another pod is to take its place while it works on; empty: it stays. `outgoing_for`: the request
-            that wants it.
-        made_for: the request because of which it was made; empty: the job had its place without one.
+        cores, memory_bytes: granted, possibly more than requested, if a cluster rounds up; before the pod is created,
+            the size with which it will be created.
+        asked: the wanted size.
+        awaits_size: whether the result of a resize is unknown; `size_asked`: when it was requested.
+        outgoing: why another pod is to replace it while it works; empty: it stays. `outgoing_for`: the request.
+        made_for: the request for which it was created; empty: it belongs to the job.
         avoids_nodes: names of nodes on which it must not run.
-        oom_bytes: memory limit at which the predecessor was killed for memory; 0 when it ended otherwise, and once this
+        oom_bytes: memory limit at which the predecessor was killed for memory; 0 if it ended otherwise, or after this
             pod has made progress.
-        room_until: with more memory than its predecessor had it waits for room until then; 0: it does not.
-        starved: a worker that found nothing to lease; until it gets some it counts in no bsp or ssp step.
-        superseded: incarnations of processes that another has taken the place of; none of them counts again.
-        orders: of this pod alone; None: it never had any. `orders_version`: of those that its process has;
-            `let_go_version`: of the last ones under which it has let go of its shards.
-        transfers: of a server, as its process counted them (see Heartbeat); `active`: when the count was last seen to
-            grow, or its process registered.
-        ends_at: when its process is ended, as it has said (see Heartbeat), on the job's clock; None: it has no notice.
+        room_until: until when it waits for room with more memory than its predecessor; 0: it does not wait.
+        starved: whether a worker found no shards to lease, so that it does not count in bsp and ssp steps.
+        superseded: incarnations of replaced processes, which never count again.
+        orders: of this pod only; None: it never had any. `orders_version`: of the orders that its process has;
+            `let_go_version`: of the last orders under which it has released its shards.
+        transfers: of a server, counted by its process (see Heartbeat); `active`: when the count last increased, or its
+            process registered.
+        ends_at: when its process will be ended, by its notice (see Heartbeat), on the job's clock; None: no notice.
     """
 
     name: str
@@ -96,7 +95,7 @@ class Member(msgspec.Struct, kw_only=True):
 
     @property
     def has_notice(self) -> bool:
-        """Whether its process has said that it is about to be ended."""
+        """Whether its process has reported that it is about to be ended."""
         return self.ends_at is not None
 
     @property
@@ -106,7 +105,7 @@ class Member(msgspec.Struct, kw_only=True):
 
     @property
     def stays(self) -> bool:
-        """Whether the job is to keep it."""
+        """Whether the job keeps it."""
         return not self.retiring and not self.outgoing
 
     @property
@@ -127,8 +126,8 @@ class LossStreak(msgspec.Struct, array_like=True):
     """Losses of one place since the job last made progress.
 
     Attributes:
-        failures: the pod failed, fell silent or was too slow.
-        taken_away: the cluster or a person ended it.
+        failures: the pod failed, was silent or was too slow.
+        taken_away: the cluster or a user ended it.
     """
 
     failures: int = 0
@@ -140,14 +139,14 @@ class Membership(msgspec.Struct, kw_only=True):
 
     Attributes:
         members: by pod name.
-        left: the last pod of each place that is empty now, by `role/index`; shown when the job is over.
-        leaving: pods that were given up and may still run, by name; they hold no place.
-        ended: pods that end by themselves and are kept for their logs until the job ends well.
-        places: how many pods each place has had, by `role/index`.
-        revision: grows with every change of what is wanted of the cluster.
-        edition: grows with every change of what directives say of members.
-        losses: replaced pods and restarted processes by role, in the whole life of the job.
-        memory_kills: pods that took more memory than their limit, in the whole life of the job.
+        left: the last pod of each empty place, by `role/index`; shown when the job has ended.
+        leaving: pods that were given up and may still run, by name; they have no place.
+        ended: pods that end by themselves and are kept for their logs until the job succeeds.
+        places: number of pods that each place has had, by `role/index`.
+        revision: increases with every change of the wanted pods.
+        edition: increases with every change of members in directives.
+        losses: replaced pods and restarted processes by role, during the whole job.
+        memory_kills: pods that exceeded their memory limit, during the whole job.
         streaks: by role and index, for places that were lost since the job last made progress.
     """
 
@@ -167,12 +166,12 @@ class Membership(msgspec.Struct, kw_only=True):
         return [member for member in self.members.values() if member.role is Role.WORKER]
 
     def has_one_worker_at_work(self) -> bool:
-        """Whether exactly one worker's process is registered, without a look at a thousand others."""
+        """Whether exactly one worker's process is registered; does not check all of a thousand workers."""
         at_work = (member for member in self.members.values() if member.role is Role.WORKER and member.is_registered)
         return len(list(islice(at_work, 2))) == 1
 
     def servers(self) -> list[Member]:
-        """In the order of their places."""
+        """Servers in the order of their places."""
         servers = [member for member in self.members.values() if member.role is Role.PARAMETER_SERVER]
         return sorted(servers, key=lambda member: member.index)
 
@@ -208,7 +207,7 @@ class Membership(msgspec.Struct, kw_only=True):
         return member
 
     def remove(self, name: str, *, delete: bool) -> Member:
-        """Takes a pod's place away; it is to be deleted, or ends by itself and is kept for its logs."""
+        """Removes a pod from its place; it is to be deleted, or ends by itself and is kept for its logs."""
         member = self.members.pop(name)
         is_place_empty = not any((m.role, m.index) == (member.role, member.index) for m in self.members.values())
         if not member.retiring and is_place_empty:
@@ -223,10 +222,10 @@ class Membership(msgspec.Struct, kw_only=True):
         return member
 
     def move(self, member: Member, to: MemberStage) -> None:
-        """The only way to change a member's stage.
+        """Changes a member's stage; no other code does.
 
         Raises:
-            ElastrecError: the table of allowed transitions does not hold this one.
+            ElastrecError: the table of allowed transitions does not contain this one.
         """
         if to is member.stage:
             return
@@ -237,7 +236,7 @@ class Membership(msgspec.Struct, kw_only=True):
         self.edition += 1
 
     def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
-        """A process of the pod has registered, perhaps not for the first time."""
+        """A process of the pod has registered, possibly again."""
         if member.incarnation != incarnation:
             member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
             member.starved = False
@@ -252,12 +251,13 @@ class Membership(msgspec.Struct, kw_only=True):
             self.move(member, MemberStage.SERVING if member.role is Role.WORKER else MemberStage.STANDBY)
 
     def starve(self, member: Member, starved: bool, *, is_synchronous: bool) -> None:
-        """A worker found nothing to lease, or may find something again: others must not wait for it in bsp and ssp."""
+        """A worker found no shards, or may find some again; without shards, others must not wait for it in bsp and
+        ssp."""
         self.edition += is_synchronous and member.starved != starved
         member.starved = starved
 
     def order(self, member: Member, orders: PodOrders) -> bool:
-        """A pod has orders of its own from now on, under the next version; false where they say what it has."""
+        """Gives a pod orders of its own, under the next version; returns False if they change nothing."""
         before = member.orders or PodOrders(version=0)
         if msgspec.structs.replace(orders, version=before.version) == before:
             return False
@@ -272,14 +272,14 @@ class Membership(msgspec.Struct, kw_only=True):
             self.revision += 1
 
     def ask_for(self, member: Member, size: PodSize, time: float) -> None:
-        """A pod shall have this size."""
+        """Sets the wanted size of a pod."""
         if size != member.asked:
             member.asked, member.size_asked = size, time
             member.awaits_size = size != PodSize(member.cores, member.memory_bytes)
         self.revision += 1
 
     def settle_for(self, member: Member, size: PodSize, time: float) -> None:
-        """A pod that has found no room shall have this size."""
+        """Sets the wanted size of a pod that has found no room."""
         if member.uid:
             self.ask_for(member, size, time)
             return
@@ -287,22 +287,22 @@ class Membership(msgspec.Struct, kw_only=True):
         self.revision += 1
 
     def granted(self, member: Member, size: PodSize, outcome_of: PodSize | None) -> None:
-        """A pod has this size from now on; what it shall have stays as it was.
+        """Sets the granted size of a pod; the wanted size does not change.
 
         Args:
-            outcome_of: what it was asked to have, if this is what came of it; None: that is still to come.
+            outcome_of: the requested size, if this is the result of a request; None: the result is not known yet.
         """
         member.cores, member.memory_bytes = size.cores, size.memory_bytes
         member.awaits_size = outcome_of != member.asked
         self.revision += 1
 
     def refused(self, member: Member) -> None:
-        """A pod keeps the size that it has."""
+        """A resize of a pod was refused."""
         member.asked, member.awaits_size = PodSize(member.cores, member.memory_bytes), False
         self.revision += 1
 
     def count_loss(self, member: Member, *, taken_away: bool) -> LossStreak:
-        """Notes that a place's pod was lost; returns the place's losses since the job last made progress."""
+        """Counts the loss of a place's pod; returns the place's losses since the job last made progress."""
         self.losses[member.role] = self.losses.get(member.role, 0) + 1
         streak = self.streaks.setdefault(member.role, {}).setdefault(member.index, LossStreak())
         if taken_away:
@@ -312,5 +312,5 @@ class Membership(msgspec.Struct, kw_only=True):
         return streak
 
     def made_progress(self, role: Role) -> None:
-        """The job has got further with the pods of a role: what was lost before is not held against them."""
+        """The job has made progress with the pods of a role, which resets their losses."""
         self.streaks.pop(role, None)

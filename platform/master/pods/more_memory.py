@@ -1,7 +1,7 @@
-"""Memory after a pod was killed for it: twice as much, as far as job file and cluster go. Pure.
+"""Doubles the memory after a pod was killed for memory, within the limits of job file and cluster. Pure.
 
-The last resort of DLRover-RM (§5.3); the memory forecast is to come first. The successor is made with twice the memory.
-Pods of its role that work get as much where their nodes have the room, and stay as they are elsewhere.
+This is the last resort of DLRover-RM (§5.3); the memory forecast should act before. The successor is created with twice
+the memory. Working pods of its role are resized if their nodes have room.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 ASKED_BY = "kill for memory"
 ROOM_SECONDS = 120.0
-"""So long a successor waits for room; then it starts with what the killed pod had."""
+"""How long a successor waits for room; after that, it starts with the memory of the killed pod."""
 
 
 def double(state: JobState, killed: Member, limit_bytes: int, effects: list[Effect]) -> None:
-    """Wants twice as much for the pods of a role, unless as much is wanted already or the job file allows no more.
+    """Doubles the wanted memory of a role's pods, unless it is already wanted or exceeds the limit in the job file.
 
     Args:
-        limit_bytes: at which the pod was killed.
+        limit_bytes: the limit at which the pod was killed.
     """
     role, most_bytes = killed.role, state.plan.most_memory_bytes.get(killed.role, 0)
     memory_bytes, wanted_bytes = min(2 * limit_bytes, most_bytes), state.wanted_shape[role].size.memory_bytes
@@ -43,18 +43,18 @@ def double(state: JobState, killed: Member, limit_bytes: int, effects: list[Effe
 
 
 def wait_for_room(state: JobState, successor: Member) -> None:
-    """A pod that is to have more than the killed one had may find no node that has it."""
+    """Starts the wait of a pod with more memory than the killed one, for which there may be no node."""
     if 0 < successor.oom_bytes < successor.asked.memory_bytes and not successor.is_registered:
         successor.room_until = state.time + ROOM_SECONDS
 
 
 def deadline(state: JobState) -> float | None:
-    """When the next one has waited long enough."""
+    """The deadline of the next waiting pod."""
     return min((member.room_until for member in state.membership.members.values() if member.room_until), default=None)
 
 
 def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
-    """Pods that still wait for room start with less."""
+    """Lets pods that still wait for room start with less memory."""
     for member in state.membership.members.values():
         if member.room_until and member.room_until <= state.time:
             member.room_until = 0.0
@@ -63,7 +63,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 
 def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
-    """Whether it was refused with more memory than the killed pod had: then it is to have as much as that one."""
+    """Whether a pod with more memory than the killed one was refused; then it gets the memory of the killed one."""
     member = state.membership.members[event.pod]
     if not member.room_until:
         return False

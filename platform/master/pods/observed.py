@@ -1,8 +1,8 @@
-"""What the cluster has said about a job's pods: by uid, from a watch and from the answers to creations. Pure.
+"""The state of a job's pods in the cluster, by uid, from a watch and from the answers to creations. Pure.
 
-A snapshot is complete, so a pod that is not in it has vanished. One whose creation was answered while the snapshot was
-on its way may be younger than the snapshot: it is judged by the next one. What the cluster accepted, and a whole watch
-has not reported, is a reason for another snapshot.
+A snapshot is complete, so a pod that is not in it has vanished. A pod whose creation was answered while the snapshot
+was in transit may be younger than the snapshot, so only the next snapshot counts. If a watch has not reported an
+accepted change, another snapshot is requested.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _REMEMBERED = 10_000
 
 
 class Observed:
-    """Not safe for several threads: its owner locks.
+    """Not thread-safe: its owner locks.
 
     Attributes:
-        pods: by uid, those that are there.
-        gone: by uid, how the cluster knew them last: of pods that are not there any more, as long as it is remembered.
-        is_synced: a whole snapshot was read, so what is not in `pods` is not there.
-        resume: where the next watch goes on.
+        pods: existing pods by uid.
+        gone: the last state of pods that do not exist any more, by uid, kept for a limited time.
+        is_synced: whether a whole snapshot was read, so that pods that are not in `pods` do not exist.
+        resume: where the next watch continues.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Observed:
         self._watch += 1
         self._snapshot = set()
         if any(watch < self._watch - 1 for watch in self._unseen.values()):
-            # The watch should have reported it by now: a snapshot says whether it is there.
+            # The watch should have reported it by now; a snapshot shows whether it exists.
             self.resume = ""
 
     def take(self, event: PodEvent) -> None:
@@ -59,23 +59,23 @@ class Observed:
             self.pods[pod.uid] = pod
 
     def created(self, pod: PodStatus) -> None:
-        """A creation was answered; what the watch has said of that pod already is newer."""
+        """A creation was answered; earlier reports of the watch about that pod are newer."""
         if pod.uid not in self.pods and pod.uid not in self.gone:
             self.pods[pod.uid] = pod
             self._unseen[pod.uid] = self._watch
 
     def changed(self, before: PodStatus | None, **fields: object) -> None:
-        """The cluster accepted a change; the watch will say so, too.
+        """The cluster accepted a change, which the watch will also report.
 
         Args:
-            before: what `pods` had of the pod when the change was asked for. What the watch has said since is newer.
+            before: the pod in `pods` when the change was requested. Reports of the watch since then are newer.
         """
         if before is not None and self.pods.get(before.uid) is before:
             self._unseen.setdefault(before.uid, self._watch)
             self.pods[before.uid] = msgspec.structs.replace(before, **fields)
 
     def by_name(self) -> dict[str, PodStatus]:
-        """The youngest pod of each name."""
+        """The newest pod of each name."""
         oldest_first = sorted(self.pods.values(), key=lambda pod: pod.created_unix_seconds)
         return {pod.name: pod for pod in oldest_first}
 

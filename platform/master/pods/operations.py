@@ -1,4 +1,4 @@
-"""Carries out what a comparison of wanted and observed pods asks for; refusals become events of the job."""
+"""Executes the actions from a comparison of wanted and observed pods; refusals become events of the job."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _LOG_LINES = 30
 
 
 class PodOperations:
-    """Of one job; may be called by several threads, for different pods.
+    """The operations of one job; may be called by several threads, for different pods.
 
     Args:
-        spec: the pod to create for a wanted one.
-        submit: takes the events that say what became of pods.
-        observed: is informed of what the cluster accepted, under `lock`.
+        spec: returns the pod to create for a wanted pod.
+        submit: takes events about pods.
+        observed: is informed of accepted changes, under `lock`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PodOperations:
         self._observed, self._lock = observed, lock
 
     def perform(self, action: Action) -> None:
-        """Carries one action out.
+        """Executes one action.
 
         Raises:
             ClusterError: it failed, and may succeed later.

@@ -1,4 +1,4 @@
-"""What pods may be ordered to do otherwise than the job file says, and what follows from their obeying. Pure."""
+"""Orders for pods that override the job file, and their effects. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NOT_AFTER = (Phase.SAVING, Phase.EVALUATING)
 
 
 def refusal(state: JobState, training: Training, message: OrderWorkers) -> str:
-    """Why workers cannot be given an order; empty when they can."""
+    """Why workers cannot get an order; empty if they can."""
     order = message.order
     workers = sorted(member.name for member in state.membership.workers())
     for pod in message.pods:
         if pod not in workers:
             return f"pod: {pod!r} is not allowed; allowed: {', '.join(workers) or 'none, no worker runs'}"
-    # A minibatch lies in one shard: more rows than that would never come together.
+    # A minibatch belongs to one shard, so it cannot have more rows.
     most = training.batch_size * training.batches_per_shard
     if order.batch_size is not None and not 1 <= order.batch_size <= most:
         return f"batch_size: {order.batch_size} is not allowed; allowed: 1 to the rows of a shard, {most}"
@@ -55,7 +55,7 @@ def _idle_refusal(state: JobState, pods: list[str]) -> str:
 
 
 def preview(state: JobState, message: OrderWorkers) -> list[OrderedWorker]:
-    """What the workers that a message names are ordered once they have heard of it."""
+    """The resulting orders of the workers that a message names."""
     named = message.pods or sorted(member.name for member in state.membership.workers())
     waiting = [] if message.pods else state.due_orders
     seen = []
@@ -74,7 +74,7 @@ def preview(state: JobState, message: OrderWorkers) -> list[OrderedWorker]:
 
 
 def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
-    """A worker has other orders from now on."""
+    """Gives a worker other orders."""
     member = state.membership.members.get(event.pod)
     if member is None or member.role is not Role.WORKER or state.phase.is_final:
         return
@@ -83,7 +83,7 @@ def ordered(state: JobState, event: PodOrdered, effects: list[Effect]) -> None:
 
 
 def all_ordered(state: JobState, event: WorkersOrdered, effects: list[Effect]) -> None:
-    """All workers shall have other orders: from the next moment on in which none is within a step (`give_due`)."""
+    """Schedules other orders for all workers, for the next time when no worker is within a step (`give_due`)."""
     if state.phase.is_final or state.phase in _NOT_AFTER:
         return
     state.due_orders = [*state.due_orders, event.order]
@@ -92,7 +92,7 @@ def all_ordered(state: JobState, event: WorkersOrdered, effects: list[Effect]) -
 
 
 def give_due(state: JobState, effects: list[Effect]) -> None:
-    """All workers are given what is due, while none of them is within a step."""
+    """Gives all workers the scheduled orders, if none of them is within a step."""
     due, state.due_orders = state.due_orders, []
     for order in due:
         state.standing_orders = _merged(state.standing_orders, order)
@@ -101,14 +101,14 @@ def give_due(state: JobState, effects: list[Effect]) -> None:
 
 
 def joined(state: JobState, member: Member) -> None:
-    """A worker that registers for the first time has the orders of all, unless it was given some of its own."""
+    """A worker that registers for the first time gets the orders for all workers, unless it has orders of its own."""
     own = member.orders or PodOrders(version=0)
     if member.role is Role.WORKER and state.standing_orders is not None and own == _without_orders(own):
         state.membership.order(member, msgspec.structs.replace(state.standing_orders, cores=own.cores))
 
 
 def in_words(given: PodOrders | None) -> str:
-    """What a worker's minibatches have otherwise than in the job file, for people; empty: nothing."""
+    """How a worker's minibatches differ from the job file, for people; empty if they do not."""
     if given is None:
         return ""
     words = [] if given.batch_size is None else [f"batch size {given.batch_size}"]
@@ -132,13 +132,13 @@ def _without_orders(given: PodOrders) -> PodOrders:
 
 
 def use_cores(state: JobState, member: Member, effects: list[Effect]) -> None:
-    """A pod that was resized in place computes, or restores, with as many threads as it has cores now."""
+    """Orders a pod that was resized in place to use as many threads as it has cores now."""
     given = msgspec.structs.replace(member.orders or PodOrders(version=0), cores=member.cores)
     _order(state, member, given, "resized in place", effects)
 
 
 def keep_one_at_work(state: JobState, effects: list[Effect]) -> None:
-    """Idle workers are those that wait while others train: once no other is left, they train again."""
+    """Lets idle workers train again if no other worker is left."""
     workers = _at_hand(state)
     if state.phase.is_final or not workers or not all(worker.is_idle for worker in workers):
         return
@@ -167,17 +167,17 @@ def _order(state: JobState, member: Member, given: PodOrders, reason: str, effec
 
 
 def lets_go(member: Member, version: int) -> bool:
-    """Whether a process's word that it has let go of its shards is news.
+    """Whether a process's report that it has released its shards is new.
 
-    It names the orders under which it did, and leases none until it was answered. So a repeated word, or one that was
-    meant for an earlier master, takes no shard away that was leased later.
+    The report names the orders that it follows, and the process leases no shards until it gets an answer. So a repeated
+    report, or one for an earlier master, does not release shards that were leased later.
     """
     given = member.orders.version if member.orders is not None else 0
     return member.let_go_version < version <= given
 
 
 def let_go(state: JobState, member: Member, version: int, effects: list[Effect]) -> None:
-    """An idle worker's shards are for others; what it has pushed is applied and acknowledged."""
+    """Releases the shards of an idle worker, whose pushes are applied and acknowledged."""
     if lets_go(member, version):
         member.let_go_version = version
         for queue in state.queues:

@@ -1,7 +1,7 @@
-"""Makes the cluster's pods those that the job wants, and reports to the job what became of them.
+"""Makes the pods in the cluster match the pods that the job wants, and reports their state to the job.
 
-Wanted and observed are compared after every event and every observation. One operation per pod name is under way at a
-time; one that fails for the moment is tried again, with a growing pause.
+Wanted and observed pods are compared after every event and every observation. There is at most one operation per pod
+name at a time; an operation that fails temporarily is retried with increasing pauses.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DOING = {Create: "is not created", Delete: "is not deleted", Resize: "is not re
 
 @dataclass
 class _Pause:
-    """After an operation that failed for the moment."""
+    """The pause after an operation that failed temporarily."""
 
     seconds: float
     until: float
@@ -53,13 +53,13 @@ class _Pause:
 
 
 class Reconciler:
-    """Of one job.
+    """The reconciler of one job.
 
     Args:
-        wanted: what the job wants, once all events that it follows from are on disk.
-        spec: the pod to create for a wanted one.
-        submit: takes the events that say what became of pods.
-        is_superseded: whether another master directs the job: its pods are none of this one's business.
+        wanted: returns the wanted pods, after the events on which they depend are on disk.
+        spec: returns the pod to create for a wanted pod.
+        submit: takes events about pods.
+        is_superseded: whether another master directs the job, so that this one must not change its pods.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Reconciler:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads; pods stay as they are. Returns when no operation is under way any more."""
+        """Ends the threads after running operations have ended; pods are not changed."""
         self._stopping.set()
         self.wake()
         if self._threads[1].is_alive():
@@ -98,18 +98,18 @@ class Reconciler:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def wake(self) -> None:
-        """What is wanted may have changed."""
+        """Called when the wanted pods may have changed."""
         with self._changed:
             self._is_due = True
             self._changed.notify_all()
 
     def statuses(self) -> dict[str, PodStatus]:
-        """What the cluster said last, by pod name."""
+        """The last states of pods in the cluster, by name."""
         with self._changed:
             return self._observed.by_name()
 
     def nodes(self) -> list[Node]:
-        """Of the cluster; none where it does not answer."""
+        """The nodes of the cluster; empty if it does not answer."""
         try:
             return self._fleet.nodes()
         except ClusterError as error:
@@ -117,17 +117,17 @@ class Reconciler:
             return []
 
     def running(self) -> set[str]:
-        """Names of the pods that run, as the cluster said last."""
+        """Names of the pods that run, by the last report of the cluster."""
         with self._changed:
             return {pod.name for pod in self._observed.pods.values() if pod.phase is PodPhase.RUNNING}
 
     def is_clean(self, kept: Iterable[str]) -> bool:
-        """Whether the cluster has no worker and no server but those in `kept`, as far as it has said."""
+        """Whether the cluster has only the workers and servers in `kept`, by its last report."""
         with self._changed:
             return not _members_but(set(kept), self._observed)
 
     def problem(self) -> str:
-        """Why what is wanted is not there: what the cluster said last; empty while it does what it is asked for."""
+        """The cluster's last reason why wanted pods are missing; empty if requests succeed."""
         with self._changed:
             pauses = [pause.problem for pause in self._pauses.values()]
             problem = self._watch_problem or (pauses[-1] if pauses else "")
@@ -146,11 +146,11 @@ class Reconciler:
             try:
                 target = self._wanted()
             except ElastrecError as error:
-                # The journal cannot be written any more: this master ends.
+                # The journal cannot be written any more, so this master ends.
                 log.warning("reconciler_ends", reason=str(error))
                 return
             self._act_on(target)
-            # A snapshot of a thousand pods is compared a few times, not a thousand times.
+            # Limits the number of comparisons when a snapshot has a thousand pods.
             self._stopping.wait(_LEAST_SECONDS_BETWEEN)
 
     def _seconds_to_next_try(self) -> float | None:
@@ -162,7 +162,7 @@ class Reconciler:
         with self._changed:
             actions = compare(target, self._observed)
             named = {action.name for action in actions}
-            # A pause ends, too, when nothing is to be done any more.
+            # A pause also ends if no action is needed any more.
             self._pauses = {name: pause for name, pause in self._pauses.items() if name in named | self._busy}
             due = []
             for action in actions:
@@ -171,7 +171,7 @@ class Reconciler:
                     self._busy.add(action.name)
                     due.append(action)
         if any(isinstance(action, Create | Delete | Resize) for action in due) and self._is_superseded():
-            # What this master does not want may be wanted by the other one.
+            # The other master may want pods that this one does not want.
             log.warning("reconciler_ends", reason="another master directs the job")
             self._stopping.set()
             return
@@ -243,9 +243,10 @@ class Reconciler:
     # The end
 
     def delete_all(self, kept: Iterable[str]) -> None:
-        """After `close`: deletes the job's workers and servers but those in `kept`, and waits until they are gone.
+        """After `close`: deletes the job's workers and servers except those in `kept`, and waits until they are
+        deleted.
 
-        Errors are logged; what is left after a minute stays.
+        Errors are logged; pods that are left after a minute stay.
         """
         spared, ordered, observed = set(kept), set[str](), Observed()
         deadline = time.monotonic() + _LAST_SECONDS

@@ -1,4 +1,4 @@
-"""Requests for another shape of a running job: what each asked for, which are open, and how they ended. Pure."""
+"""Requests for another shape of a running job: their contents, which are open, and their outcomes. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 KEPT_REQUESTS = 64
-"""Of those that have ended. A plan id that is older than that counts as a new one."""
+"""Number of ended requests that are kept. An older plan id counts as new."""
 
 
 class RequestedShape(msgspec.Struct, kw_only=True):
     """One request.
 
     Attributes:
-        asked: when; `change`, `moves`: what; `before`: the shape that was wanted before.
-        roles: of the pods that it is about; `moved_pods`: to be moved because of it, or of requests that it superseded.
-        avoided_nodes: names of the nodes on which pods that are made for it must not run.
-        losses: of pods that were made for it.
-        progressed: when a pod of its roles got ready last (`stalls`); 0: none has.
+        asked: the time of the request; `change`, `moves`: its contents; `before`: the shape that was wanted before.
+        roles: of the pods that it concerns; `moved_pods`: pods to be moved for it, or for requests that it superseded.
+        avoided_nodes: names of the nodes on which its new pods must not run.
+        losses: number of its new pods that were lost.
+        progressed: when a pod of its roles last became ready (`stalls`); 0: none has.
         plan_id, timeout_seconds: see ChangeShape; own_plan: see ShapeAsked.
     """
 
@@ -60,15 +60,15 @@ class RequestedShape(msgspec.Struct, kw_only=True):
 
     @property
     def deadline(self) -> float:
-        """When it is given up."""
+        """When the request is given up."""
         return self.asked + self.timeout_seconds
 
     def names_size(self, role: Role) -> bool:
-        """Whether it asked for another size of the pods of a role."""
+        """Whether it requests another size of the pods of a role."""
         return names_size(self.change.get(role))
 
     def is_about_same_as(self, other: RequestedShape) -> bool:
-        """Whether both name a field of the shape, or a pod to be moved."""
+        """Whether both requests name the same field of the shape, or the same pod to be moved."""
         if set(self.moved_pods) & set(other.moved_pods):
             return True
         return bool(named_fields(self.change).keys() & named_fields(other.change).keys())
@@ -86,12 +86,12 @@ class RequestedShape(msgspec.Struct, kw_only=True):
 
 
 def names_size(places: PlacesChange | None) -> bool:
-    """Whether a change is one of cores or memory."""
+    """Whether a change concerns cores or memory."""
     return places is not None and (places.cores is not None or places.memory_bytes is not None)
 
 
 def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
-    """What a request asks for, for people."""
+    """The contents of a request, for people."""
     words = [
         f"{name} {format_bytes(int(value)) if name.endswith('_bytes') else format(value, 'g')}"
         for name, value in named_fields(change).items()
@@ -101,7 +101,7 @@ def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
 
 
 def own_plans(state: JobState) -> list[OwnPlan]:
-    """What the master asked for itself, and what came of it; the oldest first."""
+    """The master's own requests and their outcomes, the oldest first."""
     return [
         msgspec.structs.replace(request.own_plan, outcome=request.outcome.value, reason=request.reason)
         for request in state.shape_requests
@@ -115,12 +115,12 @@ def open_requests(state: JobState) -> list[RequestedShape]:
 
 
 def find(state: JobState, request_id: str) -> RequestedShape | None:
-    """None: there is no such request, or it ended long ago."""
+    """The request with this id; None if there is none, or it ended long ago."""
     return next((request for request in state.shape_requests if request.request_id == request_id), None)
 
 
 def of_plan(state: JobState, plan_id: str) -> RequestedShape | None:
-    """The request of a plan; None: it was not asked for, or its request ended long ago."""
+    """The request of a plan; None if there is none, or it ended long ago."""
     return next((r for r in state.shape_requests if plan_id and r.plan_id == plan_id), None)
 
 
@@ -133,8 +133,8 @@ def newest(state: JobState, role: Role, *, size_only: bool = False) -> Requested
 
 
 def add_pods(state: JobState, role: Role, number: int) -> None:
-    """So many more pods of the wanted size, made for the newest request about their role, if there is an open one."""
-    # Two that run at once share no place: what a place has kept in its node's memory is of one pod at a time.
+    """Adds pods of the wanted size, for the newest open request about their role, if there is one."""
+    # Two running pods never share a place, because the memory of a place on its node belongs to one pod at a time.
     taken = {member.index for member in state.membership.members.values() if member.role is role}
     free = (index for index in range(len(taken) + max(0, number)) if index not in taken)
     about = [request for request in open_requests(state) if role in request.roles]
@@ -147,7 +147,7 @@ def add_pods(state: JobState, role: Role, number: int) -> None:
 
 
 def add(state: JobState, request: RequestedShape) -> None:
-    """One more; the oldest that have ended are forgotten."""
+    """Adds a request; the oldest ended requests are removed."""
     ended = [one.request_id for one in state.shape_requests if not one.is_open]
     forgotten = set(ended[: max(0, len(ended) - KEPT_REQUESTS)])
     kept = [one for one in state.shape_requests if one.request_id not in forgotten]
@@ -155,7 +155,7 @@ def add(state: JobState, request: RequestedShape) -> None:
 
 
 def end(state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
-    """A request is open no more; what was made for it belongs to the job."""
+    """Ends a request; its new pods now belong to the job."""
     request.outcome, request.reason = outcome, reason
     for member in state.membership.members.values():
         if member.made_for == request.request_id:
@@ -165,7 +165,7 @@ def end(state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason:
 
 
 def supersede(state: JobState, earlier: RequestedShape, later: RequestedShape, effects: list[Effect]) -> None:
-    """A later request names what an earlier one named; whatever else that one wants is the later one's now."""
+    """A later request supersedes an earlier one for the same fields, and takes over its other fields."""
     for member in state.membership.members.values():
         if member.outgoing_for == earlier.request_id:
             member.outgoing_for = later.request_id

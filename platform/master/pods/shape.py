@@ -1,6 +1,6 @@
-"""Changes of a running job's shape: more or fewer pods, of another size, or elsewhere. Pure.
+"""Changes of a running job's shape: more or fewer pods, of another size, or on other nodes. Pure.
 
-A size is asked for in place first. Where the pod's node has not got the room, other pods take over (`succession`).
+Pods are first resized in place. If a pod's node has no room, another pod takes over (`succession`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
 
 IN_PLACE_SECONDS = 60.0
-"""So long a node may take to find the room for another size of a pod; then another pod takes its place."""
+"""The time in which a node may find room for another size of a pod; after that, another pod replaces it."""
 _KEPT_CHANGES = 8
 
 
@@ -100,12 +100,12 @@ def shape_taken_back(state: JobState, event: ShapeTakenBack, effects: list[Effec
 
 
 def is_cut_over(state: JobState, request: RequestedShape) -> bool:
-    """Whether buckets change hands because of a request: it cannot be taken back, or given up, any more."""
+    """Whether the hand-over of buckets for a request has begun, so that it cannot be cancelled or given up any more."""
     return Role.PARAMETER_SERVER in request.roles and migration.blocks_saves(state)
 
 
 def step(state: JobState, effects: list[Effect]) -> None:
-    """Ends the requests that the job has reached, or cannot reach any more."""
+    """Ends the requests that are fulfilled, or cannot be fulfilled any more."""
     if not (opened := open_requests(state)):
         return
     succession.step(state, effects)
@@ -117,7 +117,7 @@ def step(state: JobState, effects: list[Effect]) -> None:
 
 
 def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
-    """Gives up requests whose time is over, and sizes that nodes have not found the room for."""
+    """Gives up requests whose time is over, and resizes for which nodes have not found room."""
     for member in list(state.membership.members.values()):
         late = _resized_until(member)
         if late is not None and late <= state.time:
@@ -130,21 +130,21 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
 
 
 def deadline(state: JobState) -> float | None:
-    """When the next request is given up, or the next size is not waited for any more."""
+    """The deadline of the next request or resize."""
     late = [request.deadline for request in open_requests(state) if not is_cut_over(state, request)]
     late += [until for member in state.membership.members.values() if (until := _resized_until(member)) is not None]
     return min(late, default=None)
 
 
 def _resized_until(member: Member) -> float | None:
-    """Until when a pod's size may be changed in place; None: nothing is waited for."""
+    """The deadline for changing a pod's size in place; None if there is none."""
     # A pod that has not started waits for room by itself.
     waits = member.awaits_size and member.is_registered and not member.retiring
     return member.size_asked + IN_PLACE_SECONDS if waits else None
 
 
 def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) -> str:
-    """Which pods of a request have not started, and what the cluster says of them."""
+    """The pods of a request that have not started, and their state in the cluster."""
     members = [m for m in state.membership.members.values() if m.role in request.roles and not m.is_registered]
     named = [f"{m.name}: {waiting[m.name]}" if waiting.get(m.name) else m.name for m in members]
     return f"; not started: {some(named)}" if named else ""
@@ -153,7 +153,7 @@ def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) 
 def give_up(
     state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason: str, effects: list[Effect]
 ) -> None:
-    """What a request named is wanted as it was before, and no pod leaves because of it."""
+    """Gives a request up: the fields that it named return to their earlier values, and no pod leaves because of it."""
     for member in state.membership.members.values():
         if member.outgoing_for == request.request_id:
             succession.call_off(state, member)
@@ -174,7 +174,7 @@ def _undone(places: PlacesChange, before: Shape, role: Role) -> PlacesChange:
 
 
 def note(state: JobState, wanted: Shape, asked_by: str) -> None:
-    """The one place where the wanted shape changes."""
+    """Records a change of the wanted shape; no other code changes it."""
     before, state.wanted_shape = state.wanted_shape, wanted
     if before == wanted:
         return
@@ -184,12 +184,12 @@ def note(state: JobState, wanted: Shape, asked_by: str) -> None:
 
 
 def _is_reached(state: JobState, request: RequestedShape) -> bool:
-    """Whether every pod that is wanted of its roles works, and no other one is there but for other requests."""
+    """Whether every wanted pod of its roles works, and all other pods belong to other requests."""
     roles = request.roles or list(state.wanted_shape.places)
     others = {one.request_id for one in open_requests(state) if one is not request}
     members = [m for m in state.membership.members.values() if m.role in roles and m.made_for not in others]
     if Role.PARAMETER_SERVER in roles:
-        # Servers that are asked for beside another size or place come in a migration of their own.
+        # Servers that are added together with another size or move are added in a separate migration.
         names_count = request.change.get(Role.PARAMETER_SERVER, PlacesChange()).count is not None
         is_there = state.has_wanted_servers if names_count else not any(s.outgoing for s in state.owners())
         if not is_there or (state.migration is not None and (names_count or state.migration.count)):
@@ -200,7 +200,7 @@ def _is_reached(state: JobState, request: RequestedShape) -> bool:
 
 
 def want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, effects: list[Effect]) -> None:
-    """Wants another shape, which differs from the one before in nothing but what the change names."""
+    """Changes the wanted shape, only in the fields that the change names."""
     note(state, target, asked_by)
     workers = change.get(Role.WORKER)
     if workers is not None and workers.count is not None:
@@ -211,7 +211,7 @@ def want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, eff
 
 
 def _resize(state: JobState, role: Role, size: PodSize) -> None:
-    """All pods of a role that stay shall have a size; those that were to leave because of another size stay."""
+    """Requests a size for all remaining pods of a role; pods that were to leave because of their size stay."""
     for member in state.membership.members.values():
         if member.role is not role or member.retiring:
             continue
@@ -223,7 +223,7 @@ def _resize(state: JobState, role: Role, size: PodSize) -> None:
 
 
 def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:
-    """From now on the size is part of the configuration in which speed is measured."""
+    """Takes the pod's size, which is part of the configuration for which speed is measured."""
     member = state.membership.members.get(event.pod)
     if member is None or member.uid != event.uid:
         return
@@ -239,7 +239,7 @@ def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> No
 
 
 def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect]) -> None:
-    """The cluster will not change the pod's size, unless something else is asked for by now."""
+    """The cluster refuses the pod's size; ignored if another size has been requested since."""
     member = state.membership.members.get(event.pod)
     size = PodSize(event.cores, event.memory_bytes)
     if member is not None and member.uid == event.uid and member.asked == size:
@@ -247,7 +247,7 @@ def resize_refused(state: JobState, event: ResizeRefused, effects: list[Effect])
 
 
 def _not_in_place(state: JobState, member: Member, size: PodSize, reason: str, effects: list[Effect]) -> None:
-    """The pod keeps what it has; another one of that size takes its place, where that is possible."""
+    """The pod keeps its size; another pod of the wanted size replaces it, if possible."""
     state.membership.refused(member)
     sizes = _difference(size, PodSize(member.cores, member.memory_bytes))
     inputs = {
@@ -262,7 +262,7 @@ def _not_in_place(state: JobState, member: Member, size: PodSize, reason: str, e
 
 
 def _difference(size: PodSize, present: PodSize) -> str:
-    """What of a size is not as it is, for people."""
+    """The difference between two sizes, for people."""
     words = [f"{size.cores:g} cores"] if size.cores != present.cores else []
     if size.memory_bytes != present.memory_bytes:
         words.append(f"{format_bytes(size.memory_bytes)} of memory")
@@ -270,7 +270,7 @@ def _difference(size: PodSize, present: PodSize) -> str:
 
 
 def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
-    """Whether the pod was wanted by nothing but an open request, which this ends: the job keeps the pods it had."""
+    """Ends the open request if only it wanted the pod, so that the job keeps its pods; returns whether this was so."""
     member = state.membership.members[event.pod]
     request = succession.request_behind(state, member)
     if request is None or member.is_registered:
@@ -280,13 +280,13 @@ def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) 
 
 
 def _staying_workers(state: JobState) -> list[Member]:
-    """In the order in which they stay: those that work first, and of these those that were there first."""
+    """Workers in the order in which they are kept: working ones first, and of these the oldest."""
     staying = [worker for worker in state.membership.workers() if worker.stays]
     return sorted(staying, key=lambda w: (not w.is_registered, bool(w.made_for), w.index))
 
 
 def _let_surplus_go(state: JobState, request: RequestedShape, effects: list[Effect]) -> None:
-    """Workers that were made for a request that is given up leave, as far as there are more than are wanted."""
+    """Surplus workers of a request that is given up leave."""
     staying = _staying_workers(state)
     made = [worker for worker in reversed(staying) if worker.made_for == request.request_id]
     for worker in made[: max(0, len(staying) - state.wanted_shape[Role.WORKER].count)]:

@@ -1,4 +1,4 @@
-"""What a running job cannot be asked for, and what would come of what it can. Pure."""
+"""Checks of requests for another shape of a running job, and previews of their effects. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter server"}
 
 
 def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] | None = None) -> str:
-    """Why the running job cannot have what is asked for; empty when it can.
+    """Why the running job cannot have the requested shape; empty if it can.
 
     Args:
         used_bytes: memory of each pod that has reported it.
@@ -66,7 +66,8 @@ def _impossible_move(state: JobState, move: PodMove, others: Sequence[PodMove]) 
 
 
 def _too_small(state: JobState, change: ShapeChange, used_bytes: Mapping[str, int]) -> str:
-    """A pod that uses more memory than it is to have would be killed; more servers leave less to each."""
+    """Refuses a size below a pod's memory in use, because the pod would be killed; with more servers, each needs
+    less."""
     for role, places in change.items():
         grows = places.count is not None and places.count > state.wanted_shape[role].count
         if places.memory_bytes is None or (grows and role is Role.PARAMETER_SERVER):
@@ -82,7 +83,7 @@ def _too_small(state: JobState, change: ShapeChange, used_bytes: Mapping[str, in
 
 
 def _too_late(state: JobState, asked: ChangeShape) -> str:
-    """Why other servers are out of reach for good; empty: they are not."""
+    """Why servers cannot be changed any more; empty if they can."""
     if state.phase not in (Phase.SAVING, Phase.EVALUATING):
         return ""
     servers = asked.change.get(Role.PARAMETER_SERVER, PlacesChange())
@@ -100,8 +101,8 @@ def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_o
     """What would happen, one line for each kind of change.
 
     Args:
-        nodes: of the cluster, with what is free there now; none where it does not say.
-        node_of: on which node each pod runs.
+        nodes: of the cluster, with their free resources; empty if unknown.
+        node_of: the node of each pod.
     """
     known, lines = {node.name: node for node in nodes}, []
     for role, places in asked.change.items():
@@ -160,7 +161,7 @@ def _of_size(
 
 
 def _room(size: PodSize, nodes: Mapping[str, Node], excluded: set[str]) -> str:
-    """A remark where no node has the room for a new pod."""
+    """A remark if no node has room for a new pod."""
     if not nodes or any(
         node.takes_pods
         and name not in excluded

@@ -1,7 +1,7 @@
-"""Pods whose place others are to take while they work on: moved ones, and those that cannot be resized in place. Pure.
+"""Replacement of running pods: pods that are moved, and pods that cannot be resized in place. Pure.
 
-Successors start first. A worker leaves once its successor has registered, a server hands its buckets over
-(`migration`). Whatever becomes of a pod that was made for a request, the pods that work are left as they are.
+Successors start first. A worker leaves when its successor has registered, a server hands its buckets over
+(`migration`). The failure of a request's new pods does not affect the working pods.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def begin(state: JobState, member: Member, reason: str, request: RequestedShape) -> None:
-    """Another pod is to take the place of this one."""
+    """Marks a pod as to be replaced by another one."""
     member.outgoing, member.outgoing_for = reason, request.request_id
     state.membership.revision += 1
 
 
 def call_off(state: JobState, member: Member) -> None:
-    """The pod stays."""
+    """Cancels the replacement of a pod."""
     member.outgoing = member.outgoing_for = ""
     state.membership.revision += 1
 
 
 def step(state: JobState, effects: list[Effect]) -> None:
-    """Makes workers that take the place of others, and lets those go whose successors are there."""
+    """Adds workers that replace others, and retires workers whose successors have registered."""
     if state.phase.is_final:
         return
     workers = [worker for worker in state.membership.workers() if not worker.retiring]
@@ -45,7 +45,7 @@ def step(state: JobState, effects: list[Effect]) -> None:
     requests.add_pods(state, Role.WORKER, count - sum(worker.stays for worker in workers))
     staying = [worker for worker in state.membership.workers() if worker.stays]
     needed = max(0, count - sum(worker.is_registered for worker in staying))
-    # Those that work leave last.
+    # Working pods leave last.
     for worker in sorted(outgoing, key=lambda w: w.is_registered)[: max(0, len(outgoing) - needed)]:
         retire(state, worker, effects)
 
@@ -58,7 +58,7 @@ def may_move_slow(state: JobState) -> bool:
 
 
 def leave_slow_node(state: JobState, event: PodSlow, effects: list[Effect]) -> None:
-    """A successor starts elsewhere, as if a person had asked for it; then the slow pod leaves."""
+    """Starts a successor on another node, as by a user's request; then the slow pod leaves."""
     member = state.membership.members.get(event.pod)
     if member is None or member.incarnation != event.incarnation or not member.stays or not member.node:
         return
@@ -83,7 +83,7 @@ def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:
 
 
 def request_behind(state: JobState, member: Member) -> RequestedShape | None:
-    """The open request for which a pod was made that the job does not depend on; None: it depends on the pod."""
+    """The open request for which the pod was created; None if the job depends on the pod."""
     if not member.made_for or member.name in state.ownership.servers:
         return None
     request = requests.find(state, member.made_for)
@@ -100,10 +100,10 @@ def newcomer_lost(
     delete: bool,
     is_hopeless: bool,
 ) -> None:
-    """A pod that was made for a request is lost: another one is made, or the request is given up.
+    """A new pod of a request is lost: another one is created, or the request is given up.
 
     Args:
-        is_hopeless: another one would be lost, too.
+        is_hopeless: whether another pod would be lost, too.
     """
     request.losses += 1
     if member.name in state.membership.members:
@@ -120,14 +120,14 @@ def newcomer_lost(
 
 
 def spare_server(state: JobState, *, may_be_starting: bool = False) -> Member | None:
-    """A server that works, owns nothing and is to stay; one that starts only where there is no other."""
+    """A working server that owns nothing and is to stay, or a starting one if there is no other."""
     spare = [s for s in state.membership.servers() if s.stays and s.name not in state.ownership.servers]
     spare.sort(key=lambda server: not server.is_registered)
     return next((server for server in spare if server.is_registered or may_be_starting), None)
 
 
 def waiting(state: JobState) -> str:
-    """Which workers start in the place of which others; empty: none."""
+    """The workers that are being replaced, with their successors, as text; empty if there are none."""
     workers = state.membership.workers()
     outgoing = [worker.name for worker in workers if worker.outgoing and not worker.retiring]
     if not outgoing:

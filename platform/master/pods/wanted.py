@@ -1,7 +1,7 @@
-"""Which pods a job wants, and what has to be done about those that it has. Pure.
+"""The pods that a job wants, and the actions for the difference to its existing pods. Pure.
 
-Nothing is remembered of what was done: the same comparison is made again, after every event and every observation, by
-a restarted master too.
+Earlier actions are not remembered: the same comparison is made after every event and every observation, also by a
+restarted master.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastrec.platform.master.pods.observed import Observed
 from elastrec.platform.specs.metrics import Phase, Role
 
 GRACE_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL of a pod that has lost its place: it has nothing left that is worth waiting for."""
+"""Seconds between SIGTERM and SIGKILL of a pod that does not belong to the job any more, so has nothing to finish."""
 MEMBER_ROLES = (Role.WORKER, Role.PARAMETER_SERVER)
 
 
@@ -26,12 +26,12 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
     """One pod of a job.
 
     Attributes:
-        uid: of the pod that the job knows under this name; empty: none yet.
-        size: it shall have.
-        granted: what the job knows it to have.
-        awaits_size: the job does not know yet what came of the size.
+        uid: of the known pod with this name; empty: none yet.
+        size: the wanted size.
+        granted: the size that the job knows.
+        awaits_size: whether the result of a resize is not known yet.
         avoids_nodes: names of nodes on which it must not run.
-        may_be_created: false for one that is to leave.
+        may_be_created: whether it may be created; False for a pod that is to leave.
     """
 
     name: str
@@ -47,7 +47,7 @@ class WantedPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(member: Member, *, is_final: bool) -> WantedPod:
-        """What is wanted of a member."""
+        """The wanted pod of a member."""
         return WantedPod(
             name=member.name,
             role=member.role,
@@ -68,9 +68,8 @@ class Wanted:
 
     Attributes:
         pods: by name.
-        leaving: names of pods that the job gave up, and waits to be gone.
-        kept: names of pods that end by themselves and stay for their logs; all others of its workers and servers are
-            deleted.
+        leaving: names of pods that the job gave up, and whose end it awaits.
+        kept: names of pods that end by themselves and stay for their logs; all other workers and servers are deleted.
     """
 
     pods: Mapping[str, WantedPod]
@@ -79,7 +78,7 @@ class Wanted:
 
 
 def wanted(state: JobState) -> Wanted:
-    """What a job wants in this state."""
+    """The pods that a job wants in this state."""
     is_final = state.phase.is_final
     pods = {name: WantedPod.of(member, is_final=is_final) for name, member in state.membership.members.items()}
     ended_well = state.phase in (Phase.SUCCEEDED, Phase.STOPPED)
@@ -122,7 +121,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Lost:
-    """Report to the job that the pod has ended. `pod` is how the cluster knew it last; None: it never said."""
+    """Report to the job that the pod has ended. `pod` is its last state in the cluster; None: unknown."""
 
     name: str
     uid: str
@@ -132,14 +131,14 @@ class Lost:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Report to the job that a pod which it gave up is gone."""
+    """Report to the job that a pod that it gave up has been deleted."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Granted:
-    """Report to the job what size the pod has. `outcome_of`: what was asked for, if this is what came of it."""
+    """Report the size of the pod to the job. `outcome_of`: the requested size, if this is the result of a request."""
 
     name: str
     uid: str
@@ -149,7 +148,7 @@ class Granted:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Report to the job that the pod will not get the size that was asked for."""
+    """Report to the job that the pod will not get the requested size."""
 
     name: str
     uid: str
@@ -161,7 +160,7 @@ Action = Create | Delete | Resize | Found | Lost | Forgotten | Granted | Infeasi
 
 
 def compare(target: Wanted, observed: Observed) -> list[Action]:
-    """What has to be done now; at most one thing per pod."""
+    """The actions that are due; at most one per pod."""
     actions: list[Action] = []
     by_name = observed.by_name()
     for pod in target.pods.values():
@@ -185,7 +184,7 @@ def compare(target: Wanted, observed: Observed) -> list[Action]:
 def _without_uid(pod: WantedPod, here: PodStatus | None, observed: Observed) -> Action | None:
     if here is None:
         return Create(pod.name, pod) if observed.is_synced and pod.may_be_created else None
-    # It is accepted as it is. One that has ended or is on its way out makes room for another one first.
+    # An existing pod is adopted. A pod that has ended or is being deleted must be gone before another one is created.
     return None if here.phase.is_final or here.is_ending else Found(pod.name, here.uid)
 
 
@@ -198,7 +197,7 @@ def _with_uid(pod: WantedPod, observed: Observed) -> Action | None:
         return Lost(pod.name, pod.uid, _end_of(last), last)
     if status.phase.is_final:
         return Lost(pod.name, pod.uid, _end_of(status), status)
-    # A cluster that rounds up has done what it was asked for although the sizes differ.
+    # A cluster that rounds sizes up has fulfilled the request although the sizes differ.
     outcome_of = status.asked_size if status.resize is ResizeState.DONE else None
     if status.size != pod.granted or (pod.awaits_size and outcome_of == pod.size):
         return Granted(pod.name, pod.uid, status.size, outcome_of)
