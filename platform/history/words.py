@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ def tenths(value: float | None, unit: str = "s", absent: str = "unknown") -> str
 
 def money(value: float, currency: str) -> str:
     """An amount as `1,234.50 EUR`; below 1 with three digits, as small jobs cost fractions of a cent."""
-    return f"{value:,.2f} {currency}" if value >= 1 else f"{value:.3g} {currency}"
+    # Decimal writes what is very small without an exponent.
+    return f"{value:,.2f} {currency}" if value >= 1 else f"{Decimal(f'{value:.3g}'):f} {currency}"
 
 
 def moment(unix_seconds: float | None) -> str:

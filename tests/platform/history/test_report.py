@@ -30,11 +30,16 @@ from elastrec.platform.specs.metrics import FaultCost, Phase
 from tests.platform.scaling.jobs import PLENTY, profile
 from tests.platform.scaling.jobs import PRICES as PRICE_LIST
 
+RECORD = f"file:///{'home/' * 12}checkpoints/clicks/records/000000676768-394a429f-9c16e7cf"
 STORY = Story(
     text="clicks: Succeeded",
-    wall_seconds=100.0,
+    wall_seconds=200.0,
     goodput=0.75,
-    parts=[StoryPart("training", 75.0, "rows that count"), StoryPart("redoing_lost_work", 25.0, "again")],
+    parts=[
+        StoryPart("training", 150.0, "workers trained rows that count"),
+        StoryPart("checkpointing", 25.0, "training paused for a record"),
+        StoryPart("redoing_lost_work", 25.0, "training that a rollback threw away, so that it had to be done again"),
+    ],
     timeline=[
         StoryEntry(1.0, 1.7e9, "began from nothing", ""),
         StoryEntry(
@@ -48,7 +53,7 @@ STORY = Story(
         StoryEntry(
             40.0,
             1.7e9 + 40,
-            "rolled back to records/7",
+            f"rolled back to {RECORD}",
             "clicks-ps-0: its process was killed <kill -9>",
             True,
             FaultCost(
@@ -142,7 +147,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         "Succeeded",
         "0.7512", "0.7412", "0.9034", "better by 0.01", "passed",
         "1.25 core-hours",
-        "1 min 15 s", "redoing lost work", "in 75 %",
+        "2 min 30 s", "redoing lost work", "in 75 %",
         "three-stage", "1 → 3 workers", "1 → 0.5 cores per server", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",
         "elastrec run job.json --from 2026-01-01 --until 2026-01-02",
@@ -158,7 +163,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
 
 def test_every_fault_is_one_line_with_its_cost_and_what_is_not_known_is_said() -> None:
     lost, master, uncounted = STORY.faults
-    assert lost.what == "lost clicks-ps-0, replaced by clicks-ps-0-1; rolled back to records/7"
+    assert lost.what == f"lost clicks-ps-0, replaced by clicks-ps-0-1; rolled back to {RECORD}"
     assert lost.cause == "clicks-ps-0: its process was killed <kill -9>", "a cause is said once"
     assert (lost.cost.paused_seconds, lost.cost.repeated_rows, lost.cost.vacant_seconds) == (6.25, 1234, 4.5)
     assert master.cost.paused_seconds is None and uncounted.cost == FaultCost()
@@ -253,8 +258,13 @@ def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id
         page.on("request", lambda request: requests.append(request.url))
         page.goto(file.as_uri())
         width = page.evaluate("document.documentElement.scrollWidth")
+        narrowest = page.evaluate(
+            "Math.min(...[...document.querySelectorAll('#trained td:last-child, #time td:last-child, #decisions td, "
+            "#faults td')].map(cell => cell.getBoundingClientRect().width))"
+        )
         drawn = page.evaluate("[...document.images].map(image => [image.id, image.naturalWidth > 0])")
         browser.close()
+    assert narrowest > 40, "a column of single letters cannot be read"
     assert width <= 390 and drawn == [["throughput", True], ["", True], ["memory", True]]
     assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
 

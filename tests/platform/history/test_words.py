@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastrec.platform.history.words import Chart, duration, figure, size
+from elastrec.platform.history.words import Chart, duration, figure, money, size, tenths
 
 
 def test_a_chart_fits_its_box_and_needs_two_points() -> None:
@@ -18,3 +18,6 @@ def test_numbers_are_shown_as_people_read_them() -> None:
     assert [duration(each) for each in (None, 5.4, 200, 7500)] == ["–", "5 s", "3 min 20 s", "2 h 05 min"]
     assert [size(each) for each in (512, 2**20, 3 * 2**40)] == ["512 B", "1 MiB", "3.0 TiB"]
     assert [figure(each) for each in (0.12345, float("nan"), None)] == ["0.1235", "–", "–"]
+    sums = [money(each, "EUR") for each in (1234.5, 0.25, 7.7234e-5, 0.0)]
+    assert sums == ["1,234.50 EUR", "0.25 EUR", "0.0000772 EUR", "0 EUR"]
+    assert [tenths(each) for each in (1234.56, None)] == ["1,234.6 s", "unknown"]
