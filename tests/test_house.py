@@ -229,7 +229,7 @@ def test_every_room_has_a_row_or_lies_in_one_that_has() -> None:
     assert not [name for name in importers if name.startswith("platform.cli")]
 
 
-def test_every_folder_with_modules_says_what_it_is_for() -> None:
+def test_every_package_states_its_purpose() -> None:
     silent = [
         str(file.relative_to(ROOT))
         for room in ROOMS
@@ -246,7 +246,7 @@ def test_the_wheel_has_every_package() -> None:
     assert packed == {f"elastrec.{'.'.join(folder.parts)}" for folder in folders if folder != Path("platform")}
 
 
-def test_every_package_below_a_namespace_says_that_it_has_types() -> None:
+def test_every_package_in_a_namespace_is_marked_as_typed() -> None:
     tops = {file.parent.relative_to(ROOT).parts for room in ROOMS for file in sources(room)} - {("dags",)}
     packages = {parts[: 2 if parts[0] == "platform" else 1] for parts in tops} - {("platform",)}
     assert len(packages) > 10

@@ -31,7 +31,7 @@ def test_a_mutant_that_no_test_sees_is_a_failure_and_named(project: Path, capsys
     assert run(project, [CAUGHT]) == 0
 
 
-def test_a_mutant_that_cannot_be_tried_is_never_taken_for_caught(
+def test_a_mutant_that_cannot_be_tried_never_counts_as_caught(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = Mutant("gone", "", "checkpoints/add.py", "not there", "", CAUGHT.tests)

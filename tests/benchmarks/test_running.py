@@ -20,7 +20,7 @@ def test_every_module_of_a_room_is_a_benchmark_with_a_name_of_its_own() -> None:
     assert not [file for file in files if "run_benchmark(__doc__" not in file.read_text()]
 
 
-def test_no_benchmark_lies_outside_a_room() -> None:
+def test_every_benchmark_is_in_a_room() -> None:
     root = Path(__file__).parents[2] / "benchmarks"
     assert not list(root.glob("[a-z]*.py"))
     shared = [file for room in ("common", "processes") for file in (root / room).glob("*.py")]

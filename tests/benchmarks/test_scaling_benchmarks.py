@@ -22,7 +22,7 @@ SMALL: dict[str, tuple[Callable[[Namespace], list[Figure]], Namespace]] = {
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
-def test_every_figure_has_its_name_and_says_when_it_is_simulated(name: str) -> None:
+def test_every_figure_has_a_name_and_is_marked_if_simulated(name: str) -> None:
     measure, arguments = SMALL[name]
     figures = measure(arguments)
     assert all(figure.figure.startswith(f"{name}.") for figure in figures)

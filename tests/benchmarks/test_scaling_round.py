@@ -23,7 +23,7 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_wait")
-def test_silent_masters_cost_a_round_no_more_than_one_of_them() -> None:
+def test_many_silent_masters_delay_a_round_no_more_than_one() -> None:
     figures = {each.figure: each for each in scaling_round.measure(Namespace(jobs=12, silent=4, history=4))}
     assert figures["scaling_round.silent_masters_cost"].met
     settings = figures["scaling_round.seconds"].settings

@@ -32,7 +32,7 @@ def test_a_learning_rate_is_not_a_mismatch(record: ModelSummary, make_job: MakeJ
     assert compare(record, job, DENSE).is_exact
 
 
-def test_a_new_feature_starts_anew_and_a_removed_one_is_dropped(record: ModelSummary, make_job: MakeJob) -> None:
+def test_a_new_feature_is_initialised_and_a_removed_one_is_dropped(record: ModelSummary, make_job: MakeJob) -> None:
     wider = [DenseSummary(name="in.weight", shape=(8, 3)), DENSE[1]]
     adaptation = compare(record, make_job(sparse=("ad", "user", "page")), wider)
     assert [adaptation.table(name) for name in ("ad", "user", "page")] == [Verdict.KEPT, Verdict.KEPT, Verdict.NEW]
@@ -41,14 +41,14 @@ def test_a_new_feature_starts_anew_and_a_removed_one_is_dropped(record: ModelSum
     assert compare(record, make_job(sparse=("ad",))).table("user") is Verdict.DROPPED
 
 
-def test_a_changed_dimension_starts_every_table_anew(record: ModelSummary, make_job: MakeJob) -> None:
+def test_a_changed_dimension_initialises_every_table_again(record: ModelSummary, make_job: MakeJob) -> None:
     adaptation = compare(record, make_job(dimension=8))
     assert adaptation.table("ad") is adaptation.table("user") is Verdict.NEW
     assert adaptation.dense("anything") is Verdict.KEPT_WHERE_SHAPE_FITS
     assert not adaptation.refused
 
 
-def test_a_table_that_gets_a_dimension_of_its_own_starts_anew_alone(make_job: MakeJob) -> None:
+def test_a_new_dimension_of_a_table_initialises_only_that_table(make_job: MakeJob) -> None:
     record = summarize(make_job(architecture="dcn_v2"), DENSE)
     adaptation = compare(record, make_job(architecture="dcn_v2", tables={"ad": {"dimension": 6}}))
     assert adaptation.table("ad") is Verdict.NEW and adaptation.table("user") is Verdict.KEPT
@@ -99,7 +99,7 @@ def test_a_record_whose_rows_have_one_state_goes_on_with_it(make_job: MakeJob) -
     assert decision.verdict is Verdict.KEPT_WITHOUT_STATE and "from adagrad to ftrl" in decision.reason
 
 
-def test_another_rule_of_a_table_of_its_own_is_that_tables_mismatch(record: ModelSummary, make_job: MakeJob) -> None:
+def test_another_rule_of_a_table_is_a_mismatch_of_that_table(record: ModelSummary, make_job: MakeJob) -> None:
     adaptation = compare(record, make_job(tables={"ad": {"optimizer": {"kind": "sgd"}}}), DENSE)
     assert adaptation.table("ad") is Verdict.KEPT_WITHOUT_STATE and adaptation.table("user") is Verdict.KEPT
 
@@ -155,7 +155,7 @@ def _stepping(make_job: MakeJob, **features: list[dict[str, Any]]) -> TrainingJo
 PRICE = [{"step": "log1p"}, {"step": "standardize", "mean": 2, "scale": 3}]
 
 
-def test_a_feature_whose_steps_changed_begins_anew_and_so_does_what_it_is_crossed_into(make_job: MakeJob) -> None:
+def test_changed_steps_initialise_a_feature_and_its_crosses_again(make_job: MakeJob) -> None:
     record = summarize(_stepping(make_job, ad=[{"step": "hash", "size": 9}]), DENSE)
     adaptation = compare(record, _stepping(make_job, ad=[{"step": "hash", "size": 8}]), DENSE)
     verdicts = [adaptation.table(name) for name in ("ad", "user", "both", "seen")]
@@ -197,7 +197,7 @@ def test_values_at_the_end_of_a_vocabulary_leave_the_others_their_ids(
     assert compare(record, listing([3, 5, 7]), DENSE).table("ad") is Verdict.NEW
 
 
-def test_a_short_form_is_the_steps_that_it_stands_for(make_job: MakeJob) -> None:
+def test_a_short_form_equals_its_steps(make_job: MakeJob) -> None:
     record = summarize(make_job(), DENSE)
 
     def changed(transform: str) -> TrainingJob:

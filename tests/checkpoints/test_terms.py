@@ -35,7 +35,7 @@ def terms(store: Store) -> list[tuple[int, str]]:
     return [(term.term, term.holder) for term in list_terms(store, "clicks", "clicks-1")]
 
 
-def test_terms_are_numbered_from_one_and_say_who_took_them(store: Store) -> None:
+def test_terms_are_numbered_from_one_and_name_their_holders(store: Store) -> None:
     assert newest_term(store, "clicks", "clicks-1") is None
     first = take(store, "a")
     second = take(store, "b", "host:2", base="s3://records/1")
@@ -98,7 +98,7 @@ def test_a_refused_retry_of_the_same_write_is_no_lost_race(store: Store) -> None
     assert terms(store) == [(1, "a")]
 
 
-def test_a_conflict_that_leaves_nobody_with_the_number_is_tried_again(store: Store) -> None:
+def test_a_conflict_in_which_no_master_gets_the_number_is_retried(store: Store) -> None:
     assert store.conditional_writes()
     put_with(store, lambda put: False)
     assert take(store, "a").term == 1
@@ -117,7 +117,7 @@ def test_a_master_that_loses_the_race_asks_again_what_it_continues_from(store: S
     assert (term.term, term.base) == (2, "after")
 
 
-def test_a_store_that_is_away_is_waited_for_and_never_taken_for_one_without_terms(
+def test_an_unreachable_store_is_waited_for_and_never_counts_as_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_store, "_must_exist", False)
@@ -168,7 +168,7 @@ def test_other_files_beside_the_terms_are_none(store: Store) -> None:
     assert terms(store) == [(1, "a")]
 
 
-def test_numbers_run_out_with_an_error_that_says_so(store: Store) -> None:
+def test_exhausted_term_numbers_are_an_error(store: Store) -> None:
     store.put(f"{terms_folder('clicks', 'clicks-1')}/99999999.json", b"{}")
     with pytest.raises(CheckpointError, match="term 100000000 is not allowed; allowed: 1 to 99999999"):
         take(store, "a")
@@ -181,7 +181,7 @@ def test_pruning_never_touches_a_term(store: Store) -> None:
     assert terms(store) == [(1, "a"), (2, "b")]
 
 
-def test_a_run_that_is_concluded_says_up_to_which_term(store: Store) -> None:
+def test_a_concluded_run_records_its_last_term(store: Store) -> None:
     conclude(store, "clicks", "clicks-1")
     assert concluded_term(store, "clicks", "clicks-1") == 0
     take(store, "a")

@@ -15,7 +15,7 @@ RUN_PAGES = [ROOT / "README.md", DOCS / "security.md", DOCS / "tutorial.md"]
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: page.name)
-def test_a_reader_who_follows_a_page_sees_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     home, folder = tmp_path / "reader", tmp_path / "here"
     home.mkdir()
     folder.mkdir()

@@ -33,7 +33,7 @@ def test_every_field_of_a_job_file_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("name", root.list_commands(click.Context(root)))
-def test_every_command_says_what_it_does(name: str) -> None:
+def test_every_command_has_a_description(name: str) -> None:
     command = root.get_command(click.Context(root), name)
     assert command is not None
     for one in (command, *getattr(command, "commands", {}).values()):

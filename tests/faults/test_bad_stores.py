@@ -89,7 +89,7 @@ def run(elastrec: Elastrec, log: GenerateReport) -> Iterator[Run]:
 
 
 @pytest.mark.timeout(500)
-def test_a_job_whose_newest_record_is_damaged_goes_on_from_the_one_before_it(run: Run) -> None:
+def test_a_job_whose_newest_record_is_damaged_continues_from_the_one_before(run: Run) -> None:
     master = run.process("master")
     # No newer record may be complete before the server is gone.
     master.suspend()

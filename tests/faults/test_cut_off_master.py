@@ -94,7 +94,7 @@ def check_owners(s: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
-def test_a_master_that_hears_of_nobody_for_less_than_the_timeout_goes_on_with_the_change(
+def test_a_change_continues_after_a_silence_shorter_than_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     with changing(tmp_path, monkeypatch, stage, silence_seconds=30.0) as s:
@@ -107,7 +107,7 @@ def test_a_master_that_hears_of_nobody_for_less_than_the_timeout_goes_on_with_th
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
-def test_a_master_that_has_given_up_everybody_meanwhile_reaches_the_change_with_others(
+def test_a_master_that_lost_all_pods_completes_the_change_with_new_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     with changing(tmp_path, monkeypatch, stage, silence_seconds=1.5) as s:

@@ -221,7 +221,7 @@ def prepared_store(prepared: jobs.Prepared) -> str:
     return job_from_json(prepared.job_json).spec.checkpoint.store
 
 
-def test_mlflow_that_is_away_until_the_end_of_the_training_hears_of_it_afterwards(
+def test_figures_reach_mlflow_that_was_away_until_the_end_of_training(
     site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics, folder: Path
 ) -> None:
     server = MlflowServer(folder / "mlflow")

@@ -24,7 +24,7 @@ def test_kinds_that_take_turns_end_with_the_longest_limit() -> None:
     assert ends[0] == longest
 
 
-def test_an_answer_begins_the_count_anew() -> None:
+def test_an_answer_resets_the_count() -> None:
     patience = Patience(every_seconds=15.0)
     patience.add(Doubt.SILENT, 0.0)
     patience.reset(299.0)

@@ -313,7 +313,7 @@ def test_evaluation_starts_its_pod_and_defers(platform: Platform, monkeypatch: p
     assert isinstance(deferred.value.trigger, EvaluatorTrigger)
 
 
-def test_a_try_of_the_evaluation_owns_the_job_so_that_its_kill_is_not_refused(
+def test_a_try_of_the_evaluation_owns_the_job_and_may_stop_it(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: None)
@@ -401,9 +401,7 @@ def test_a_registered_model_is_an_event_of_its_asset(platform: Platform, monkeyp
     ("phase", "calls"),
     [(Phase.SUCCEEDED, ["finish"]), (Phase.TRAINING, ["stop as anybody", "finish"]), (None, ["finish"])],
 )
-def test_finishing_removes_the_job_whatever_its_state(
-    platform: Platform, phase: Phase | None, calls: list[str]
-) -> None:
+def test_finishing_removes_the_job_in_every_state(platform: Platform, phase: Phase | None, calls: list[str]) -> None:
     platform.phase = phase
     FinishJobOperator(task_id="task", launched=plain(LAUNCHED_JOB)).execute(context())
     assert platform.calls == calls

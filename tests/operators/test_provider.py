@@ -161,7 +161,7 @@ def test_a_run_by_hand_with_the_logical_date_of_a_scheduled_one_trains_on_the_sa
     )
 
 
-def test_no_dag_has_a_job_of_its_own(dags: DagBag) -> None:
+def test_no_dag_has_a_default_job(dags: DagBag) -> None:
     for dag_id in ("daily_retraining", "click_log_clustered"):
         params = dags.dags[dag_id].params
         assert all(params.get_param(name).resolve() in (None, {}) for name in params), dag_id

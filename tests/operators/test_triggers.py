@@ -252,7 +252,7 @@ def test_a_stop_that_the_jobs_owner_refuses_is_logged(
     assert [line["event"] for line in lines if "was not stopped" in line["event"]]
 
 
-def test_a_cluster_that_does_not_answer_is_asked_again_to_stop_the_job(
+def test_stopping_a_job_is_retried_while_the_cluster_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]], states: dict[str, Any]
 ) -> None:
     states["task"] = "failed"
@@ -373,7 +373,7 @@ def test_the_message_of_airflows_kill_is_known() -> None:
     assert triggerer_job_runner._USER_ACTION_CANCEL_MSG == ENDED_BY_A_PERSON
 
 
-def test_airflow_is_asked_before_there_is_a_kill_and_nothing_waits_for_its_answer(
+def test_airflow_is_queried_before_a_kill_without_waiting_for_the_answer(
     monkeypatch: pytest.MonkeyPatch, script: Callable[..., None]
 ) -> None:
     asked, gate = threading.Event(), threading.Event()

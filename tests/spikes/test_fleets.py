@@ -131,7 +131,7 @@ def test_a_name_is_taken_until_the_pod_before_is_gone(observer: Observer) -> Non
     assert observer.testbed.fleet.create(spec(name="again")).uid != pod.uid
 
 
-def test_a_deletion_of_an_earlier_pod_touches_no_later_one_of_its_name(observer: Observer) -> None:
+def test_deleting_a_pod_does_not_affect_a_later_pod_of_the_same_name(observer: Observer) -> None:
     earlier = observer.running(name="later")
     observer.testbed.fleet.delete(earlier.name, earlier.uid)
     observer.until_gone(earlier.uid)
@@ -177,7 +177,7 @@ def test_an_eviction_gives_notice_and_is_the_clusters_doing(observer: Observer) 
 
 
 @pytest.mark.only("Kubernetes")
-def test_a_pod_of_a_lost_node_has_ended_and_can_be_forgotten(observer: Observer) -> None:
+def test_a_pod_of_a_lost_node_has_ended_and_can_be_removed(observer: Observer) -> None:
     pod = observer.running()
     observer.testbed.lose_node()
     lost = observer.until_pod(pod.uid, lambda status: status.phase.is_final, "is known to be lost")
@@ -196,7 +196,7 @@ def test_a_watch_goes_on_where_a_token_says(observer: Observer) -> None:
     assert events[-1].pod is not None and events[-1].pod.end is EndReason.ERROR and events[-1].resume != token
 
 
-def test_a_token_that_the_cluster_has_forgotten_gives_a_snapshot(observer: Observer) -> None:
+def test_an_expired_watch_token_gives_a_snapshot(observer: Observer) -> None:
     pod = observer.running()
     events = list(observer.testbed.fleet.watch(observer.testbed.stale_token(), 1.0))
     assert [(event.kind, event.pod and event.pod.uid) for event in events[:2]] == [

@@ -89,7 +89,7 @@ def wait_until_it_answers(address: str, process: subprocess.Popen[bytes], log: P
     pytest.fail(log.read_text()[-4000:])
 
 
-def test_a_served_model_answers_from_an_environment_of_its_own(server: str, registered: tuple[str, str]) -> None:
+def test_a_served_model_answers_from_its_own_environment(server: str, registered: tuple[str, str]) -> None:
     rows = [GOOD, GOOD | {"device": "no id"}]
     body = json.dumps({"dataframe_records": rows}).encode()
     request = urllib.request.Request(f"{server}/invocations", body, {"Content-Type": "application/json"})

@@ -81,7 +81,7 @@ def test_code_that_is_not_committed_is_not_measured_for_keeping(repository: Path
         results.measured_commit(repository)
 
 
-def test_figures_of_a_commit_that_nobody_knows_are_refused(repository: Path) -> None:
+def test_figures_of_an_unknown_commit_are_refused(repository: Path) -> None:
     with pytest.raises(ValueError, match=r"--commit 1234567: no commit of this repository"):
         results.full_commit("1234567", repository)
 

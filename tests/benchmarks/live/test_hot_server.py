@@ -54,6 +54,6 @@ def test_relief_is_timed_from_the_begin_of_training() -> None:
     assert hot_server.relieved_seconds(job) == 37.0
 
 
-def test_a_job_that_nobody_relieved_is_no_figure() -> None:
+def test_a_job_without_a_relief_gives_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not relieved"):
         hot_server.relieved_seconds(trained((4.0, "phase Starting -> Training")))

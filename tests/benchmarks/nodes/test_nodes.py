@@ -114,7 +114,7 @@ def test_a_node_that_takes_no_pods_keeps_those_that_it_has(nodes: NodesConfig, l
     assert closed.name == "a" and not closed.takes_pods and closed.free == PodSize(0.0, 0)
 
 
-def test_the_configuration_travels_as_text_and_says_what_is_wrong(nodes: NodesConfig) -> None:
+def test_the_configuration_is_text_and_errors_name_the_field(nodes: NodesConfig) -> None:
     assert decode_config(encode_config(nodes), "the file") == nodes
     wrong = encode_config(msgspec.structs.replace(nodes, unschedulable=("c",)))
     with pytest.raises(SpecError, match=r"unschedulable: \['c'\] is not allowed; allowed: names among a, b"):

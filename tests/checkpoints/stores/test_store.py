@@ -255,7 +255,7 @@ def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
     assert not [place for place in store_module._probed if "127.0.0.1:1" in place]
 
 
-def test_a_service_whose_library_is_not_installed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_of_a_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     # fsspec keeps the classes that it has loaded.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
@@ -289,7 +289,7 @@ def test_a_new_store_is_marked_in_its_root_alone_and_listings_do_not_show_it(tmp
 
 @pytest.mark.usefixtures("pod_process")
 @pytest.mark.parametrize("leaves_a_folder", [True, False])
-def test_a_pod_never_makes_a_store_anew_under_its_mount_point(tmp_path: Path, leaves_a_folder: bool) -> None:
+def test_a_pod_never_creates_a_store_under_a_missing_mount(tmp_path: Path, leaves_a_folder: bool) -> None:
     root = tmp_path / "store"
     made(root).put("job/records/1/manifest.json", b"x")
     root.rename(tmp_path / "away")

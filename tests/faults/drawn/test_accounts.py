@@ -51,7 +51,7 @@ def test_a_shard_that_another_worker_goes_on_with_is_neither_lost_nor_repeated()
     assert accounts([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 30, 100, 2)]) == Accounts()
 
 
-def test_rows_that_nobody_trained_are_lost() -> None:
+def test_untrained_rows_count_as_lost() -> None:
     found = accounts(WHOLE[:2])
     assert found.lost == 50 and not found.problems
 
@@ -76,7 +76,7 @@ def test_a_shard_that_kept_its_place_over_a_rollback_is_a_mixture_of_two_states(
     assert len(found.problems) == 1 and "generation 1" in found.problems[0]
 
 
-def test_a_rollback_at_the_end_that_nobody_made_good_is_a_loss() -> None:
+def test_a_rollback_at_the_end_without_repetition_is_a_loss() -> None:
     assert accounts(WHOLE, ROLLED_BACK).lost == 60 + 50
 
 
@@ -168,6 +168,6 @@ def test_recovery_ends_when_all_places_are_held_and_lost_ground_is_made_good() -
     assert recovery_seconds([*samples, sample(6, 5, pods="a b2")], for_ever) == 5.0
 
 
-def test_a_stop_that_nobody_noticed_is_over_when_it_ends() -> None:
+def test_a_stop_without_an_effect_is_over_when_it_ends() -> None:
     samples = [sample(0, 4), sample(2, 5), sample(4, 6)]
     assert recovery_seconds(samples, [Hit("b", 1.0, 3.0)]) == 3.0

@@ -80,7 +80,7 @@ def test_plans_change_everything_that_can_be_asked_for_and_faults_strike_in_ever
 
 
 @given(st.integers(0, 2**32))
-def test_a_campaign_of_300_faults_kills_everybody_and_sends_a_notice_to_them_in_each_stage_several_times(
+def test_a_campaign_of_300_faults_kills_and_notifies_each_kind_of_process_in_each_stage(
     seed: int,
 ) -> None:
     runs, faults = [], 0
@@ -139,6 +139,6 @@ def test_the_shapes_mix_modes_workers_and_servers_evenly() -> None:
 
 
 @pytest.mark.parametrize("victim", [victim for victim in Victim if victim is not Victim.AGENT])
-def test_every_victim_has_a_place_although_nobody_knows_its_name(victim: Victim, tmp_path: Path) -> None:
+def test_every_victim_has_a_place_before_its_name_is_known(victim: Victim, tmp_path: Path) -> None:
     scene = Scene(home=tmp_path, job_id="nobody", master_port=1)
     assert scene._candidates(Fault(Kind.KILL, victim, 0, 0.0, 0.0), (), is_patient=False) == []

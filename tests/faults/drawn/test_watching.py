@@ -53,7 +53,7 @@ class Master:
         return Status(metrics_json=TrainingMetrics(job="j", phase=phase).model_dump_json().encode())
 
 
-def test_the_end_of_a_job_is_seen_although_somebody_else_saw_it_first() -> None:
+def test_the_end_of_a_job_is_seen_by_several_observers() -> None:
     watch = Watch(cast(RpcClient, Master(Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED)))
 
     def count() -> int:
@@ -121,5 +121,5 @@ def test_a_change_that_was_given_up_has_no_time_after_it() -> None:
     assert stage_seen(AFTER, reported("copying"), reported(outcome=ShapeOutcome.TAKEN_BACK)) is None
 
 
-def test_a_request_that_a_master_without_its_journal_has_forgotten_is_not_waited_for() -> None:
+def test_a_request_that_was_lost_with_the_journal_is_not_waited_for() -> None:
     assert stage_seen("copying", reported("starting"), reported(known=False)) is None

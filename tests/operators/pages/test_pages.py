@@ -257,7 +257,7 @@ def test_a_cluster_or_mlflow_that_is_away_is_named(cluster: Cluster) -> None:
     assert any("the cluster does not answer" in each for each in away) and any("MLflow" in each for each in away)
 
 
-def test_a_look_is_kept_for_all_who_watch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_observation_serves_all_viewers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "KEPT_SECONDS", 60.0)
     monkeypatch.setattr(looks, "_kept", looks._Kept())
     first = looks.all_jobs(CONNECTION)

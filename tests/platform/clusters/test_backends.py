@@ -104,7 +104,7 @@ def test_an_unknown_backend_is_answered_with_those_that_are_installed(third_part
 @pytest.mark.parametrize(
     ("name", "says"), [("broken", "cannot be loaded.*that_is_not_there"), ("mistaken", "which is no Backend")]
 )
-def test_a_backend_that_is_installed_wrongly_says_so(third_party: Path, name: str, says: str) -> None:
+def test_a_broken_backend_is_reported(third_party: Path, name: str, says: str) -> None:
     with pytest.raises(ClusterError, match=says):
         load_backend(name)
 
@@ -131,7 +131,7 @@ def test_the_local_backend_is_an_entry_point_like_any_other() -> None:
         ('{"backend": "local", "address": "a", "token": "t", "namespace": "x"}', "namespace"),
     ],
 )
-def test_a_wrong_configuration_says_what_is_allowed(text: str, says: str) -> None:
+def test_a_wrong_configuration_names_what_is_allowed(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         decode_config(text, "the file")
 

@@ -83,7 +83,7 @@ def test_a_server_is_resized_to_what_its_master_asks_for(plane: FakeFleet, is_re
     assert last.size == last.asked_size == larger and last.resize is ResizeState.DONE
 
 
-def test_a_size_that_is_still_asked_for_is_the_servers_too() -> None:
+def test_the_owners_memory_is_subtracted_from_a_requested_size_too() -> None:
     status = PodStatus(
         name="a", uid="1", job="j", role=Role.PARAMETER_SERVER, phase=PodPhase.RUNNING, labels={BYTES_LABEL: str(MORE)},
         size=PodSize(1.0, SIZE.memory_bytes + MORE), asked=PodSize(2.0, SIZE.memory_bytes + 2 * MORE), memory_bytes=9,

@@ -91,7 +91,7 @@ def test_a_local_day_at_utc_minus_8_is_the_partition_of_its_own_name() -> None:
 
 
 @pytest.mark.parametrize(("day", "hours"), [("2026-03-08", 23), ("2026-11-01", 25), ("2026-07-01", 24)])
-def test_a_day_is_one_day_of_the_calendar_however_many_hours_it_has(day: str, hours: int) -> None:
+def test_a_day_is_a_calendar_day_of_23_to_25_hours(day: str, hours: int) -> None:
     start, end, evaluation_end = Interval(day).resolved("America/Los_Angeles").moments()
     assert end - start == timedelta(hours=hours)
     calendar = LogCalendar("America/Los_Angeles")

@@ -72,7 +72,7 @@ def test_the_digest_changes_with_a_files_size_and_time_though_its_rows_stay(
     assert after.digest != before.digest
 
 
-def test_a_column_that_stands_twice_in_a_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_duplicate_column_in_a_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
     rows = table(10)
     write_parquet(tmp_path / "a.parquet", rows.append_column("row", rows.column("number")))
     with pytest.raises(DataError, match=r"a.parquet: the columns \['row'\] stand in the file more than once"):

@@ -47,7 +47,7 @@ def converted(folder: Path, time: pa.Array, **more: Any) -> dict[str, int]:
         (pa.array(["2025-12-31"]), "seconds"),
     ],
 )
-def test_a_row_goes_to_its_local_day_however_its_time_is_written(tmp_path: Path, time: pa.Array, unit: str) -> None:
+def test_a_row_goes_to_its_local_day_for_every_form_of_timestamps(tmp_path: Path, time: pa.Array, unit: str) -> None:
     assert converted(tmp_path, time, timestamp_unit=unit) == {"day=2025-12-31": 1}
 
 
@@ -60,7 +60,7 @@ def test_the_last_nanosecond_of_a_day_is_not_rounded_into_the_next_one(tmp_path:
     }
 
 
-def test_texts_with_and_without_an_offset_may_stand_in_one_column(tmp_path: Path) -> None:
+def test_a_column_may_have_texts_with_and_without_an_offset(tmp_path: Path) -> None:
     times = pa.array(["2025-12-31T23:30:00", "2026-01-01T07:30:00Z", "2026-01-01"])
     assert converted(tmp_path, times) == {"day=2025-12-31": 2, "day=2026-01-01": 1}
 

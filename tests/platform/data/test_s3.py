@@ -62,7 +62,7 @@ def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, t
     assert convert(training_data_for(remote), f"{bucket}/converted", layout=ByRows(rows=200)) == report
 
 
-def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_is_done_anew(
+def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_repeated(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = GenerateSpec(path=str(tmp_path / "log"), days=1, rows_per_day=300, dense=2, sparse=3)

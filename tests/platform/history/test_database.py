@@ -93,7 +93,7 @@ def test_a_file_that_is_no_database_of_this_mlflow_is_refused_at_once_and_left_a
     assert (file.read_bytes() if file.is_file() else b"") == before
 
 
-def test_a_folder_that_nobody_may_write_is_one_line(tmp_path: Path) -> None:
+def test_a_read_only_folder_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HistoryError, match=r"cannot be opened or made: .*Not a directory"):
         History(f"sqlite:///{tmp_path}/file/mlflow.db", "clicks").open_run("a-job")
@@ -109,7 +109,7 @@ def test_an_error_of_the_database_is_one_line(uri: str) -> None:
         raise refusal
 
 
-def test_a_write_that_met_another_is_told_from_one_that_is_wrong(uri: str) -> None:
+def test_a_conflicting_write_is_distinguished_from_a_wrong_one(uri: str) -> None:
     from mlflow.store.tracking.dbmodels.models import SqlParam
 
     connection = Connection(uri, "clicks")

@@ -111,7 +111,7 @@ def test_the_table_stays_bounded_and_keeps_the_latest_rounds(
     assert [line["why"] for line in table(MlflowClient(tracking_server.uri), run_id)] == ["b", "c", "c"]
 
 
-def test_decisions_that_somebody_has_damaged_are_named(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
+def test_damaged_decisions_are_named(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
     MlflowClient(tracking_server.uri).log_text(run_id, '[{"policy": 1}]', DECISIONS_FILE)
     with pytest.raises(HistoryError, match=rf"{run_id}.*decisions\.json cannot be read.*delete it"):
         Decisions(tracking_server.uri, "").decisions(run_id)

@@ -135,7 +135,7 @@ MOVED = MigrationSeen(
 )  # fmt: skip
 
 
-def test_a_migration_shows_who_served_who_copied_and_when_rows_were_handed_over() -> None:
+def test_a_migration_shows_serving_copying_and_the_hand_over() -> None:
     chart = Gantt.of(MOVED)
     left = 10.0 - 0.08 * 8.5
     parts = {

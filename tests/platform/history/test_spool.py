@@ -53,7 +53,7 @@ def test_the_file_does_not_grow_with_what_was_delivered(tmp_path: Path, monkeypa
     assert Spool(tmp_path / "spool").points == []
 
 
-def test_a_disk_without_room_is_survived_and_forgotten_when_it_has_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_is_survived_and_the_problem_cleared_when_there_is_space(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     spool = Spool(folder / "spool")
     spool.add(points(0, 2), points(0, 2))

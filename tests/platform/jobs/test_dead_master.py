@@ -63,7 +63,7 @@ def test_a_damaged_journal_fails_the_job_with_the_journals_message_and_its_log_i
     assert "master_started" in kept.read_text() and "file is not a database" in kept.read_text()
 
 
-def test_a_master_that_its_node_restarts_again_and_again_says_why_and_leaves_its_log(
+def test_a_master_that_crashes_repeatedly_has_a_reason_and_a_log(
     platform: Platform, stopped_master: psutil.Process, journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What can be opened by no program, without being damaged: another attempt may succeed.

@@ -48,7 +48,7 @@ def decisions(world: World) -> list[Decided]:
     return [effect for event in world.events[2:] for effect in other.state.handle(event) if isinstance(effect, Decided)]
 
 
-def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
+def test_a_damaged_newest_record_is_replaced_by_the_one_before_with_its_positions():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
     first = world.state.recovery.record
@@ -70,7 +70,7 @@ def test_a_damaged_newest_record_means_the_one_before_it_with_its_positions():
     assert world.state.membership.losses == {Role.PARAMETER_SERVER: 1}
 
 
-def test_a_report_of_damage_counts_once_however_many_servers_send_it():
+def test_damage_reported_by_many_servers_counts_once():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
     trained(world)
@@ -90,7 +90,7 @@ def test_a_report_of_damage_counts_once_however_many_servers_send_it():
     assert world.state.phases.generation == 2 and len(world.state.recovery.records) == 1
 
 
-def test_a_job_without_an_undamaged_record_of_its_own_goes_back_to_where_it_started():
+def test_a_job_without_an_undamaged_record_returns_to_its_start():
     world = running(plan(save_interval_seconds=0.0, start_record="file:///store/yesterday"))
     trained(world)
     world.damaged.update(record.uri for record in world.state.recovery.records)
@@ -113,7 +113,7 @@ def test_a_job_that_started_from_nothing_starts_from_nothing_again():
     assert world.state.phase is Phase.SUCCEEDED
 
 
-def test_a_damaged_start_record_means_the_one_before_it():
+def test_a_damaged_start_record_is_replaced_by_the_one_before():
     world = World(plan(start_record="file:///store/2", older_start_records=["file:///store/1"]))
     world.damaged.add("file:///store/2")
     world.run_fairly()
@@ -153,7 +153,7 @@ def test_as_many_records_are_gone_back_to_as_the_store_keeps():
     assert len(world.state.recovery.records) == 2 and world.state.saves.completed == 3
 
 
-def test_damaged_records_are_named_to_the_one_who_prunes():
+def test_pruning_is_given_the_damaged_records():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
     bad = world.state.recovery.records[-1].uri
@@ -168,7 +168,7 @@ def test_damaged_records_are_named_to_the_one_who_prunes():
     assert isinstance(commit, CommitRecord) and commit.damaged == [bad]
 
 
-def test_the_final_record_waits_for_a_store_that_is_away_and_says_so():
+def test_the_final_record_waits_for_an_unreachable_store_with_a_reason():
     world = running(plan(save_interval_seconds=0.0))
     while world.state.phase is not Phase.SAVING:
         act(world)

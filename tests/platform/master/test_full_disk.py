@@ -84,7 +84,7 @@ def test_a_wait_for_a_journal_that_was_given_up_fails(disk: SmallDisk) -> None:
     journal.close()
 
 
-def test_a_job_stands_still_while_its_journal_has_no_room_and_then_goes_on(disk: SmallDisk, tmp_path: Path) -> None:
+def test_a_job_pauses_while_its_journal_has_no_room_and_then_continues(disk: SmallDisk, tmp_path: Path) -> None:
     # Heartbeats are looked for again and again meanwhile; silence would cost a pod after 1.5 seconds.
     faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 2}
     s = Stage(tmp_path, job(faults=faults), disk.folder, rows=3000)

@@ -191,7 +191,7 @@ def test_the_positions_that_a_job_begins_with_are_decided_before_anything_starts
         (DIGEST, {"resume": "never"}, "spec.continual.resume is never"),
     ],
 )
-def test_otherwise_it_takes_the_weights_alone_and_says_why(
+def test_otherwise_only_the_weights_are_used_with_a_reason(
     record: Record, digest: str, continual: dict[str, str], reason: str
 ) -> None:
     start = _find_start(with_start(record, continual=continual), rows_of(digest))

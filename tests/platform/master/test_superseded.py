@@ -106,7 +106,7 @@ def test_a_late_registration_of_a_superseded_process_changes_nothing(pod: str) -
     assert w.directive(pod).mode is not Mode.EXIT
 
 
-def test_a_process_that_a_master_has_never_heard_of_registers(stage: Callable[..., Stage]) -> None:  # noqa: F811
+def test_a_process_that_is_unknown_to_its_master_registers(stage: Callable[..., Stage]) -> None:  # noqa: F811
     s = stage(begin=False)
     s.cluster.on_create = lambda spec: None
     s.start()

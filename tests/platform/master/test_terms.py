@@ -106,7 +106,7 @@ def test_a_superseded_master_commits_nothing_ends_and_touches_no_pod(stage: Make
     assert s.service.state.phase is Phase.TRAINING
 
 
-def test_a_record_that_an_older_master_commits_late_is_in_nobodys_way(stage: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_late_record_of_an_older_master_is_never_the_newest(stage: Make, monkeypatch: pytest.MonkeyPatch):
     # Of its two records it would keep one.
     s = stage(rows=100_000, keep=1)
     s.start()
@@ -213,7 +213,7 @@ def test_pruning_looks_for_a_higher_term_before_each_deletion(stage: Make):
     assert len(committed(s)) == 2 and committed(s)[0] == before[0]
 
 
-def test_a_master_without_its_journal_continues_from_the_newest_record_and_says_so(stage: Make):
+def test_a_master_without_its_journal_continues_from_the_newest_record(stage: Make):
     s = stage()
     s.start()
     trained(s, 20)

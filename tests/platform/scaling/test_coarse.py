@@ -28,7 +28,7 @@ def test_a_coarse_grid_and_its_neighbours_come_close_to_an_exhaustive_search(poi
     assert ours >= 0.98 * hypervolume(exact.cost_per_hour, -exact.gain, reference) > 0
 
 
-def test_a_grid_has_the_ends_of_every_ladder_and_not_more_points_than_asked_for() -> None:
+def test_a_grid_has_the_ends_of_every_ladder_and_a_limited_number_of_points() -> None:
     space = space_of(situation(limits=LIMITS).job, PLENTY)
     points = space.points(space.spread(400)).indexes_N5
     assert len(points) <= 400

@@ -45,7 +45,7 @@ def _is_number(value: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("file", sorted(ROOM.rglob("*.py")), ids=lambda file: str(file.relative_to(ROOM)))
-def test_every_number_of_a_decision_says_what_it_is(file: Path) -> None:
+def test_every_number_of_a_decision_has_a_unit(file: Path) -> None:
     assert not bare(file.read_text())
 
 

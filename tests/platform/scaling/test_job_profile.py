@@ -57,7 +57,7 @@ def test_a_settled_job_with_steps_enough_is_decided_about() -> None:
         ({"steps": 0, "is_settled": False}, "pods are coming or going"),
     ],
 )
-def test_a_job_that_is_left_alone_says_why_and_what_becomes_of_its_memory(changes: dict[str, Any], reason: str) -> None:
+def test_a_job_that_is_left_alone_has_a_reason_and_a_memory_forecast(changes: dict[str, Any], reason: str) -> None:
     found = decidable(facts(**changes))
     assert isinstance(found, NotNow) and found.memory is not None and found.memory.memory_wish is not None
     assert found.reason.startswith(f"{reason}; memory: the limit less 10 % is reached in ")
@@ -88,7 +88,7 @@ def test_why_no_memory_is_asked_for_is_said_too(memory: MemorySeen, words: str) 
     assert found.memory is not None and found.memory.memory_wish is None
 
 
-def test_a_job_without_tables_has_no_memory_to_speak_of() -> None:
+def test_a_job_without_tables_has_no_memory_forecast() -> None:
     found = decidable(facts(is_settled=False, memory=None))
     assert isinstance(found, NotNow) and found.reason == "pods are coming or going"
     assert found.memory is not None and found.memory.memory is None

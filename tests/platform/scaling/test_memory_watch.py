@@ -68,16 +68,14 @@ def test_nothing_is_given_where_nothing_is_needed_or_known(changes: dict[str, An
     assert look(facts(**changes), PLAN_SECONDS).plan is None
 
 
-def test_nothing_is_asked_for_while_servers_change_because_of_what_was_asked_before() -> None:
+def test_no_request_is_made_while_an_earlier_one_changes_servers() -> None:
     assert look(reaching_its_limit_in(50.0, is_settled=False), PLAN_SECONDS).plan is not None
     under_way = reaching_its_limit_in(50.0, is_settled=False, are_servers_settled=False)
     assert look(under_way, PLAN_SECONDS).plan is None
 
 
 @pytest.mark.parametrize(("seconds_ago", "asks"), [(179.0, False), (181.0, True)])
-def test_memory_that_the_cluster_refused_is_not_asked_for_again_before_a_round_would(
-    seconds_ago: float, *, asks: bool
-) -> None:
+def test_refused_memory_is_not_requested_again_before_the_next_round(seconds_ago: float, *, asks: bool) -> None:
     given_up = (
         PastChange(before=HERE, after=LARGER, seconds_ago=seconds_ago, asked_by=MEMORY),
         PastChange(before=LARGER, after=HERE, seconds_ago=seconds_ago - 1.0, asked_by=""),

@@ -131,7 +131,7 @@ def test_a_plan_beyond_the_limits_of_its_job_is_named_and_not_carried_out(target
     assert words in answer.problems["job"] and not answer.plans[0].changes
 
 
-def test_a_job_that_somebody_took_beyond_its_limits_may_come_back() -> None:
+def test_a_job_beyond_its_limits_may_return_into_them() -> None:
     answer = decide(Broken(plan_to(allocation(1))), [profile(limits=Limits(workers=(1, 1)))], VIEW)
     assert not answer.problems and answer.plans[0].changes
 
@@ -162,7 +162,7 @@ def test_a_proposal_with_a_number_that_is_none_is_refused() -> None:
     assert "gain nan; allowed: a number" in propose_safely(NoNumber(), profile(), VIEW)[1]
 
 
-def test_a_job_without_a_usable_measurement_keeps_its_plan_and_says_why() -> None:
+def test_a_job_without_a_usable_measurement_keeps_its_plan_with_a_reason() -> None:
     answer = decide(load_policy("three-stage"), [profile(observations=())], VIEW)
     assert "no usable one" in answer.problems["job"]
     assert not answer.plans[0].changes

@@ -55,7 +55,7 @@ def test_no_candidate_has_less_memory_than_the_rows_are_known_to_need(
         )
 
 
-def test_a_candidate_with_too_little_memory_is_left_out_whatever_policy_has_it() -> None:
+def test_candidates_with_too_little_memory_are_removed_for_every_policy() -> None:
     class Thrifty(ThreeStage):
         def propose(self, job, view):  # type: ignore[no-untyped-def]
             found = super().propose(job, view)

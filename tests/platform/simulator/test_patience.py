@@ -43,7 +43,7 @@ def asked_in(patience: Patience, each: Running, rounds: Sequence[int], free: Res
     return found
 
 
-def test_a_job_that_is_to_stay_is_asked_about_less_and_less_often() -> None:
+def test_a_job_that_stays_is_proposed_less_and_less_often() -> None:
     assert asked_in(Patience(8), running(), range(1, 40)) == [1, 2, 4, 8, 16, 24, 32]
 
 
@@ -51,14 +51,14 @@ def test_without_patience_a_job_is_asked_about_in_every_round() -> None:
     assert asked_in(Patience(1), running(), range(1, 40)) == list(range(1, 40))
 
 
-def test_a_job_to_which_something_has_happened_is_asked_about_at_once() -> None:
+def test_a_job_with_an_event_is_proposed_at_once() -> None:
     patience, each = Patience(8), running()
     asked_in(patience, each, range(1, 18))
     each.wake()
     assert asked_in(patience, each, range(18, 26)) == [18, 19, 21, 25]
 
 
-def test_a_job_that_had_too_little_room_is_asked_about_when_there_is_more() -> None:
+def test_a_job_without_room_is_proposed_again_when_there_is_more() -> None:
     patience, each = Patience(8), running()
     asked_in(patience, each, range(1, 18), LITTLE)
     assert asked_in(patience, each, [18, 19], Resources()) == []
@@ -71,7 +71,7 @@ def test_a_job_that_had_room_for_anything_does_not_care_for_more() -> None:
     assert asked_in(patience, each, range(18, 24), ENOUGH + ENOUGH) == []
 
 
-def test_a_job_that_would_change_is_asked_about_in_every_round() -> None:
+def test_a_job_with_a_plan_is_proposed_in_every_round() -> None:
     patience, each = Patience(8), running()
     for number in range(1, 10):
         assert patience.is_due(each, number, ENOUGH)

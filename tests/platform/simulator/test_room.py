@@ -51,7 +51,7 @@ def test_without_preemption_the_urgent_one_waits() -> None:
     assert next(each for each in report.jobs if each.job_id == "urgent").placed_seconds > 600.0
 
 
-def test_nobody_is_disturbed_for_a_job_that_would_not_fit_all_the_same() -> None:
+def test_no_job_is_displaced_for_a_job_that_would_still_not_fit() -> None:
     large = msgspec.structs.replace(URGENT, allocation=asked(workers=40))
     given = msgspec.structs.replace(QUIET, until_seconds=5 * 3600.0)
     report = run("static", [fills("low"), large], nodes=1, given=given)

@@ -15,7 +15,7 @@ PARTS = st.floats(0.001, 1.0)
 STEPS = st.builds(Step, compute=PARTS, update=PARTS, network=PARTS, lookup=PARTS, fixed=PARTS)
 
 
-def test_one_worker_waits_for_nobody() -> None:
+def test_a_single_worker_does_not_wait() -> None:
     assert response(0.3, 1.0, 1) == 0.3
 
 
@@ -24,7 +24,7 @@ def test_two_workers_of_a_server_that_does_nothing_else_take_turns() -> None:
 
 
 @given(st.floats(0.01, 1.0), st.floats(0.01, 1.0), st.integers(1, 64))
-def test_a_response_lies_between_no_wait_and_a_wait_for_all(demand: float, think: float, workers: int) -> None:
+def test_a_response_is_between_no_wait_and_a_wait_for_all(demand: float, think: float, workers: int) -> None:
     found = response(demand, think, workers)
     assert demand <= found <= demand * workers * (1 + 1e-9)
     # Asymptotic bound of a closed network: w workers cannot be served faster than one demand after the other.

@@ -116,7 +116,7 @@ def test_a_simulated_master_gives_memory_before_the_first_round_where_that_would
 
 
 @pytest.mark.parametrize("policy", ["static", "three-stage"])
-def test_memory_is_forecast_of_a_job_that_lacks_a_worker_and_nothing_else_is_asked_about_it(policy: str) -> None:
+def test_only_memory_is_forecast_for_a_job_that_lacks_a_worker(policy: str) -> None:
     lacking = job(pods_up=((0.0, 3, 2),))
     full = growing(lacking, needed_at_end=1.5)
     (ended,) = run(policy, [full]).jobs

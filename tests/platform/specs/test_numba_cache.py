@@ -56,7 +56,7 @@ def room(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_kernel_is_compiled_anew_when_one_that_it_calls_has_changed(room: Path, tmp_path: Path) -> None:
+def test_a_kernel_is_recompiled_when_a_called_kernel_has_changed(room: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert run(room, home) == ["6", "0"]
     assert run(room, home) == ["6", "1"]
@@ -90,7 +90,7 @@ def test_a_package_that_cannot_be_written_keeps_its_kernels_with_the_user(
     assert folder.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_folders_that_nobody_has_asked_for_in_a_week_are_removed(
+def test_folders_that_were_not_used_for_a_week_are_removed(
     room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)

@@ -142,7 +142,7 @@ def test_a_server_that_comes_back_at_its_address_is_found_again(handler: Countin
     second.stop()
 
 
-def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
+def test_a_silent_server_is_given_up_at_the_deadline() -> None:
     release = threading.Event()
 
     def silent(message: Ask) -> Answered:
@@ -161,7 +161,7 @@ def test_a_server_that_says_nothing_is_given_up_at_the_deadline() -> None:
     server.stop()
 
 
-def test_it_speaks_tls(handler: Counting, tls: TlsConfig) -> None:
+def test_calls_work_with_tls(handler: Counting, tls: TlsConfig) -> None:
     server = serving(handler, tls=tls)
     client = RpcClient(f"localhost:{server.port}", TOKEN, tls)
     assert [ask(client, 1), ask(client, 2)] == [Answered(2), Answered(3)]

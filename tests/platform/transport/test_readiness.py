@@ -11,7 +11,7 @@ from elastrec.platform.specs import environment
 from elastrec.platform.transport.readiness import announce_ready
 
 
-def test_a_process_works_only_after_its_node_has_heard_that_it_is_ready(
+def test_a_process_works_only_after_its_node_has_seen_that_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "ready"

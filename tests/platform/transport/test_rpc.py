@@ -194,7 +194,7 @@ def test_a_refused_stream_request_does_not_end_the_stream(client: RpcClient) -> 
     stream.close()
 
 
-def test_a_stream_whose_server_died_says_so(server: RpcServer) -> None:
+def test_a_stream_whose_server_died_raises(server: RpcServer) -> None:
     script = (
         "import sys, msgspec\n"
         "from elastrec.platform.transport import RpcServer\n"
@@ -242,7 +242,7 @@ def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(cl
         stream.close()
 
 
-def test_a_connection_that_speaks_something_else_is_closed_and_the_server_goes_on(
+def test_a_connection_with_another_protocol_is_closed_and_the_server_continues(
     server: RpcServer, client: RpcClient
 ) -> None:
     stream = client.open_stream([Answered])

@@ -220,7 +220,7 @@ def test_a_pod_larger_than_any_container_is_refused_for_good(stand: Stand) -> No
     assert [each.name for each in snapshot(stand.fleet)] == ["first"]
 
 
-def test_a_full_cluster_refuses_nobody_and_grants_when_there_is_room(stand: Stand) -> None:
+def test_a_full_cluster_accepts_resizes_and_grants_them_when_there_is_room(stand: Stand) -> None:
     first = [running(stand, f"large-{number}", 1900, 1.0) for number in range(2)]
     waiting = stand.fleet.create(stand.spec("waiting", 1900, 1.0))
     taken_back = stand.fleet.create(stand.spec("taken-back", 1900, 1.0))
@@ -314,7 +314,7 @@ def test_a_size_that_finds_no_room_is_deferred_until_there_is_some_or_it_is_take
     assert now(stand, pods[1].name).size == pods[1].size
 
 
-def test_a_watch_goes_on_where_its_token_says_and_begins_anew_with_one_that_is_not_known(stand: Stand) -> None:
+def test_a_watch_continues_at_its_token_and_restarts_with_an_unknown_one(stand: Stand) -> None:
     running(stand, "first")
     begin = token(stand)
     second = running(stand, "second")

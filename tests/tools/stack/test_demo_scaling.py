@@ -83,7 +83,7 @@ def test_one_round_runs_at_a_time(airflow, said):
     assert airflow.triggered == ["round-1"]
 
 
-def test_a_round_of_the_schedule_is_said_too(airflow, said):
+def test_a_scheduled_round_is_printed_too(airflow, said):
     scaling = Scaling(airflow, said.append, kills=False)
     scaling.look("job", metrics(Phase.STARTING))
     airflow.rounds["scheduled"], airflow.output = "success", GROWN

@@ -166,7 +166,7 @@ def test_a_held_push_travels_with_the_next_pull_to_every_server() -> None:
 
 
 @pytest.mark.parametrize("action", ["release", "flush", "leave", "push", "forget"])
-def test_a_held_push_is_sent_before_whatever_else_is_asked_and_forgotten_by_forget(action: str) -> None:
+def test_a_held_push_is_sent_before_the_next_request_and_dropped_by_forget(action: str) -> None:
     with running_servers(SPEC) as (routing, servers):
         client = client_of()
         client.connect(routing, 1)
@@ -259,7 +259,7 @@ def test_tables_that_are_not_the_jobs_are_refused_all_at_once() -> None:
     assert len(caught.value.problems) == 2
 
 
-def test_servers_hold_the_same_number_of_rows_whatever_their_number() -> None:
+def test_the_number_of_rows_does_not_depend_on_the_number_of_servers() -> None:
     held = []
     for count in (1, 3):
         with running_servers(SPEC, count) as (routing, servers):

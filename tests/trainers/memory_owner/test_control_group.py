@@ -46,7 +46,7 @@ def test_limit_and_kills_are_those_of_the_pod(
     assert (pod.limit_bytes(), pod.memory_kills()) == (1048576, 3)
 
 
-def test_a_group_of_its_own_goes_before_the_one_at_the_top(tmp_path: Path) -> None:
+def test_the_own_control_group_takes_precedence_over_the_root(tmp_path: Path) -> None:
     files = {f"memory{part}/{name}": text for part, name, text in (
         ("", "memory.limit_in_bytes", "7"), ("", "memory.oom_control", "oom_kill 9\n"),
         ("/a", "memory.limit_in_bytes", "5"), ("/a", "memory.oom_control", "oom_kill 1\n"),

@@ -42,7 +42,7 @@ def test_a_pod_that_is_smaller_than_its_memory_is_refused() -> None:
         make_memory(2 * MIB, 2 * MIB)
 
 
-def test_a_machine_that_has_no_such_memory_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_files_reports_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> int:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 

@@ -89,7 +89,7 @@ def test_a_server_finds_all_pages_of_its_memory(start: Start) -> None:
     assert int(child["size"]) == int(child["made"]) == 64 * MIB and child["before"] == "0"
 
 
-def test_a_crashed_server_is_started_again_and_finds_what_the_one_before_left(start: Start) -> None:
+def test_a_crashed_server_is_restarted_and_finds_its_memory(start: Start) -> None:
     owner = start(ELASTREC_READY="/the/file")
     first = owner.child()
     second = owner.kill_child(signal.SIGKILL)

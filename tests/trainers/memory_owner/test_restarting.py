@@ -62,7 +62,7 @@ def test_a_process_that_was_killed_for_the_memory_of_its_pod_is_not_followed(
     assert 'reason="it was killed for the memory of its pod"' in capfd.readouterr().err
 
 
-def test_a_program_that_cannot_be_started_ends_the_pod_and_says_why(
+def test_a_program_that_cannot_be_started_ends_the_pod_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/not/there")

@@ -47,7 +47,7 @@ class Model(nn.Module):
         return self._result
 
 
-def test_a_job_that_says_nothing_has_one_binary_head_and_its_cross_entropy() -> None:
+def test_a_job_has_one_binary_head_with_cross_entropy_by_default() -> None:
     here = JobHeads(nn.Linear(1, 1), TrainingData.model_validate({"path": "x", "sparse": [{"name": "user"}]}))
     logits, label = rows(1)[:, 0], targets(1)
     outputs = here.outputs(logits, B)

@@ -151,7 +151,7 @@ def values_and_rest(rows: Rows, row_id: int) -> tuple[np.ndarray, tuple[Any, ...
     return np.frombuffer(values, np.float32), (state, versions)
 
 
-def test_rows_that_have_changed_are_rounded_where_the_job_file_says_so_and_nothing_else_is(tmp_path: Path) -> None:
+def test_only_changed_rows_are_rounded_and_only_if_the_job_file_sets_it(tmp_path: Path) -> None:
     made = Job(tmp_path, delta_values="int8")
     push(made.servers, range(2000), 1.0)
     base = made.save()

@@ -124,7 +124,7 @@ def test_a_worker_that_the_master_has_given_up_can_neither_pull_nor_push(mode: s
 
 
 @pytest.mark.parametrize("mode", ["async", "bsp"])
-def test_a_worker_that_a_server_has_not_heard_of_yet_is_admitted(mode: str) -> None:
+def test_a_worker_that_a_server_does_not_know_yet_is_admitted(mode: str) -> None:
     server = server_of(mode)
     name_members(server, 4, ("a", "i"))
     # Its registration made version 5, which has not reached the server.

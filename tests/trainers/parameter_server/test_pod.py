@@ -295,7 +295,7 @@ def test_a_server_restores_with_threads_for_the_cores_that_it_has_now(monkeypatc
         master.close()
 
 
-def test_a_server_without_its_environment_says_what_is_missing() -> None:
+def test_a_server_without_its_environment_names_the_missing_variable() -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("ELASTREC_")}
     done = subprocess.run(
         [sys.executable, "-m", "elastrec.trainers.parameter_server"],

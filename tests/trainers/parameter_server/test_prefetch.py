@@ -16,7 +16,7 @@ def _ask_and_read(array, index):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("index", [0, 2, -1, -(2**40), 2**40])
-def test_any_index_may_be_asked_for(index: int) -> None:
+def test_any_index_may_be_prefetched(index: int) -> None:
     assert _ask_and_read(np.ones((3, 5), np.float32), index) == 15
     assert _ask_and_read(np.ones(3, np.uint32), index) == 3
 

@@ -38,7 +38,7 @@ def test_no_server_waits_for_a_worker_before_the_round_that_another_has_named() 
     assert machine.push(A, 3, 1) == [[(A, 3), (B, 2)]]
 
 
-def test_a_push_that_says_so_is_the_workers_last_one() -> None:
+def test_a_push_may_be_marked_as_the_workers_last_one() -> None:
     machine = Consistency("bsp")
     for worker in (A, B):
         machine.join(worker, 1)
@@ -59,7 +59,7 @@ def test_a_member_without_a_share_is_not_waited_for_and_takes_part_in_the_next_r
     assert machine.awaited == [A, B]
 
 
-def test_rounds_that_nobody_takes_part_in_are_passed_over() -> None:
+def test_rounds_without_workers_are_skipped() -> None:
     machine = Consistency("bsp")
     machine.join(A, 1)
     machine.advance(A, 7)

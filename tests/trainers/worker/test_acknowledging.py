@@ -187,7 +187,7 @@ def test_a_minibatch_that_was_started_and_not_trained_starts_again(worker: Worke
     assert [feed.next(0), feed.next(0)] == items[1:]
 
 
-def test_a_worker_that_lost_its_connections_leaves_all_the_same(worker: Worker) -> None:
+def test_a_worker_without_connections_can_leave(worker: Worker) -> None:
     """Servers count it in until then, and others would wait for its push in bsp."""
     step(worker, 10)
     worker.drop()

@@ -40,7 +40,7 @@ def test_threads_follow_the_granted_cores(cores: str, threads: int) -> None:
     assert granted_threads({"ELASTREC_CORES": cores}) == threads
 
 
-def test_settings_that_somebody_made_are_left_alone() -> None:
+def test_existing_settings_are_not_changed() -> None:
     settings = process_settings({"ELASTREC_CORES": "2", "OMP_NUM_THREADS": "7"})
     assert "OMP_NUM_THREADS" not in settings
     assert settings["OMP_WAIT_POLICY"] == "PASSIVE"

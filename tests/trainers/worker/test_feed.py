@@ -174,7 +174,7 @@ def test_peek_takes_nothing() -> None:
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     calls=st.lists(st.one_of(st.integers(1, 12), st.sampled_from(["next", "give back"])), max_size=30),
 )
-def test_every_row_comes_once_in_order_whatever_the_sizes(lengths: list[int], calls: list[int | str]) -> None:
+def test_every_row_is_read_once_in_order_for_all_sizes(lengths: list[int], calls: list[int | str]) -> None:
     shards = [row_shard(number, 100 * number, length) for number, length in enumerate(lengths)]
     feed, taken, kept = Feed(leases([granted(*shards), DONE]), read, 10), [], 0
     try:

@@ -139,7 +139,7 @@ def test_every_line_of_a_log_is_trained_once_by_any_reader(
     assert job.queue.is_done
 
 
-def test_a_split_goes_on_where_its_source_says_and_not_at_a_count_of_rows(tmp_path: Path) -> None:
+def test_a_split_continues_at_the_position_of_its_source_not_at_a_row_count(tmp_path: Path) -> None:
     write_log(tmp_path, [8])
     job = Job(LogSource(tmp_path), 1)
     job.work("first", 1)
@@ -149,7 +149,7 @@ def test_a_split_goes_on_where_its_source_says_and_not_at_a_count_of_rows(tmp_pa
     assert first == (0, 0) and second == (0, sum(len(line) + 1 for line in job.trained[:BATCH]))
 
 
-def test_a_split_without_a_known_end_is_done_when_its_reader_says_so() -> None:
+def test_a_split_without_a_known_end_is_done_when_its_reader_reports_the_end() -> None:
     queue = new_queue(1)
     (shard,) = queue.lease("a", "1", 1, 0.0)
     assert shard.split.rows is None

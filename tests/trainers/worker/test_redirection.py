@@ -136,7 +136,7 @@ def connected(trainer: ParameterServerTrainer) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_directive_that_says_what_a_server_has_said_keeps_the_connections(trainer: ParameterServerTrainer) -> None:
+def test_a_directive_with_the_routing_of_a_server_keeps_the_connections(trainer: ParameterServerTrainer) -> None:
     trainer.follow(directive(1))
     trainer.drop()
     assert trainer.redirected(refusal(2))
@@ -160,7 +160,7 @@ def test_a_newer_directive_or_another_generation_wins_over_what_a_server_has_sai
     assert connected(trainer) == [(1, 0), (3, 0), (2, 0), (1, 1)]
 
 
-def test_a_failure_that_names_no_table_redirects_nobody(trainer: ParameterServerTrainer) -> None:
+def test_a_failure_without_a_table_redirects_no_request(trainer: ParameterServerTrainer) -> None:
     trainer.follow(directive(1))
     assert not trainer.redirected(TransportError("the link broke", retryable=True))
     assert not trainer.redirected(RoutingChangedError("refused", 2, 0))

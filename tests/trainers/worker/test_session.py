@@ -80,7 +80,7 @@ def test_progress_waits_for_a_master_that_is_away(pair) -> None:
     assert sum(reported.values()) == 100
 
 
-def test_a_master_that_forgot_the_worker_meets_it_again(pair) -> None:
+def test_a_worker_registers_again_with_a_master_that_does_not_know_it(pair) -> None:
     master, session = pair
     assert session.directive is not None
     with master.changed:
@@ -100,7 +100,7 @@ def test_progress_of_an_older_generation_is_not_sent(pair) -> None:
     assert {item.offset for beat in master.heartbeats for item in beat.progress} == {20}
 
 
-def test_a_finished_shard_is_reported_with_the_next_lease_however_rare_heartbeats_are(pair) -> None:
+def test_a_finished_shard_is_reported_with_the_next_lease_not_with_a_heartbeat(pair) -> None:
     master, session = pair
     master.heartbeat_seconds = 3600.0
     master.wait_for(lambda: session.beat_seconds == 3600.0, 10)
@@ -142,7 +142,7 @@ def test_a_worker_ordered_back_stays_idle_until_its_master_knows_the_returned_sh
     master.wait_for(lambda: master.let_go == {"worker-0": 1} and not session.is_idle, 20)
 
 
-def test_a_worker_that_hears_of_the_end_of_a_pause_has_the_orders_that_were_given_in_it(pair) -> None:
+def test_the_end_of_a_pause_brings_the_orders_that_were_given_in_it(pair) -> None:
     master, session = pair
     given = PodOrders(version=1, batch_size=7)
     seen = []
@@ -167,7 +167,7 @@ def test_shards_bring_the_orders_under_which_they_are_trained(pair) -> None:
     assert session.orders == given, "answers of two threads may overtake each other"
 
 
-def test_a_master_that_forgot_the_worker_gets_no_report_of_orders_that_it_did_not_give(pair) -> None:
+def test_a_master_without_the_worker_gets_no_report_of_other_orders(pair) -> None:
     master, session = pair
     session.let_go(PodOrders(version=7, is_idle=True))
     master.wait_for(lambda: master.let_go == {"worker-0": 7}, 10)

@@ -87,7 +87,7 @@ def test_the_story_has_the_parts_and_the_timeline(gone: str) -> None:
     assert found["timeline"][0]["what"].startswith("began")
 
 
-def test_a_job_nobody_knows_is_named_with_what_to_do(gone: str) -> None:
+def test_an_unknown_job_is_named_with_the_remedy(gone: str) -> None:
     for command in (ledger, explain):
         with pytest.raises(SpecError, match=r"'clicks-9' is not .* a job of the cluster or of .*--store"):
             output_of(command, "clicks-9")

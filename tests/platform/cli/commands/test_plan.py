@@ -43,7 +43,7 @@ def test_every_job_has_one_line_of_notes_without_explain(cluster: Masters) -> No
             assert "size measured" in line or "sizes measured" in line
 
 
-def test_notes_that_are_the_reason_of_a_job_that_stays_are_not_said_twice(cluster: Masters) -> None:
+def test_notes_that_are_the_reason_of_a_job_are_not_repeated(cluster: Masters) -> None:
     cluster.add("clicks-1", measured_profile(STAYS))
     text = "".join(said("clicks-1").split())
     assert text.count("sizemeasured") + text.count("sizesmeasured") == 1

@@ -50,7 +50,7 @@ def test_cluster_writes_partitions_and_a_job_file_once(log: Path, tmp_path: Path
     assert [report["partition"] for report in reports] == ["day=2026-01-01", "day=2026-01-02"]
 
 
-def test_cluster_stores_distinct_rows_once_where_it_is_asked_to(log: Path, tmp_path: Path) -> None:
+def test_cluster_can_store_distinct_rows_once(log: Path, tmp_path: Path) -> None:
     plain = json.loads(_run("inspect", str(log), "-o", "json", "--partition", "2026-01-01"))
     text = _run("cluster", str(log), str(tmp_path / "auto"), "--deduplicate", "auto")
     assert text.count("each distinct row of L1 is stored once") == 2

@@ -31,7 +31,7 @@ def called(*arguments: str) -> Result:
     return result
 
 
-def test_policies_stand_side_by_side_and_it_says_that_it_is_simulated(file: str) -> None:
+def test_policies_are_compared_and_marked_as_simulated(file: str) -> None:
     result = called(file)
     assert "simulated: 8 jobs on 20 nodes of 32 cores" in result.stdout
     for name in ("static", "optimus", "three-stage"):
@@ -68,7 +68,7 @@ class Mine(Static):
 """
 
 
-def test_a_policy_in_a_file_stands_beside_the_others(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_in_a_file_is_compared_with_the_others(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(file).with_name("my_policy.py").write_text(MINE)
     monkeypatch.chdir(Path(file).parent)
     found = json.loads(called(file, "-p", "static", "-p", "my_policy.py:Mine", "--output", "json").stdout)

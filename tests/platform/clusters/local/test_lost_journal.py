@@ -133,7 +133,7 @@ def test_a_damaged_journal_without_pods_is_put_aside(state):
     assert start_agent(state, **_SIZE).list() == []
 
 
-def test_an_agent_starts_with_the_size_that_was_last_asked_for(state, until_true, is_alive):
+def test_an_agent_starts_with_the_size_that_was_last_requested(state, until_true, is_alive):
     agent = start_agent(state, cores=7.0, memory_bytes=3 << 30).agent()
     os.kill(agent.pid, signal.SIGKILL)
     until_true(lambda: not is_alive(agent.pid))

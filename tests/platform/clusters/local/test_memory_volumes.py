@@ -70,7 +70,7 @@ def test_a_pod_waits_for_the_room_of_its_volume_unless_that_is_there(make_pod: M
     assert not admission([record], PodSize(1.0, 110), {("others", "ps-0"): 60}).start
 
 
-def test_an_agent_finds_the_volumes_of_the_one_before(tmp_path: Path, make_pod: MakePod) -> None:
+def test_a_restarted_agent_finds_its_volumes(tmp_path: Path, make_pod: MakePod) -> None:
     spec = make_pod(job="trains", memory_volume=MemoryVolume("ps-0", MIB))
     first = MemoryVolumes(tmp_path / "agent", tmp_path)
     path = first.make(spec)

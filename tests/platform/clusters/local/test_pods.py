@@ -30,7 +30,7 @@ def test_a_pod_that_returns_zero_is_completed(cluster, make_pod, until):
     ("program", "exit_code"),
     [("raise SystemExit(3)", 3), ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137)],
 )
-def test_a_pod_that_fails_says_how(cluster, make_pod, until, program, exit_code):
+def test_a_failed_pod_reports_its_error(cluster, make_pod, until, program, exit_code):
     pod = make_pod(program)
     cluster.create(pod)
     status = until(cluster, pod.name)

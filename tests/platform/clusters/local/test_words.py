@@ -102,7 +102,7 @@ def test_of_pods_that_wait_the_one_of_the_highest_priority_starts_first(cluster,
     assert waiting is not None and waiting.phase is PodPhase.PENDING
 
 
-def test_a_pod_that_is_deleted_says_until_when_it_may_run(cluster, make_pod, until, running) -> None:
+def test_a_pod_that_is_being_deleted_has_a_deadline(cluster, make_pod, until, running) -> None:
     stubborn = make_pod(
         f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {LONG}"
     )

@@ -80,7 +80,7 @@ def test_rows_come_sorted_by_session_then_time_and_none_is_lost(tmp_path: Path) 
     assert build_manifest(clustered_data(_data(tmp_path / "log"), str(tmp_path / "out"))).rows == 3_000
 
 
-def test_no_session_lies_in_two_row_groups(tmp_path: Path) -> None:
+def test_no_session_is_split_between_row_groups(tmp_path: Path) -> None:
     _write(_log(3_000, 60), tmp_path / "log")
     cluster(_data(tmp_path / "log"), str(tmp_path / "out"), row_group_rows=128)
     parquet = pq.ParquetFile(tmp_path / "out" / DAY / "part-00000.parquet")

@@ -34,6 +34,6 @@ def test_sessions_are_really_shuffled_and_by_the_seed_alone() -> None:
 
 @given(st.lists(st.integers(0, 3), max_size=30))
 @settings(max_examples=60, deadline=None)
-def test_sessions_that_do_not_stand_side_by_side_are_moved_piece_by_piece_and_lose_no_row(sessions: list[int]) -> None:
+def test_scattered_sessions_are_moved_piece_by_piece_without_losing_rows(sessions: list[int]) -> None:
     order = session_order(pa.array(sessions, pa.int64()), np.random.default_rng(0).permutation(len(sessions)))
     assert sorted(order.tolist()) == list(range(len(sessions)))

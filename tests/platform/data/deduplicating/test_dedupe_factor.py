@@ -93,7 +93,7 @@ def test_log_order_finds_fewer_repeats_than_clustered_order() -> None:
         ),
     ],
 )
-def test_a_prediction_that_is_off_says_why(
+def test_a_wrong_prediction_has_a_reason(
     codes: np.ndarray, lengths: int | np.ndarray, session_N: np.ndarray, batch: int, why: str
 ) -> None:
     if why == "differ in length":

@@ -59,7 +59,7 @@ def test_a_group_survives_the_journey_as_arrow(columns: tuple[pa.Array, pa.Array
     assert _expanded(InverseJagged.from_arrow(arrived.column(0))) == _expanded(group)
 
 
-def test_rows_of_which_one_member_differs_are_two_rows() -> None:
+def test_rows_that_differ_in_one_member_are_distinct() -> None:
     group = deduplicate({"a": list_column([[1], [1], [1]]), "b": list_column([[2], [2], [3]])})
     assert group.inverse_lookup.tolist() == [0, 0, 1]
 

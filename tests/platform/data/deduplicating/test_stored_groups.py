@@ -103,7 +103,7 @@ def test_a_plain_reader_gives_the_same_batches_for_any_shard(
     [[["cart", "likes"]], [["likes"], ["cart"]], [["cart", "item"], ["shop"]], [["shop", "cart", "likes"]], [["item"]]],
     ids=str,
 )
-def test_a_deduplicating_reader_gives_the_same_batches_whatever_groups_the_job_has(
+def test_a_deduplicating_reader_gives_the_same_batches_for_all_groups(
     logs: dict[str, TrainingData], shard: tuple[int, int], shuffle: bool, groups: list[list[str]]
 ) -> None:
     plain, once = (

@@ -68,7 +68,7 @@ def test_without_rows_or_with_one_class_nothing_is_claimed() -> None:
     assert one.auc() is None and one.normalized_entropy() is None and one.log_loss() is not None
 
 
-def test_calibration_of_true_probabilities_lies_on_the_diagonal() -> None:
+def test_calibration_of_true_probabilities_is_on_the_diagonal() -> None:
     p, y = _planted(400_000, -1.0)
     found = _sketch(p, y).calibration(10)
     assert found.rows.sum() == 400_000 and len(found.rows) == 10

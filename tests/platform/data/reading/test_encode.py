@@ -66,7 +66,7 @@ def test_hidden_bytes_below_empty_fields_do_not_shift_the_others() -> None:
         pa.array(["5", None, "-7"]).dictionary_encode(),
     ],
 )
-def test_integers_are_read_however_they_are_written(values: pa.Array) -> None:
+def test_integers_are_read_in_every_form(values: pa.Array) -> None:
     assert _encode(values, {}) == ([5, MISSING_ID, -7], [False] * 3)
 
 
@@ -166,7 +166,7 @@ def test_numbers_of_every_width_are_read_in_place_with_their_empty_fields(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_bad_however_it_is_read(value: float) -> None:
+def test_a_number_that_is_not_finite_is_bad_in_every_reader(value: float) -> None:
     of = data(Path(), dense=({"name": "f"},), sparse=({"name": "g"},))
     rows = pa.table({"f": pa.array([1.0, None, value], pa.float64()), "g": [1, 2, 3]})
     encoded = RowEncoder(of).encode(rows, with_label=False)

@@ -47,7 +47,7 @@ def test_a_better_model_is_called_better() -> None:
     assert "within the tolerance" in decide(GATE, score(entropy=0.801), score()).reason
 
 
-def test_a_champion_that_cannot_read_the_rows_does_not_stand_in_the_way() -> None:
+def test_a_champion_that_cannot_read_the_rows_is_ignored() -> None:
     decision = decide(GATE, score(), None, champion_problem="feature C9 is gone")
     assert decision.passed
     assert "C9" in decision.reason

@@ -69,7 +69,7 @@ def test_where_no_node_has_so_much_more_servers_are_asked_for() -> None:
     assert found is not None and found.allocation.parameter_servers > 1 and "more servers" in found.reason
 
 
-def test_no_more_servers_are_asked_for_than_the_job_is_allowed_and_the_reason_says_so() -> None:
+def test_servers_are_limited_by_the_job_file_and_the_reason_states_it() -> None:
     profile = grown(remaining=2_000_000_000)
     found = wish(profile, largest_bytes=2.0**30, most_servers=2)
     assert found is not None and found.allocation.parameter_servers == 2

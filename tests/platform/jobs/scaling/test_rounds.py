@@ -53,9 +53,7 @@ def test_a_master_that_does_not_answer_costs_only_its_own_job_the_round(
     assert time.monotonic() - begun < 3 * 0.5 + 5.0, "they are asked side by side"
 
 
-def test_nodes_and_pods_are_read_once_however_many_jobs_there_are(
-    cluster: Masters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_and_pods_are_read_once_for_any_number_of_jobs(cluster: Masters, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     for name in ("nodes", "pods", "jobs"):
         listed = getattr(cluster.platform.launcher, name)
@@ -69,7 +67,7 @@ def test_nodes_and_pods_are_read_once_however_many_jobs_there_are(
     assert sorted(reads) == ["jobs", "nodes", "pods"]
 
 
-def test_masters_are_asked_side_by_side(cluster: Masters) -> None:
+def test_masters_are_asked_concurrently(cluster: Masters) -> None:
     for number in range(8):
         cluster.add_silent(f"silent-{number}")
     begun = time.monotonic()
@@ -83,7 +81,7 @@ def test_a_job_that_is_not_in_the_cluster_is_named(cluster: Masters) -> None:
         rounds.plan(cluster.platform, SETTINGS, ["clicks-9"])
 
 
-def test_jobs_that_do_not_train_are_only_named_when_they_are_asked_about(cluster: Masters) -> None:
+def test_jobs_that_do_not_train_are_named_only_on_request(cluster: Masters) -> None:
     cluster.add("clicks-1", measured_profile(phase="Evaluating"))
     assert rounds.plan(cluster.platform, SETTINGS)[1] == []
     (other,) = rounds.plan(cluster.platform, SETTINGS, ["clicks-1"])[1]
@@ -131,7 +129,7 @@ def test_a_job_that_waits_for_its_server_gets_more_of_them_where_rows_can_move(c
     assert Change.SERVERS not in plans["clicks-False"].changes
 
 
-def test_a_plan_that_its_master_refuses_changes_nothing_and_says_why(cluster: Masters) -> None:
+def test_a_refused_plan_changes_nothing_and_has_a_reason(cluster: Masters) -> None:
     cluster.add("clicks-1", measured_profile(), lambda _: ShapeAnswer(reason="expected_version: 7 is not allowed"))
     done = rounds.apply(cluster.platform, PLAN)
     assert not done.changed and "expected_version: 7" in done.reason

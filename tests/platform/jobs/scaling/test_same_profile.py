@@ -122,7 +122,7 @@ def test_every_limit_that_a_policy_reads_is_that_of_the_job_file() -> None:
     assert found.movable == frozenset(Change)
 
 
-def test_no_fact_of_a_job_can_be_forgotten() -> None:
+def test_facts_of_a_job_have_no_defaults() -> None:
     assert JobFacts.__struct_defaults__ == ()
 
 

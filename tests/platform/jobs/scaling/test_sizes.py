@@ -79,7 +79,7 @@ def test_a_job_whose_tables_grow_gets_memory_within_its_limit_before_it_gets_mor
     assert tight.allocation.parameter_servers > 1
 
 
-def test_a_master_is_asked_for_the_memory_that_a_forecast_wants(cluster: Masters) -> None:
+def test_the_memory_of_a_forecast_is_requested_from_the_master(cluster: Masters) -> None:
     cluster.add("clicks-1", limited(grown(remaining=2_000_000_000), maximum_parameter_server_memory=64 * GIB))
     (plan,) = (
         each for each in rounds.plan(cluster.platform, ScalingSettings(policy="static"))[0].plans if each.changes

@@ -50,6 +50,6 @@ def test_a_teams_minimum_bounds_plans_as_the_job_files_does() -> None:
     assert isinstance(found, JobProfile) and found.limits.workers == (4, 6)
 
 
-def test_a_job_that_takes_no_part_is_never_asked_to_give_back() -> None:
+def test_a_job_without_scaling_never_returns_workers() -> None:
     found = profile_of("clicks-1", measured_profile({"enabled": False}, configuration=ONE), SETTINGS)
     assert isinstance(found, NotNow) and holders_of([found]) == []

@@ -30,7 +30,7 @@ PLAN = Plan(job_id="j", policy="static", before=allocation(1), allocation=alloca
         (SimpleNamespace(role=Role.MASTER, labels={RUN_LABEL: "0123"}), "MLflow does not answer"),
     ],
 )
-def test_a_change_stands_when_its_story_cannot_be_written(tmp_path: Path, master: object, why: str) -> None:
+def test_a_change_is_kept_when_its_decision_cannot_be_logged(tmp_path: Path, master: object, why: str) -> None:
     launcher = SimpleNamespace(find=lambda job: master)
     platform = Platform(launcher, None, "http://127.0.0.1:1", "", tmp_path)  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as lines:

@@ -133,9 +133,7 @@ def test_a_job_that_goes_on_from_a_record_keeps_its_figures(platform: Platform, 
     assert "changed" not in second.adaptation
 
 
-def test_steps_that_changed_since_the_record_are_fitted_again_and_begin_anew(
-    platform: Platform, tmp_path: Path
-) -> None:
+def test_changed_steps_are_fitted_and_their_rows_initialised_again(platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "users.txt").write_text("3\n5\n")
     first = prepare(platform, _with_steps(tmp_path, PRICE), "clicks-1")
     final_record(tmp_path / "store", job_from_json(first.job_json), 1)

@@ -87,7 +87,7 @@ def test_a_model_of_an_installed_package_passes_and_one_of_a_loose_module_does_n
         assert problems(platform(), asked) == fields
 
 
-def test_a_relative_checkpoint_store_lies_below_the_work_uri(tmp_path: Path) -> None:
+def test_a_relative_checkpoint_store_is_below_the_work_uri(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         prepare(platform(work=str(tmp_path)), with_paths(checkpoint={"store": "checkpoints"}), "clicks-1")
     assert [problem.path for problem in refused.value.problems] == ["work_uri"]

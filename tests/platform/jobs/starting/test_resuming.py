@@ -111,7 +111,7 @@ def test_a_later_launch_takes_the_place_of_the_earlier_one(store: str) -> None:
     assert kept_launch(store, "clicks-1").earlier_terms == 3
 
 
-def test_a_job_is_found_by_its_id_and_by_its_name_the_one_that_was_launched_last(
+def test_a_name_finds_the_latest_job_and_an_id_its_job(
     platform: Platform, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for job_id in ("clicks-b", "clicks-c", "clicks-a"):

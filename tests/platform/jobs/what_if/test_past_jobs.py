@@ -51,7 +51,7 @@ def test_runs_of_several_configurations_teach_each_other() -> None:
             assert each.samples_per_second(asked(workers)) == pytest.approx(true, rel=0.1)
 
 
-def test_one_configuration_says_that_shares_are_assumed() -> None:
+def test_with_one_configuration_a_note_names_the_assumed_shares() -> None:
     past = jobs_of([record()])
     assert "parts of a step can be distinguished" in past.notes[0]
 

@@ -172,7 +172,7 @@ def test_it_can_be_taken_back_until_the_hand_over(stage: str):
     assert world.state.phase is Phase.SUCCEEDED and world.state.recovery.rollbacks == 0
 
 
-def test_another_number_that_is_asked_for_meanwhile_is_reached_from_where_the_job_is():
+def test_a_new_request_is_fulfilled_from_the_present_state():
     world = long_job()
     ask(world, 4)
     go_on(world, until=COPYING)

@@ -49,7 +49,7 @@ def test_a_server_with_notice_is_saved_at_once_and_leaves_when_its_successor_own
     check(world)
 
 
-def test_a_notice_is_journalled_and_counts_once_however_often_it_is_reported():
+def test_a_repeated_notice_is_journalled_once():
     world = long_job()
     member = world.state.membership.members[SERVER]
     report = events.PodReported(
@@ -150,7 +150,7 @@ def pauses(world: World) -> list[Decided]:
     return [each for each in world.effects if isinstance(each, Decided) and each.decision == "paused_before_end"]
 
 
-def test_a_server_that_nobody_can_succeed_in_time_costs_no_row():
+def test_a_server_without_a_successor_in_time_costs_no_row():
     world = long_job()
     with_notice(world, SERVER, ends_in_seconds=20.0)
     work_without_new_servers(world, 10.0)

@@ -83,7 +83,7 @@ def test_a_final_record_builds_on_none():
         saves.end(save)
 
 
-def test_the_end_of_an_older_save_says_nothing_about_the_one_under_way():
+def test_the_end_of_an_older_save_does_not_affect_the_running_one():
     world = running()
     older = save_until_written(world)
     world.handle(events.RecordFailed(time=world.time, order_id=older, reason="the store did not answer"))
@@ -154,7 +154,7 @@ def test_a_save_that_took_longer_than_a_lease_costs_no_worker(succeed: bool):
     assert {"j-worker-0", "j-worker-1"} <= world.state.membership.members.keys()
 
 
-def test_leases_on_which_nobody_works_end_although_saves_come_more_often():
+def test_abandoned_leases_expire_even_with_frequent_saves():
     world = running(plan(save_interval_seconds=0.0))
     lease_seconds, began = world.state.plan.lease_seconds, world.time
     while "j-worker-0" in world.state.membership.members and world.time < began + 10 * lease_seconds:

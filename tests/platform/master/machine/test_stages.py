@@ -80,7 +80,7 @@ def test_a_part_that_is_not_written_in_time_fails_the_save_and_training_goes_on(
     assert failure["reason"] == "j-ps-1 wrote nothing for 40 s (spec.faults.save_timeout)"
 
 
-def test_the_folder_of_a_late_save_stays_until_nobody_writes_into_it():
+def test_the_folder_of_a_late_save_stays_until_no_process_writes_into_it():
     world = running()
     save = saving(world, hung="j-ps-1", stage=WRITING)
     everybody_acts(world)
@@ -93,7 +93,7 @@ def test_the_folder_of_a_late_save_stays_until_nobody_writes_into_it():
     assert world.discarded == [save.uri]
 
 
-def test_a_server_that_has_not_heard_that_a_save_was_given_up_may_still_begin_to_write():
+def test_a_server_may_begin_to_write_until_it_knows_that_the_save_was_given_up():
     world = running()
     save = saving(world, stage=WRITING)
     incarnation = world.up["j-ps-1"]["incarnation"]
@@ -348,7 +348,7 @@ def test_a_server_that_does_not_restore_in_time_is_replaced_and_counts_for_its_p
     assert world.state.phase is Phase.SUCCEEDED
 
 
-def test_a_store_that_nobody_can_read_ends_the_job_by_the_budget_of_a_place():
+def test_an_unreadable_store_ends_the_job_by_the_limit_of_restarts():
     world = running(plan(pod_restarts=2))
     recovering(world, "j-ps-1")
     for restart in range(1, 4):
@@ -382,7 +382,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
 # Reasons
 
 
-def test_status_says_what_a_stage_waits_for_and_for_how_long():
+def test_status_shows_what_a_stage_waits_for_and_for_how_long():
     world = running()
     world.handle(events.SaveAsked(time=world.time))
     save = world.state.saves.quiescing

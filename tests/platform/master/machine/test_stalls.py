@@ -106,7 +106,7 @@ def test_a_migration_whose_rows_are_not_copied_is_taken_back_with_the_reason_tha
     check_taken_back(world, before)
 
 
-def test_rows_that_are_copied_begin_the_time_anew_and_rows_that_are_copied_again_do_not():
+def test_new_copied_rows_restart_the_time_and_repeated_ones_do_not():
     world = copies_nothing()
     for advance in range(1, 5):
         pass_time(world, 0.9 * LIMIT_SECONDS)
@@ -269,7 +269,7 @@ def test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names
     check_taken_back(world, before)
 
 
-def test_each_new_pod_that_gets_ready_begins_the_time_anew():
+def test_each_new_pod_that_becomes_ready_restarts_the_time():
     world = long_job()
     ask(world, workers=4, parameter_servers=4)
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_a_slow_worker_stays_when_its_successor_finds_no_room():
     assert outcomes(world) == [ShapeOutcome.TIMED_OUT] and slow.stays and len(world.state.membership.workers()) == 2
 
 
-def test_a_change_that_is_taken_back_lets_the_one_that_waited_for_it_begin():
+def test_a_cancelled_change_lets_the_waiting_one_begin():
     world = long_job()
     moved = world.state.ownership.servers[0]
     world.handle(events.ShapeAsked(time=world.time, change={}, moves=[PodMove(pod=moved)]))
@@ -336,7 +336,7 @@ def test_a_change_that_is_taken_back_lets_the_one_that_waited_for_it_begin():
     assert outcomes(world) == [ShapeOutcome.TIMED_OUT, ShapeOutcome.DONE] and len(set(owners(world))) == 1
 
 
-def test_servers_that_nobody_asks_for_any_more_are_not_tried_again():
+def test_servers_that_are_not_wanted_any_more_are_not_retried():
     world = copies_nothing()
     before = owners(world)
     ask(world, parameter_servers=4)

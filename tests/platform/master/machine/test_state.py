@@ -245,7 +245,7 @@ def test_a_state_is_a_plain_value():
     assert msgspec.msgpack.decode(encode_state(world.state))["plan"]["job_id"] == "j"
 
 
-def test_a_restart_blames_nobody_and_postpones_no_record():
+def test_a_restart_counts_against_no_pod_and_delays_no_record():
     world = running()
     due = world.state.saves.next_save
     world.time += 19.0

@@ -22,7 +22,7 @@ def test_points_lie_ever_farther_apart_and_the_newest_is_always_there():
     assert 10 <= len(users.samples) <= 20 and users.bytes_per_row == pytest.approx(80)
 
 
-def test_a_job_that_went_back_to_a_record_begins_anew():
+def test_after_a_rollback_the_growth_profile_starts_again():
     made = profile((1000, 100), (2000, 150), (3000, 200))
     made.add(2500, 1, [TableUsage(table="users", rows=160, bytes=12_800)])
     (users,) = made.tables()

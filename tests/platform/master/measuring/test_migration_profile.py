@@ -64,7 +64,7 @@ def test_one_that_is_under_way_shows_how_far_it_is_and_costs_nothing_yet() -> No
     assert MigrationProfile([seen]).medians() == {}
 
 
-def test_one_that_was_given_up_says_why_and_is_no_measurement() -> None:
+def test_a_migration_that_was_given_up_has_a_reason_and_is_not_measured() -> None:
     world = Written()
     ask(world, 3)
     go_on(world, until=HANDING_OVER)

@@ -66,7 +66,7 @@ def test_points_of_a_table_go_on_in_the_same_generation_only(tmp_path: Path) -> 
     assert [len(each.growth.tables()[0].samples) for each in (same, other)] == [3, 1]
 
 
-def test_it_is_as_large_as_there_are_configurations_however_many_steps_they_made(tmp_path: Path) -> None:
+def test_its_size_depends_on_configurations_not_on_steps(tmp_path: Path) -> None:
     saved, sizes = SavedMeasurements(tmp_path), []
     for steps in (10, 10**9):
         seen = observed(20)
@@ -85,7 +85,7 @@ def test_a_damaged_file_costs_the_measurements_and_nothing_else(tmp_path: Path, 
     assert recalled(tmp_path).profile.measured() == []
 
 
-def test_a_changed_figure_is_not_believed(tmp_path: Path) -> None:
+def test_a_changed_figure_is_detected(tmp_path: Path) -> None:
     SavedMeasurements(tmp_path).keep(observed().remembered(), 0.0)
     file = tmp_path / MEASUREMENTS_FILE
     page = json.loads(file.read_bytes())

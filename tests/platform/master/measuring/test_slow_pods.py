@@ -63,7 +63,7 @@ def test_a_pod_that_costs_more_is_moved_sooner():
     assert seconds_until_found(0.99 * SLOW_RATIO, 1.0, 0.0) == math.inf
 
 
-def test_a_move_costs_a_start_that_one_of_many_pods_waits_for():
+def test_the_cost_of_a_move_is_one_pods_share_of_a_start():
     assert price_seconds(5.0, 3) == MOVE_PRICE_POD_SECONDS / 3
     assert price_seconds(120.0, 3) == 40.0 and price_seconds(120.0, 60) == 2.0
 
@@ -218,7 +218,7 @@ def test_a_server_for_which_workers_hardly_wait_is_moved_later(pull_seconds: flo
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_a_server_is_not_found_slow_while_servers_change_and_is_looked_at_anew_afterwards(is_asked: bool):
+def test_slow_servers_are_not_searched_while_servers_change(is_asked: bool):
     world = long_job(slow_pod_moves=1)
     seen = Observations(world.time)
 

@@ -92,7 +92,7 @@ def test_a_worker_that_leaves_belongs_to_no_configuration_any_more():
     assert not is_settled(world.state)
 
 
-def test_servers_that_are_asked_for_unsettle_a_job_until_they_are_there():
+def test_a_job_is_unsettled_until_requested_servers_have_started():
     world = running(plan(shape=TWO))
     assert is_settled(world.state)
     ask(world, parameter_servers=3)

@@ -54,7 +54,7 @@ def test_pods_that_a_restarted_master_makes_sure_of_are_no_starts():
     assert profile.medians() == {}
 
 
-def test_a_pod_that_never_worked_is_forgotten_with_its_place():
+def test_a_pod_that_never_worked_is_removed_with_its_place():
     world, profile = running(), StartProfile()
     pod = added_worker(world, profile, 100.0)
     world.state.handle(events.PodSeen(time=101.0, pod=pod, uid="u"))

@@ -82,7 +82,7 @@ def test_pods_beat_faster_while_workers_pause_for_a_save_and_shortly_before() ->
     assert signs.pace("w", 10) == 0.5
 
 
-def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
+def test_after_a_stall_of_the_master_all_timeouts_restart() -> None:
     signs, members = Heartbeats(FAULTS), {"w": worker("1")}
     signs.record("w", 0.0)
     signs.forget_all()
@@ -90,7 +90,7 @@ def test_after_a_stall_of_the_master_everybodys_time_begins_anew() -> None:
     assert len(signs.silent(members, up, 100.0 + TIMEOUT_SECONDS + 0.1)) == 1
 
 
-def test_a_former_member_is_forgotten() -> None:
+def test_the_heartbeats_of_a_former_member_are_removed() -> None:
     signs = Heartbeats(FAULTS)
     signs.record("w", 0.0)
     assert signs.silent({}, up, 1.0) == []

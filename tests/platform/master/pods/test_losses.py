@@ -257,7 +257,7 @@ def test_records_of_the_same_rows_do_not_refill_the_budget():
 
 
 @pytest.mark.parametrize(("how", "limit"), [(CRASHED, 20), (KILLED, 100)])
-def test_a_server_that_dies_before_every_record_ends_the_job_however_much_is_trained(how: dict[str, Any], limit: int):
+def test_a_server_that_dies_before_every_record_ends_the_job(how: dict[str, Any], limit: int):
     world = long_job()
     losses = 0
     while not world.state.phase.is_final and losses < 1000:

@@ -145,7 +145,7 @@ def test_a_pod_that_has_waited_long_enough_for_room_starts_with_what_the_killed_
     ]
 
 
-def test_a_pod_that_starts_slowly_is_not_taken_for_one_that_finds_no_room():
+def test_a_slow_start_is_not_mistaken_for_a_lack_of_room():
     world = job()
     kill_for_memory(world, WORKER)
     world.time += 2 * ROOM_SECONDS
@@ -154,7 +154,7 @@ def test_a_pod_that_starts_slowly_is_not_taken_for_one_that_finds_no_room():
     assert world.state.next_deadline() is None or world.state.next_deadline() > world.time
 
 
-def test_more_that_was_asked_for_meanwhile_is_not_asked_for_again():
+def test_memory_that_was_requested_meanwhile_is_not_requested_again():
     world = job()
     world.handle(events.ShapeAsked(time=world.time, change=change(worker_memory_bytes=3 * ASKED), timeout_seconds=9e9))
     member = world.state.membership.members[WORKER]

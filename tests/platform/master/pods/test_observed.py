@@ -33,7 +33,7 @@ def test_a_pod_that_is_not_in_a_snapshot_has_vanished() -> None:
     assert observed.pods.keys() == {"b"} and observed.gone.keys() == {"a"}
 
 
-def test_half_a_snapshot_says_nothing_of_those_that_are_missing() -> None:
+def test_an_incomplete_snapshot_does_not_remove_pods() -> None:
     observed = synced("a", "b")
     observed.begin_watch()
     observed.take(PodEvent(PodEventKind.SEEN, pod("b")))
@@ -79,7 +79,7 @@ def test_an_answer_is_older_than_what_the_watch_has_said() -> None:
     assert not observed.pods
 
 
-def test_the_answer_to_a_change_is_older_than_what_the_watch_has_said_meanwhile() -> None:
+def test_reports_of_the_watch_are_newer_than_the_answer_to_a_change() -> None:
     observed = synced("a")
     before = observed.pods["a"]
     resized = msgspec.structs.replace(before, size=PodSize(2.0, 1000))

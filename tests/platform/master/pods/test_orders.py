@@ -108,7 +108,7 @@ def test_only_workers_are_ordered_by_observers():
     world.handle(events.PodOrdered(time=world.time, pod="nobody", order=WorkerOrder(batch_size=1)))
 
 
-def test_a_new_process_of_the_pod_has_to_hear_its_orders_again():
+def test_a_new_process_of_the_pod_gets_its_orders_again():
     world = running()
     order(world, batch_size=256)
     pod = world.up["j-worker-0"]
@@ -320,7 +320,7 @@ def test_a_late_word_of_letting_go_takes_no_shard_that_was_leased_since():
     assert world.state.training.held["j-worker-0"] == held
 
 
-def test_a_worker_that_was_ordered_back_before_it_was_heard_still_gives_its_shards_back():
+def test_a_worker_ordered_back_early_still_returns_its_shards():
     world = lively()
     order(world, is_idle=True)
     order(world)
@@ -407,7 +407,7 @@ def test_a_job_with_an_idle_worker_teaches_the_throughput_model_nothing():
         ([], WorkerOrder(learning_rate_scale=float("nan")), "learning_rate_scale: nan", "above 0"),
     ],
 )
-def test_an_order_that_nobody_could_obey_is_refused_with_its_field(
+def test_an_order_that_cannot_be_followed_is_refused_with_its_field(
     pods: list[str], order: WorkerOrder, field: str, allowed: str
 ) -> None:
     reason = refusal(running().state, Training(), OrderWorkers(pods=pods, order=order))

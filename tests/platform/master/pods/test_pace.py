@@ -19,14 +19,14 @@ def tolerances(draw: st.DrawFn) -> FaultTolerance:
     )
 
 
-def test_a_small_job_beats_as_its_job_file_says_and_a_large_one_less_often():
+def test_a_large_job_sends_heartbeats_less_often_than_a_small_one():
     faults = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=15, lease=120)
     assert heartbeat_seconds(faults, 2) == heartbeat_seconds(faults, 75) == 0.5
     assert heartbeat_seconds(faults, 750) == 5.0
     assert silence_seconds(faults, 0.5) == silence_seconds(faults, 5.0) == 15
 
 
-def test_a_lease_sees_several_beats_however_large_the_job_is():
+def test_several_heartbeats_fit_into_a_lease_for_every_size_of_job():
     faults = FaultTolerance(heartbeat_interval=0.5, heartbeat_timeout=15, lease=120)
     assert heartbeat_seconds(faults, 1_000_000) == 30
     assert silence_seconds(faults, 30) == 90

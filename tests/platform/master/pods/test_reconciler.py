@@ -71,7 +71,7 @@ def test_a_cluster_that_is_away_costs_neither_a_record_nor_training(stage: Stage
     s.wait(lambda: "the API is away" not in s.metrics().reason)
 
 
-def test_a_quota_is_waited_for_and_status_says_so(stage: Stage) -> None:
+def test_a_pod_over_quota_waits_and_status_shows_it(stage: Stage) -> None:
     s, full = training(stage), [True]
 
     def quota(operation: str, name: str) -> None:
@@ -85,7 +85,7 @@ def test_a_quota_is_waited_for_and_status_says_so(stage: Stage) -> None:
     s.wait(lambda: "clicks-1-worker-2" in s.cluster.pods)
 
 
-def test_a_late_word_about_an_earlier_pod_of_a_name_replaces_nobody(stage: Stage) -> None:
+def test_a_late_report_about_an_earlier_pod_of_a_name_replaces_no_pod(stage: Stage) -> None:
     s = training(stage)
     healthy = s.cluster.pods[WORKER]
     earlier = msgspec.structs.replace(healthy, uid="an-earlier-pod", phase=PodPhase.FAILED, end=EndReason.KILLED)
@@ -140,7 +140,7 @@ def test_a_deferred_resize_costs_and_counts_when_it_is_granted(stage: Stage) -> 
     assert words not in {pod.reason for pod in s.metrics().pods}
 
 
-def test_a_pod_that_vanished_while_nobody_watched_is_replaced(stage: Stage) -> None:
+def test_a_pod_that_vanished_between_two_watches_is_replaced(stage: Stage) -> None:
     play = stage.cluster.on_create
 
     def never_speaks(spec: PodSpec) -> None:

@@ -63,7 +63,7 @@ def test_a_request_for_what_is_there_is_done_at_once():
     assert last(world).outcome is ShapeOutcome.DONE and not world.state.saves.is_asked
 
 
-def test_a_size_that_is_granted_in_whole_cores_is_what_was_asked_for(fleet: str):
+def test_a_size_rounded_to_whole_cores_counts_as_granted(fleet: str):
     world = long_job()
     ask(world, worker_cores=1.5)
     world.live_on(1)
@@ -123,9 +123,7 @@ def test_the_same_plan_asked_twice_is_one_request():
 
 
 @pytest.mark.parametrize(("frees_plan", "requests"), [(False, 1), (True, 2)])
-def test_a_plan_that_was_taken_back_is_asked_for_again_only_where_its_asker_took_it_back(
-    frees_plan: bool, requests: int
-):
+def test_a_cancelled_plan_is_requested_again_only_if_its_requester_cancelled_it(frees_plan: bool, requests: int):
     world = long_job()
     asked = events.ShapeAsked(time=world.time, change=change(workers=3), plan_id="plan-7")
     world.handle(asked)
@@ -175,7 +173,7 @@ def test_the_version_of_the_shape_rises_when_another_one_is_wanted_and_only_then
     assert decode_state(encode_state(world.state)).shape_changes == [there, back]
 
 
-def test_a_master_says_what_was_changed_when_and_by_whom_and_refuses_what_was_made_before(
+def test_a_master_reports_changes_and_refuses_plans_made_before_them(
     stage: Callable[..., Stage],  # noqa: F811
 ):
     s = stage(rows=20_000)
@@ -250,7 +248,7 @@ def test_the_end_of_the_job_ends_a_request():
     assert last(world).outcome is ShapeOutcome.SUPERSEDED and last(world).reason == "the job is Stopped"
 
 
-def test_the_asker_sees_what_became_of_a_request_and_so_does_the_story(stage: Callable[..., Stage]):  # noqa: F811
+def test_the_outcome_of_a_request_is_reported_and_logged(stage: Callable[..., Stage]):  # noqa: F811
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
     assert not s.call(GetStatus(), Status).shape_requests
@@ -282,7 +280,7 @@ def test_a_caller_that_takes_its_plan_back_may_ask_for_it_again(stage: Callable[
     assert s.call(other, ShapeAnswer).request_id not in (first, begun)
 
 
-def test_only_workers_and_servers_can_be_asked_for():
+def test_only_workers_and_servers_can_be_requested():
     world = long_job()
     evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
     assert "role 'evaluator' is not allowed" in refusal(world.state, ChangeShape(change=evaluators))

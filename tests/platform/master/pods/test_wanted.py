@@ -85,7 +85,7 @@ def test_another_pod_of_a_name_is_deleted_and_no_end_of_ours() -> None:
     assert actions(job(), RUNNING, of(uid="b", phase=PodPhase.FAILED)) == [Delete("j-worker-0", "b")]
 
 
-def test_a_size_is_asked_for_until_the_cluster_has_taken_it_or_refused() -> None:
+def test_a_size_is_requested_until_the_cluster_accepts_or_refuses_it() -> None:
     larger = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)))
     assert actions(larger, RUNNING) == [Resize("j-worker-0", "a", LARGE)]
     assert actions(larger, of(asked=LARGE, resize=ResizeState.DEFERRED)) == []
@@ -94,7 +94,7 @@ def test_a_size_is_asked_for_until_the_cluster_has_taken_it_or_refused() -> None
     assert actions(larger, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE, LARGE)]
 
 
-def test_a_cluster_that_rounds_up_has_done_what_it_was_asked_for() -> None:
+def test_a_size_that_the_cluster_rounds_up_counts_as_granted() -> None:
     rounded = PodSize(3.0, 1024)
     state = job(events.ShapeAsked(time=1.0, change=change(worker_cores=2.0)))
     # What came of the larger size is not known before the cluster says so.
@@ -140,7 +140,7 @@ def test_a_later_pod_is_not_made_with_a_size_that_the_cluster_gives_no_pod() -> 
     assert isinstance(create, Create) and create.pod.size == SIZE
 
 
-def test_a_size_that_nobody_asked_for_is_known_and_changed_back() -> None:
+def test_a_size_that_was_not_requested_is_noticed_and_reverted() -> None:
     state = job()
     assert actions(state, of(size=LARGE)) == [Granted("j-worker-0", "a", LARGE, LARGE)]
     state.handle(events.PodResized(time=1.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000))

@@ -170,7 +170,7 @@ def test_events_are_shown_with_their_causes(decision: str, inputs: dict[str, obj
     assert what in entry.what and cause in entry.cause
 
 
-def test_the_cost_of_a_fault_stands_under_it_and_is_no_line_of_its_own():
+def test_the_cost_of_a_fault_is_shown_below_it_without_a_separate_entry():
     world = World(plan())
     in_training(world)
     trained = world.state.training.samples

@@ -88,7 +88,7 @@ def test_servers_get_the_memory_that_the_forecast_asks_for_without_any_round(sta
 
 
 @pytest.mark.usefixtures("fleet")
-def test_a_master_that_is_restarted_goes_on_with_what_was_asked_for_and_asks_once(
+def test_a_restarted_master_continues_the_request_and_makes_no_second_one(
     stage: Callable[[TrainingJob], Stage],
 ):
     s = stage(job(scaling=ELASTIC, faults=PATIENT))
@@ -121,7 +121,7 @@ def test_a_job_that_takes_no_part_in_scaling_is_never_looked_at() -> None:
     assert not watch(enabled=False).is_due(1e9)
 
 
-def test_refused_memory_is_asked_for_again_no_sooner_than_a_round_would() -> None:
+def test_refused_memory_is_requested_again_after_the_time_of_a_round() -> None:
     found = watch()
     found.refused(100.0)
     assert (found.is_due(279.0), found.is_due(281.0)) == (False, True)

@@ -155,7 +155,7 @@ def test_many_threads_share_commits_and_none_is_answered_early(tmp_path: Path):
     again.close()
 
 
-def test_a_journal_that_cannot_be_written_says_so_to_everybody_who_waits(tmp_path: Path):
+def test_all_waiting_callers_get_the_error_of_a_journal_that_cannot_be_written(tmp_path: Path):
     journal = Journal(tmp_path / "journal")
     journal.begin(plan())
     damage(tmp_path / "journal", "DROP TABLE events")

@@ -245,7 +245,7 @@ def test_the_number_of_servers_changes_while_the_job_trains(stage: Callable[...,
 
 
 @about_pods
-def test_other_sizes_and_places_are_asked_for_while_the_job_trains(stage: Callable[..., Stage]):
+def test_sizes_and_places_can_be_changed_while_the_job_trains(stage: Callable[..., Stage]):
     s = stage(job(faults=PATIENT), rows=6_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     for asked, words in (

@@ -101,7 +101,7 @@ def test_a_slow_pod_that_no_node_has_room_for_is_moved_as_soon_as_one_has(slow: 
     assert successor is not None and successor.avoided_nodes == ["slow-node"]
 
 
-def test_after_a_move_the_next_one_of_its_role_waits_until_that_shows():
+def test_after_a_move_the_next_one_of_the_role_waits_for_its_effect():
     timed = Timed()
     timed.put_on_node("j-ps-0", "j-ps-1")
     timed.free = FREE
@@ -117,7 +117,7 @@ def test_after_a_move_the_next_one_of_its_role_waits_until_that_shows():
     assert len(timed.submitted) == 2 and timed.state.slow_moves == 2
 
 
-def test_a_pod_that_is_slow_again_without_room_elsewhere_is_said_again():
+def test_a_pod_that_is_slow_again_without_room_elsewhere_is_logged_again():
     timed = Timed()
     timed.put_on_node("j-worker-1")
     assert timed.windows(20, "j-worker-1") == ["j-worker-1"]
@@ -125,7 +125,7 @@ def test_a_pod_that_is_slow_again_without_room_elsewhere_is_said_again():
     assert timed.windows(20, "j-worker-1") == ["j-worker-1"]
 
 
-def test_a_pod_whose_node_nobody_knows_stays():
+def test_a_pod_on_an_unknown_node_is_not_moved():
     timed = Timed()
     timed.free = FREE
     timed.put_on_node("j-worker-1")

@@ -92,7 +92,7 @@ def test_nobody_grows_into_what_a_waiting_pod_asks_for_by_right() -> None:
     assert workers(found)["a"] - 10 <= free - 12
 
 
-def test_a_job_that_cannot_be_decided_about_gives_back_all_the_same() -> None:
+def test_a_job_without_a_decision_still_returns_borrowed_workers() -> None:
     young = job("young", "ads", 19, observations=())
     jobs = [young, job("b", "search", 3)]
     pods = [Resources(2.0, GIB)]
@@ -110,7 +110,7 @@ def test_every_job_has_one_plan_and_together_they_fit() -> None:
     assert "d" in found.problems
 
 
-def test_a_cluster_that_has_become_smaller_than_its_jobs_takes_back_and_lets_nobody_grow() -> None:
+def test_a_cluster_smaller_than_its_jobs_reclaims_workers_and_no_job_grows() -> None:
     jobs = [job("a", "ads", 14), job("b", "search", 12, limits=Limits(workers=(10, 64)))]
     overdrawn = view(jobs)
     assert overdrawn.capacity.free.cores == -4.0

@@ -37,12 +37,12 @@ def test_a_wrong_compute_time_leaves_the_step_alone(wrong: float) -> None:
     assert "compute_seconds: left out of 1" in profile.notes[0]
 
 
-def test_a_profile_of_nothing_usable_says_what_was_wrong() -> None:
+def test_a_profile_without_usable_measurements_names_the_problem() -> None:
     with pytest.raises(ScalingError, match=r"no usable one \(iteration_seconds: 2 of 2 .*allowed: at least one"):
         fit(SHAPE, [seen(math.nan), seen(-1)], job_id="clicks")
 
 
-def test_an_empty_profile_says_that_nothing_was_measured() -> None:
+def test_an_empty_profile_reports_missing_measurements() -> None:
     with pytest.raises(ScalingError, match=r"observations of clicks: no usable one.*none was made yet"):
         fit(SHAPE, [], job_id="clicks")
 

@@ -93,7 +93,7 @@ def test_a_compute_part_that_contradicts_the_steps_does_not_bend_them() -> None:
     assert np.abs(predicted / [each.iteration_seconds for each in blind] - 1.0).mean() < 0.06
 
 
-def test_one_configuration_is_not_identified_and_says_why() -> None:
+def test_one_configuration_is_not_identified_and_the_reason_is_given() -> None:
     model = fit(SHAPE, measure(TRUE, [allocation()]))
     assert not model.identified
     assert model.rank == 1
@@ -150,7 +150,7 @@ def test_the_parts_add_up_to_the_step() -> None:
     assert np.allclose(sum(model.parts(columns).values()), model.predict(columns).iteration_seconds)
 
 
-def test_no_fit_is_believed_to_be_better_than_two_runs_agree() -> None:
+def test_the_error_of_a_fit_is_at_least_the_difference_between_two_runs() -> None:
     model = fit(SHAPE, measure(TRUE, spread(30)))
     assert model.predict(Columns.of(spread(5))).relative_error.min() >= LEAST_ERROR
 

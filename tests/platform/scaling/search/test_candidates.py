@@ -86,7 +86,7 @@ def test_a_proposal_survives_json_and_is_the_same_when_made_again() -> None:
     assert msgspec.json.decode(msgspec.json.encode(one), type=Proposal) == one
 
 
-def test_bold_plans_that_nobody_trusts_do_not_hide_those_that_can_be_trusted() -> None:
+def test_plans_with_uncertain_predictions_do_not_hide_certain_ones() -> None:
     asked = young(allocation(1, 4), allocation(2, 4), allocation(2, 6))
     growing = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.GROW]
     assert any(each.relative_error <= asked.rules.trusted_error for each in growing)

@@ -120,7 +120,7 @@ def test_a_plan_that_loses_nothing_saves_although_the_job_was_faster_before() ->
     st.lists(st.floats(0.0, 1.0), min_size=7, max_size=7), st.floats(1.0, 8.0), st.integers(1, 40), st.integers(1, 40),
     st.integers(1, 8),
 )  # fmt: skip
-def test_more_workers_never_make_a_job_slower_whatever_its_coefficients_are(
+def test_more_workers_never_make_a_job_slower_for_any_coefficients(
     parts: list[float], overlap: float, few: int, more: int, servers: int
 ) -> None:
     assume(sum(parts) > 0.1)
@@ -155,7 +155,7 @@ def test_a_job_whose_server_is_slow_for_a_while_keeps_its_workers_until_it_is_kn
     assert known.violation[0] <= 0
 
 
-def test_a_few_workers_of_many_leave_whatever_the_model_is_worth() -> None:
+def test_a_few_of_many_workers_may_leave_even_with_a_poor_model() -> None:
     """Two of twelve do at most a sixth of the work, four up to a third, which is more than `max_slowdown`."""
     few, here = allocation(8, 2), allocation(12, 2)
     slow = coefficients((0.6, 0.6, 0.3, 0.9, 0.1))

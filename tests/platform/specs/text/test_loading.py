@@ -155,7 +155,7 @@ def test_an_amount_that_is_near_nothing_suggests_nothing() -> None:
     assert problems(job(resources={"worker": {"memory": "much"}}))["spec.resources.worker.memory"].endswith("GiB, TiB)")
 
 
-def test_a_missing_field_is_said_to_be_missing() -> None:
+def test_a_missing_field_is_reported_as_missing() -> None:
     message = problems({"apiVersion": "elastrec.io/v1alpha1", "kind": "TrainingJob", "metadata": {"name": "click"}})
     assert message["spec"] == "spec is missing; needed: a value; add the field"
 
@@ -224,7 +224,7 @@ def merging_bomb(levels: int) -> str:
 
 
 @pytest.mark.parametrize("text", [bomb(10), merging_bomb(10)])
-def test_aliases_that_stand_for_gigabytes_are_refused_with_their_line(text: str) -> None:
+def test_aliases_that_expand_to_gigabytes_are_refused_with_their_line(text: str) -> None:
     with pytest.raises(
         SpecError, match=r"file: the value in line 8 of .* written out .* at most 10,000,000 characters; remove"
     ):

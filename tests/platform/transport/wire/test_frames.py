@@ -86,7 +86,7 @@ def test_parts_that_make_no_vector_are_refused(parts: list[np.ndarray]) -> None:
         Joined.of(parts)
 
 
-def test_a_shape_that_lies_about_its_bytes_is_refused() -> None:
+def test_a_shape_that_does_not_match_its_bytes_is_refused() -> None:
     metadata, body = framed(Ask(1), [np.arange(4, dtype=np.int64)])
     for shape, refusal in (([2**40], "cannot have the shape"), ([-1], "cannot have the shape"), ([0], "take 0 bytes")):
         layout = msgspec.msgpack.decode(metadata)

@@ -98,7 +98,7 @@ def test_large_bodies_lie_in_shared_memory_and_small_ones_come_over_the_socket(s
         assert not got.flags.writeable
 
 
-def test_answers_that_are_kept_stay_as_they_were_however_many_they_are(stream: ArrayStream) -> None:
+def test_kept_answers_do_not_change(stream: ArrayStream) -> None:
     kept = []
     for number in range(MAXIMUM_SEGMENTS + 5):
         (got,) = stream.request(AskArrays(number), [np.full(20_000, number, np.int64)])[1]

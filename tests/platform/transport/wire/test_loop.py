@@ -153,7 +153,7 @@ def test_a_request_is_lost_when_nothing_has_moved_until_its_deadline(loop: Strea
         assert not patient.done.is_set()
 
 
-def test_a_stream_whose_server_hangs_up_while_nothing_is_asked_is_noticed(loop: StreamLoop) -> None:
+def test_a_server_that_closes_an_idle_stream_is_noticed(loop: StreamLoop) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving())
         idle = asked(stack, loop, RpcClient(server.address, TOKEN))

@@ -102,7 +102,7 @@ def test_retryable_is_what_the_error_says(
     assert HistoryAwayError("x").retryable and not IncompatibleError("x").retryable
 
 
-def test_an_error_of_a_class_below_one_of_ours_arrives_as_ours(client: RpcClient, raising: Raising) -> None:
+def test_an_error_of_a_subclass_arrives_as_our_class(client: RpcClient, raising: Raising) -> None:
     raising.error = OfAnotherRoomError("x", retryable=False)
     with pytest.raises(ClusterError, match=r"^x$") as caught:
         client.call(Ask(1), Answered)
@@ -132,7 +132,7 @@ def test_a_code_that_names_no_error_becomes_a_transport_error_with_its_text(code
     assert "the reason" in str(error) and "host:1" in str(error)
 
 
-def test_a_problem_that_cannot_be_read_says_so(client: RpcClient, raising: Raising) -> None:
+def test_an_unreadable_problem_is_reported(client: RpcClient, raising: Raising) -> None:
     server = RpcServer({Ask: lambda message: Garbage(7)}, token=TOKEN)
     server.serve_in_background()
     with pytest.raises(IncompatibleError, match="could not be decoded"):

@@ -74,9 +74,7 @@ def _with_rows(part: BucketCells, more: int) -> BucketCells:
     ],
     ids=["order", "more", "negative", "fewer"],
 )
-def test_an_answer_that_is_not_what_was_asked_for_is_refused(
-    alter: Callable[[list[BucketCells]], list[BucketCells]], message: str
-) -> None:
+def test_an_unexpected_answer_is_refused(alter: Callable[[list[BucketCells]], list[BucketCells]], message: str) -> None:
     with cluster(2, 2) as moved:
         worker = Worker(moved.routing)
         worker.step()

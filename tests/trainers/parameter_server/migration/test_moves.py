@@ -87,7 +87,7 @@ def test_a_copy_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -
         check_as_without_moves(worker, moved)
 
 
-def test_a_hand_over_whose_answer_was_lost_is_asked_for_again() -> None:
+def test_a_hand_over_whose_answer_was_lost_is_requested_again() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         worker.step()
@@ -260,7 +260,7 @@ def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> Non
 
 
 @pytest.mark.parametrize("count", [3, 1])
-def test_a_change_that_follows_another_before_servers_hear_of_its_end_is_carried_out(count: int) -> None:
+def test_a_change_right_after_another_one_is_executed(count: int) -> None:
     with cluster(3, 1) as moved:
         worker = Worker(moved.routing)
         worker.step()

@@ -107,7 +107,7 @@ def test_copying_again_while_another_server_is_away_is_no_progress(monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", [IncompatibleError, AuthenticationError, ZeroDivisionError])
-def test_an_error_that_never_passes_is_reported_and_nobody_is_asked_again(kind: type[Exception]) -> None:
+def test_a_permanent_error_is_reported_and_not_retried(kind: type[Exception]) -> None:
     asked: list[str] = []
     with cluster(2, 1) as moved:
         copier, order = moving(moved, 2, {"ps-0": kind("other code")}, asked)
@@ -150,7 +150,7 @@ def test_an_error_that_may_pass_is_reported_until_the_order_gets_further(
         worker.client.close()
 
 
-def test_a_hand_over_goes_on_after_every_error_of_the_wire_and_says_which() -> None:
+def test_a_hand_over_continues_after_every_wire_error_and_names_it() -> None:
     asked: list[str] = []
     errors: dict[str, Exception | None] = {"ps-0": IncompatibleError("other code")}
     with cluster(2, 1) as moved:

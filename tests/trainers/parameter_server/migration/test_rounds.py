@@ -151,7 +151,7 @@ def test_long_rounds_do_not_follow_each_other_before_the_hand_over(
     assert waits == pytest.approx([0.2, 3.6, 5.0])
 
 
-def test_rows_that_change_in_every_round_are_listed_however_many_rounds_there_are() -> None:
+def test_rows_that_change_in_every_round_are_listed_in_each_round() -> None:
     server = ParameterServer("ps-0", JOB.spec, cores=1)
     server.start_empty(RoutingTable(epoch=1, owners=[0] * BUCKETS, servers=["ps-0"], addresses=["nowhere"]), 1)
     store, giver = server.stores[0], Giver(server)

@@ -53,7 +53,7 @@ def counts_of(server: ParameterServer) -> list[list[Any]]:
     as_columns=st.booleans(),
 )
 @settings(deadline=None, max_examples=30)
-def test_every_bucket_holds_what_was_saved_however_many_threads_restore_it(
+def test_every_bucket_is_restored_by_any_number_of_threads(
     tmp_path_factory: pytest.TempPathFactory,
     tables: dict[str, dict[str, Any]],
     spans: list[tuple[int, int]],

@@ -113,9 +113,7 @@ def test_a_push_that_the_record_holds_is_answered_as_applied_and_changes_nothing
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("acknowledged", [0, 1, 2])
-def test_rows_count_once_however_far_the_positions_are_behind_the_marks(
-    tmp_path: Path, mode: str, acknowledged: int
-) -> None:
+def test_rows_count_once_even_if_positions_are_behind_the_marks(tmp_path: Path, mode: str, acknowledged: int) -> None:
     """Another worker trains the split from where the first one had reported."""
     job = job_of(mode)
     (server,) = started(job)

@@ -110,7 +110,7 @@ def test_requests_during_a_save_are_served_and_are_not_in_the_saved_part(
         np.testing.assert_array_equal(now, then)
 
 
-def test_a_part_is_reported_before_its_order_is_forgotten(trained: ParameterServer, tmp_path: Path) -> None:
+def test_a_part_is_reported_before_its_order_is_removed(trained: ParameterServer, tmp_path: Path) -> None:
     in_force: list[str] = []
     ended = threading.Event()
 

@@ -77,7 +77,7 @@ def test_an_old_list_that_arrives_late_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_ssp_lets_nobody_run_further_ahead_than_k(staleness: int) -> None:
+def test_with_ssp_no_worker_is_more_than_k_steps_ahead(staleness: int) -> None:
     machine = Consistency("ssp", staleness)
     machine.join(A, 1)
     machine.join(B, 1)

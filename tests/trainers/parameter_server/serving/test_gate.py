@@ -7,7 +7,7 @@ import threading
 from elastrec.trainers.parameter_server.serving.gate import Gate
 
 
-def test_closing_waits_for_those_inside_and_those_who_come_wait_for_it() -> None:
+def test_closing_waits_for_running_calls_and_new_calls_wait_for_it() -> None:
     gate, order = Gate(), []
     inside, leave, closed = threading.Event(), threading.Event(), threading.Event()
 

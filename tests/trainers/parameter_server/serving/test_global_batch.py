@@ -124,7 +124,7 @@ sizes = st.dictionaries(st.sampled_from(WORKERS), st.integers(1, 50), min_size=1
 
 
 @given(st.integers(1, 300), st.integers(0, 299), sizes)
-def test_a_round_is_shared_out_as_a_whole_and_nobody_gets_more_than_its_size(
+def test_a_round_is_divided_completely_and_no_worker_gets_more_than_its_size(
     samples: int, waiting: int, sizes: dict[WorkerProcess, int]
 ) -> None:
     rows, is_last = shares(samples, waiting, sizes)

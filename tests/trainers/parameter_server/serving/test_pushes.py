@@ -81,7 +81,7 @@ def test_a_push_of_a_shard_that_is_done_never_counts_again() -> None:
     assert dense(server) == -1.0
 
 
-def test_the_answer_speaks_of_other_splits_and_closes_those_that_have_ended() -> None:
+def test_the_answer_names_other_splits_and_closes_ended_ones() -> None:
     server = server_of()
     push(server, "a", 0, [1], 1.0)
     split = origin("a", 0).split

@@ -170,7 +170,7 @@ def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_j
     np.testing.assert_allclose(dense, [-3.0, -3.0])
 
 
-def test_a_worker_that_leaves_or_dies_holds_nobody_up() -> None:
+def test_a_worker_that_leaves_or_dies_delays_no_other() -> None:
     server = server_of("bsp")
     for worker in ("a", "b", "c"):
         server.join(Join(stamp=stamp(worker)), [])

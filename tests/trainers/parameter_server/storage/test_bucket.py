@@ -129,7 +129,7 @@ def test_a_log_that_grew_too_long_is_given_up_and_the_listing_is_whole() -> None
     assert not again.is_whole and not len(again.rows)
 
 
-def test_a_frozen_bucket_cannot_be_frozen_again_and_a_copy_that_was_given_up_says_so() -> None:
+def test_a_frozen_bucket_cannot_be_frozen_again_and_a_cancelled_copy_raises() -> None:
     store = store_of()
     push(store, np.arange(1000))
     store.cuts.freeze([0, 1])

@@ -111,7 +111,7 @@ def test_rows_that_all_are_in_every_batch_take_torchs_steps(
     np.testing.assert_allclose(pull(store), parameter.detach().numpy(), rtol=1e-4, atol=2e-6)
 
 
-def test_a_row_starts_with_the_value_of_its_id_whatever_its_rule() -> None:
+def test_the_initial_value_of_a_row_depends_on_its_id_not_on_its_rule() -> None:
     expected = initial_rows(IDS, "t", seed=9, initial_range=0.5, dimension=DIMENSION)
     for rule in RULES.values():
         store = store_of(rule, None)
@@ -152,7 +152,7 @@ def test_one_state_of_whole_rows_becomes_that_of_both_segments() -> None:
     np.testing.assert_array_equal(states, [[4, 4]])
 
 
-def test_a_rule_that_is_another_one_begins_anew_from_the_value() -> None:
+def test_another_rule_starts_with_a_new_state_from_the_value() -> None:
     values = np.array([[0.5, 1, 1], [-0.5, 1, 1], [0, 1, 1]], np.float32)
     recorded = summary_of(("first_order", 1, OptimizerKind.SGD), ("embedding", 2, OptimizerKind.ADAGRAD))
     rule = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=1.0, l1=0.25, l2=0.5)

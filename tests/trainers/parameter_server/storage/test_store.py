@@ -113,7 +113,7 @@ def test_rows_not_seen_for_long_are_dropped_and_their_room_is_used_again() -> No
         push(store, [9999], now=1101)
 
 
-def test_an_id_on_its_way_to_admission_is_forgotten_only_when_it_was_not_seen_for_long() -> None:
+def test_a_candidate_is_removed_only_when_it_was_not_seen_for_long() -> None:
     today = 1_800_000_000
     store = store_of(TableSpec(admit_after=2, evict_after=600.0))
     push(store, [1, 2], now=today)

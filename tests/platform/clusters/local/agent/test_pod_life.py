@@ -54,7 +54,7 @@ def test_an_end_has_a_reason_and_for_people_kubernetes_word(end, reason, word):
     assert record.phase is (PodPhase.SUCCEEDED if end.exit_code == 0 else PodPhase.FAILED)
 
 
-def test_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_healthy_minute():
+def test_pauses_double_up_to_ten_seconds_and_reset_after_a_healthy_minute():
     record, pauses = _live(RestartPolicy.ON_FAILURE), []
     for _ in range(9):
         record = life.exited(record, _exit(137, at=1.0), now=1.0)
@@ -65,7 +65,7 @@ def test_pauses_double_up_to_ten_seconds_and_begin_anew_after_a_healthy_minute()
     assert healthy.next_start_unix_seconds - 60.5 == pytest.approx(0.2)
 
 
-def test_a_process_that_says_it_would_fail_again_is_not_restarted():
+def test_a_process_with_a_permanent_error_is_not_restarted():
     record = life.exited(_live(RestartPolicy.ON_FAILURE), _exit(2), now=1.0)
     assert (record.stage, record.phase, record.exit_code) == (Stage.ENDED, PodPhase.FAILED, 2)
     assert record.message == "not restarted, it would fail again"
@@ -86,7 +86,7 @@ def test_a_pod_that_crashes_again_and_again_fails_for_good(end):
     assert f"crashed {life.CRASH_LIMIT} times in a row" in record.message and record.restarts == life.CRASH_LIMIT - 1
 
 
-def test_a_healthy_minute_forgets_the_crashes_before_it():
+def test_a_healthy_minute_resets_the_count_of_crashes():
     record = _crashed(life.CRASH_LIMIT - 1, _exit(1))
     record = life.exited(life.started(life.starting(record), 1.0), _exit(1, ran_seconds=60.0), now=61.0)
     assert (record.stage, record.crashes, record.failures) == (Stage.BACK_OFF, 1, 1)
@@ -194,7 +194,7 @@ def test_a_clock_that_jumps_prolongs_neither_a_grace_nor_a_pause(
     assert 0 <= life.kill_pause_seconds(again, 1e9 + jump + later) <= grace
 
 
-def test_how_long_an_attempt_ran_is_not_asked_of_a_clock_that_somebody_sets() -> None:
+def test_the_duration_of_an_attempt_does_not_depend_on_the_wall_clock() -> None:
     failed = life.exited(_live(RestartPolicy.ON_FAILURE), _exit(at=1.0, ran_seconds=0.5), now=1.0)
     assert life.exited(failed, _exit(at=3600.0, ran_seconds=0.5), now=3600.0).failures == 2
     assert life.exited(failed, _exit(at=-3600.0, ran_seconds=90.0), now=-3600.0).failures == 1
@@ -224,7 +224,7 @@ def test_cores_at_start_below_the_granted_ones_are_none():
 
 
 @given(passed=st.floats(-10_000, 10_000))
-def test_cores_at_start_are_kept_for_a_minute_at_most_whatever_the_clock_does(passed: float) -> None:
+def test_startup_cores_are_kept_for_at_most_a_minute_even_if_the_clock_is_set(passed: float) -> None:
     record = life.started(_live(), 1000.0)
     assert 0.0 <= life.settle_pause_seconds(record, 1000.0 + passed) <= 60.0
     assert life.settle_pause_seconds(record, 1015.0) == 45.0

@@ -153,7 +153,7 @@ def test_a_watch_and_a_reader_of_logs_outlive_the_agent(state, make_pod, first_l
     assert list(lines) == ["end"]
 
 
-def test_an_agent_that_is_asked_to_end_leaves_its_pods_running(state, make_pod, first_line, until_true, is_alive):
+def test_pods_keep_running_when_the_agent_is_ended(state, make_pod, first_line, until_true, is_alive):
     cluster = start_agent(state, **_SIZE)
     pod = make_pod("import os, signal; print(os.getpid()); signal.pause()")
     cluster.create(pod)
@@ -234,7 +234,7 @@ def test_an_agent_that_was_stopped_for_seconds_goes_on(state, is_alive):
     assert is_alive(pid) and cluster.agent().pid == pid
 
 
-def test_an_agent_whose_folder_was_made_anew_ends_and_leaves_the_new_one_alone(state, until_true, is_alive):
+def test_an_agent_whose_folder_was_replaced_ends_without_changing_the_new_one(state, until_true, is_alive):
     old = start_agent(state, **_SIZE).agent()
     shutil.rmtree(state)
     new = start_agent(state, **_SIZE).agent()
@@ -289,13 +289,13 @@ print(start_agent({str(state)!r}, cores=2.0, memory_bytes={512 * MIB}).agent().p
     assert start_agent(state).agent().pid == int(pids.pop())
 
 
-def test_a_running_cluster_of_another_size_is_not_taken_for_the_one_asked_for(state):
+def test_a_running_cluster_of_another_size_is_refused(state):
     start_agent(state, **_SIZE)
     with pytest.raises(ClusterError, match=r"cores: 8.0 is not what the running cluster .* has \(2.0\)"):
         start_agent(state, cores=8.0)
 
 
-def test_an_agent_that_cannot_start_says_why(state):
+def test_an_agent_that_cannot_start_gives_the_reason(state):
     with pytest.raises(ClusterError, match=r"did not start: .*tls: .* must hold ca.pem"):
         start_agent(state, **_SIZE, tls_folder=state.parent)
 

@@ -93,7 +93,7 @@ def _weight(pod, job):
 
 
 @pytest.mark.usefixtures("has_cgroups")
-def test_a_pod_has_its_cores_at_start_until_it_says_that_it_is_ready(cluster, make_pod, first_line):
+def test_a_pod_has_its_startup_cores_until_it_is_ready(cluster, make_pod, first_line):
     program = "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ['ELASTREC_CORES'])\n" + _READY_WHEN_TOLD
     pod, usual = make_pod(program, name="starting-pod", cores=3.5, startup_cores=8.0), make_pod(name="starting-not")
     cluster.create(pod)

@@ -128,7 +128,7 @@ def test_a_pod_in_the_middle_of_an_execve_is_found(runner, is_alive):
         pytest.param(8192, 4096, 4096, b"", id="it has no environment"),
     ],
 )
-def test_an_empty_environment_is_believed_after_execve_alone(tmp_path, code, start, end, found):
+def test_an_empty_environment_counts_only_after_execve(tmp_path, code, start, end, found):
     (tmp_path / "environ").touch()
     os.mkfifo(tmp_path / "stat")
     fields = ["0"] * 49

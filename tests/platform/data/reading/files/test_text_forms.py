@@ -113,7 +113,7 @@ QUOTED = st.lists(st.sampled_from(["a", '"', "\n", "\r\n", ",", "é", " "]), max
 
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(QUOTED.map(lambda word: f"w{word}"), min_size=1, max_size=40), wide=st.booleans())
-def test_quoted_fields_may_hold_line_breaks_where_the_job_says_so(
+def test_quoted_fields_may_contain_line_breaks_if_the_job_allows_them(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], wide: bool
 ) -> None:
     path = tmp_path_factory.mktemp("log")

@@ -64,7 +64,7 @@ def test_threads_hold_a_lock_one_at_a_time() -> None:
     assert not is_wanted(locks.words, 1) and try_lock(locks.words, 1) and try_lock(locks.words, 0)
 
 
-def test_a_lock_that_is_waited_for_says_so_and_passes_to_who_waits() -> None:
+def test_waiting_for_a_lock_is_logged_and_the_lock_passes_to_the_waiter() -> None:
     locks, passed = Locks(1), threading.Event()
     assert try_lock(locks.words, 0) and not try_lock(locks.words, 0)
 
