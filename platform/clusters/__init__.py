@@ -1,6 +1,6 @@
-"""Clusters: one protocol (`protocol.py`), the values that cross it (`pods.py`, `nodes.py`), and its backends.
+"""Clusters: one protocol (`protocol.py`), its values (`pods.py`, `nodes.py`), and its backends.
 
-What only one cluster knows stays in its backend, which is found by entry point (`backends.py`).
+Code for a single kind of cluster belongs to its backend, which is found by entry point (`backends.py`).
 """
 
 from elastrec.platform.clusters.backends import (

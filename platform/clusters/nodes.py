@@ -1,4 +1,4 @@
-"""The nodes of a cluster: what each has, what is free on it, and whether it takes pods."""
+"""The nodes of a cluster: their sizes, their free resources, and whether they accept pods."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from elastrec.platform.clusters.pods import PodSize
 
 
 class NodeCondition(StrEnum):
-    """What is the matter with a node.
+    """A problem of a node.
 
     Attributes:
         NOT_READY: its agent does not answer the cluster.
-        UNSCHEDULABLE: it takes no new pods: cordoned, drained, decommissioned, or short of memory or disk.
-        LIMITS_NOT_ENFORCED: a pod there can take more cores and memory than it was granted.
+        UNSCHEDULABLE: it accepts no new pods: cordoned, drained, decommissioned, or short of memory or disk.
+        LIMITS_NOT_ENFORCED: pods on it can use more cores and memory than they were granted.
     """
 
     NOT_READY = "NotReady"
@@ -25,12 +25,12 @@ class NodeCondition(StrEnum):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine, as far as pods may use it.
+    """The part of a machine that pods may use.
 
     Attributes:
-        size: what all pods on it may be granted together.
-        free: what a new pod there could still get; nothing where it takes none.
-        conditions: empty: it is well and takes pods.
+        size: the resources for all pods together.
+        free: resources that a new pod could get; zero if the node accepts no pods.
+        conditions: its problems; empty if it is healthy and accepts pods.
         labels: by which `Placement` chooses nodes.
     """
 
@@ -46,11 +46,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """Of a whole cluster.
+    """The capacity of a whole cluster.
 
     Attributes:
-        total, free: sums over its nodes, which say nothing about whether a pod fits one.
-        largest: the most cores and the most memory that a node has; it may be two nodes that have them.
+        total, free: sums over its nodes; they do not tell whether a pod fits on one node.
+        largest: maximum cores and maximum memory of a node, possibly of two different nodes.
     """
 
     total: PodSize
@@ -59,7 +59,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(nodes: Iterable[Node]) -> Capacity:
-        """Nodes that do not answer count nothing; those that take no new pods have nothing free."""
+        """Nodes that do not answer are not counted; nodes that accept no new pods have no free resources."""
         there = [node for node in nodes if NodeCondition.NOT_READY not in node.conditions]
         return Capacity(
             total=_sum(node.size for node in there),
@@ -72,7 +72,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def limits_enforced(nodes: Iterable[Node]) -> bool:
-    """Whether pods get no more cores and memory than they were granted, on every node."""
+    """Whether every node limits pods to the granted cores and memory."""
     return all(NodeCondition.LIMITS_NOT_ENFORCED not in node.conditions for node in nodes)
 
 

@@ -1,7 +1,7 @@
-"""Memory volumes on clusters that offer none: a process of the pod owns the memory, and starts the server.
+"""Memory volumes on clusters without support for them: a process of the pod owns the memory, and starts the server.
 
-The memory outlives the server's process, but not its pod. Such a pod is larger than its server by the memory and by
-what its owner takes. A master knows nothing of that: it asks for sizes of servers, and sees those.
+The memory is kept when the server's process ends, but not when its pod ends. Such a pod is larger than its server by
+the memory and by the memory of the owner process. Masters only request and see the sizes of servers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodSize, Pod
 from elastrec.platform.clusters.protocol import Fleet
 
 BYTES_LABEL = "elastrec.io/owned-memory-bytes"
-"""By which a pod is larger than its server."""
+"""Label: the bytes by which a pod is larger than its server."""
 OWNER_BYTES = 8 * 2**20
-"""What the owner's process itself takes at most (6 MB, Python 3.11)."""
+"""Maximum memory of the owner process itself (measured: 6 MB, Python 3.11)."""
 _MODULE = "elastrec.trainers.memory_owner"
 
 
 def with_owner(pod: PodSpec) -> PodSpec:
-    """The pod that a cluster without memory volumes is asked for; one without memory stays as it is."""
+    """The pod to request from a cluster without memory volumes; pods without a volume are not changed."""
     volume = pod.memory_volume
     if volume is None:
         return pod
@@ -38,7 +38,7 @@ def with_owner(pod: PodSpec) -> PodSpec:
 
 
 def without_owner(pod: PodStatus) -> PodStatus:
-    """What of a pod is its server's; one without memory of its own stays as it is."""
+    """The status of a pod with the sizes of its server; pods without owned memory are not changed."""
     more = _more_bytes(pod)
     if not more:
         return pod
@@ -51,7 +51,7 @@ def without_owner(pod: PodStatus) -> PodStatus:
 
 
 class OwnedMemoryFleet:
-    """A `Fleet` that honours memory volumes, by one that does not; as safe to use from several threads as that one.
+    """A `Fleet` with memory volumes, on top of one without them; as thread-safe as that one.
 
     Args:
         fleet: of the backend.
@@ -70,7 +70,7 @@ class OwnedMemoryFleet:
         self.fleet.delete(name, uid, grace_seconds=grace_seconds)
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
-        """See `Fleet.resize`. Of a pod that the watch has reported, or `create` returned."""
+        """See `Fleet.resize`. The pod must have been reported by the watch, or returned by `create`."""
         self.fleet.resize(name, uid, _larger(size, self._more_bytes.get(uid, 0)))
 
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:

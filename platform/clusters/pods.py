@@ -1,8 +1,7 @@
-"""The values that cross the protocol of every cluster: a pod's identity, size, phase, end, and what it asks for.
+"""The values of the protocol of every cluster: a pod's identity, specification, size, phase and end.
 
-Names that only one cluster knows stay in its backend. Kubernetes is declarative with watch streams, YARN grants
-containers one by one and learns of their end by polling, the local agent runs process groups: all answer in these
-words.
+Names of a single kind of cluster belong to its backend. Kubernetes is declarative with watch streams, YARN grants
+containers one by one and reports their end by polling, the local agent runs process groups; all use these values.
 A backend honours every field of a `PodSpec`, or refuses the pod with the field's name; it ignores none.
 """
 
@@ -17,7 +16,7 @@ from elastrec.platform.specs.shape import PodSize
 
 
 class PodPhase(StrEnum):
-    """Kubernetes' words."""
+    """The phases of pods, as in Kubernetes."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -30,11 +29,11 @@ class PodPhase(StrEnum):
 
 
 BAD_INPUT_EXIT_CODE = 2
-"""A process that ends with it would fail again in the same way."""
+"""Exit code of a process that would fail again in the same way."""
 
 
 class EndCause(StrEnum):
-    """Whose doing an end was."""
+    """The cause of an end."""
 
     PROGRAM = "program"
     CLUSTER = "cluster"
@@ -42,13 +41,13 @@ class EndCause(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why a pod's process ended. Backends translate what their cluster says; decisions are taken from these alone.
+    """Why a pod's process ended. Backends convert the reports of their cluster; decisions depend only on these values.
 
     Attributes:
-        KILLED: by SIGKILL or SIGTERM, which a process does not send to itself; by whom is not known.
-        NOT_STARTED: the node could make no process, or set no limits.
-        DELETED: a person or another program deleted the pod while it ran or waited.
-        VANISHED: the cluster does not know the pod any more and has not said why.
+        KILLED: by SIGKILL or SIGTERM from another, unknown process.
+        NOT_STARTED: the node could not create the process, or not set limits.
+        DELETED: a user or another program deleted the pod while it ran or waited.
+        VANISHED: the cluster does not know the pod any more, without a known reason.
     """
 
     COMPLETED = "Completed"
@@ -65,7 +64,7 @@ class EndReason(StrEnum):
 
     @property
     def cause(self) -> EndCause:
-        """Whose doing it was; a kill for the pod's own memory limit is its program's."""
+        """The cause; a kill at the pod's own memory limit is caused by its program."""
         return _CAUSES[self]
 
 
@@ -85,7 +84,7 @@ _CAUSES = {
 
 
 class RestartPolicy(StrEnum):
-    """Who restarts a pod's process: nobody, or its node, in place, keeping its work folder and its address.
+    """Whether a pod's node restarts its process, in place, with the same work folder and address.
 
     Under `OnFailure` a pod fails for good when its process ends with `BAD_INPUT_EXIT_CODE`, or crashes again and again
     without having run for a while in between.
@@ -100,8 +99,8 @@ class PodGroup(msgspec.Struct, frozen=True):
 
     Attributes:
         name: unique in the job.
-        least: no pod of the group starts before so many of them exist and have room at the same time. Once they have
-            started, further pods of the group start one by one; the same number in all pods of a group.
+        least: no pod of the group starts before this number of pods exist and have room at the same time. After that,
+        further pods of the group start one by one; the same number in all pods of a group.
     """
 
     name: str
@@ -109,15 +108,16 @@ class PodGroup(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a pod shall run. Nodes are chosen by their labels, pods by theirs, among those of the same job.
+    """Where a pod should run. Nodes are chosen by their labels, pods of the same job by theirs.
 
-    An empty mapping chooses nothing; otherwise all of its labels must match.
+    An empty mapping matches nothing; otherwise all of its labels must match.
 
     Attributes:
         near_nodes, avoid_nodes: on such nodes; on others.
         near_pods, avoid_pods: on the node of such a pod; on a node without one.
         avoid_node_names: not on the nodes with these names (`PodStatus.node`).
-        is_required: a pod that cannot be placed so waits or is refused; otherwise it is placed so where possible.
+        is_required: whether a pod that cannot be placed so waits or is refused; otherwise the placement is a
+        preference.
     """
 
     near_nodes: dict[str, str] = {}
@@ -129,17 +129,17 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendOptions(msgspec.Struct, frozen=True, kw_only=True, tag_field="backend"):
-    """Base of what only one backend understands of a pod.
+    """Base of options of a pod for a single backend.
 
     A backend declares a subclass with its name as tag: `class Options(BackendOptions, tag="kubernetes")`.
     """
 
 
 class MemoryVolume(msgspec.Struct, frozen=True):
-    """Memory of a node that pods of one job map, one after the other. It is charged to none of them.
+    """Memory of a node that pods of one job map, one after the other. It does not count for their limits.
 
     Attributes:
-        name: unique in the job: a pod that names it gets what an earlier pod on that node has left in it.
+        name: unique in the job; a pod gets the contents that an earlier pod on that node wrote to the same name.
     """
 
     name: str
@@ -154,26 +154,26 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
         job: owner; a fleet has the pods of one job.
         command: argument vector; the first element `python` stands for the pod's own interpreter.
         environment: plain variables. Never a secret.
-        files: text by file name, put with the owner's rights alone into the folder that the variable
-            `ELASTREC_FILES` names (a ConfigMap mount, a YARN local resource).
-        secrets: like `files`, and beside them, for tokens and keys (a Secret mount): masked in dry runs, read back
-            by `Launcher.secrets` alone.
-        serves: the pod listens on one port; the backend chooses or fixes it, puts it into `ELASTREC_PORT`
-            and shows `PodStatus.address`.
+        files: text by file name, written to the folder in the variable `ELASTREC_FILES`, readable only by the owner (a
+            ConfigMap mount, a YARN local resource).
+        secrets: like `files` and in the same folder, for tokens and keys (a Secret mount); masked in dry runs, and only
+            readable by `Launcher.secrets`.
+        serves: whether the pod listens on one port; the backend chooses or fixes it, sets `ELASTREC_PORT` and shows
+            `PodStatus.address`.
         grace_seconds: between SIGTERM and SIGKILL.
-        startup_cores: what the pod may use of cores that are idle while it starts, where that is more than its size:
-            an attempt begins with this limit and keeps it until its process says that it is ready, or for a minute at
-            most. Nothing is reserved by it: a backend without such cores gives it its size.
-        memory_volume: memory that outlives the pod, as the file that `ELASTREC_MEMORY` names: until the job has no pod
-            on the node that runs or waits. The node must have room for it beside the pod's size. None: it needs none. A
+        startup_cores: idle cores that the pod may use while it starts, if that is more than its size. An attempt begins
+            with this limit and keeps it until its process reports that it is ready, for a minute at most. The cores are
+            not reserved: a backend without support gives the pod its size.
+        memory_volume: memory that is kept after the pod, as the file in `ELASTREC_MEMORY`, until the job has no running
+            or waiting pod on the node. The node must have room for it in addition to the pod's size. None: none. A
             backend without `has_memory_volumes` never gets a pod with one.
-        group: with which pods it starts together; None: by itself.
+        group: pods that start together; None: it starts by itself.
         placement: None: anywhere.
-        priority: of pods that wait for room, those of a higher priority start first. Whether running pods of a lower
-            one are ended for it is the cluster's own policy.
-        queue: in which the pod is accounted (a queue of YARN, of Kueue); empty: the cluster's default.
+        priority: of pods that wait for room, those with a higher priority start first. Whether running pods with a
+            lower priority are ended is the cluster's own policy.
+        queue: in which the pod is accounted (a queue of YARN or Kueue); empty: the cluster's default.
         image: container image, or URI of an archive, with interpreter and packages; empty: the cluster's default.
-        options: what only this cluster's backend understands; another backend's options are refused.
+        options: for this cluster's backend only; another backend's options are refused.
     """
 
     name: str
@@ -199,9 +199,9 @@ class PodSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResizeState(StrEnum):
-    """What became of the size that was asked for last; DEFERRED: its node has not got the room now.
+    """The result of the last resize; DEFERRED: its node has no room at present.
 
-    A backend says DONE only when the size will not change any more because of what was asked for.
+    A backend reports DONE only when the size will not change any more because of the request.
     """
 
     DONE = "Done"
@@ -211,20 +211,20 @@ class ResizeState(StrEnum):
 
 
 class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One pod as the cluster sees it.
+    """The status of a pod in the cluster.
 
     Attributes:
         uid: differs between two pods of the same name.
         reason: the cluster's own word, for people: `Unschedulable`, `ContainerCreating`, `Error`, `OOMKilled`; empty
-            while running. Nothing is decided by it.
-        size: what it has.
-        asked: the size that it shall have, where it is another one; `resize` and its message say what became of that.
-            With `DONE`, `size` is what came of it: a cluster may round up.
+            while running. Decisions do not depend on it.
+        size: the present size.
+        asked: the requested size, if it differs; `resize` and its message are the result of the request. With `DONE`,
+            `size` is the final size, because a cluster may round up.
         is_ending: its deletion was requested.
         ending_until_unix_seconds: notice that the pod will be ended, because it is deleted or its node is drained: its
             process is killed at this moment at the latest. None: no notice.
-        end: how the last attempt ended; None while none has.
-        waits_for_room: pending because no node has the room for it.
+        end: how the last attempt ended; None if none has ended.
+        waits_for_room: whether it is pending because no node has room for it.
         message: for people, for example `insufficient memory: asked 2147483648, free 1073741824`.
         address: `host:port` when the pod serves, else empty.
         restarts: how often the node restarted the process in place.
@@ -258,12 +258,12 @@ class PodStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_size(self) -> PodSize:
-        """What it was asked to have last."""
+        """The last requested size."""
         return self.asked or self.size
 
 
 class PodEventKind(StrEnum):
-    """What a watch reports. SEEN: of a snapshot; SYNCED: the snapshot is complete, and names no pod."""
+    """The kind of an event. SEEN: a pod of a snapshot; SYNCED: the snapshot is complete (without a pod)."""
 
     SEEN = "SEEN"
     SYNCED = "SYNCED"
@@ -273,7 +273,8 @@ class PodEventKind(StrEnum):
 
 
 class PodEvent(msgspec.Struct, frozen=True):
-    """One event of a watch. `resume` is opaque: a later watch with it goes on after this event; empty: none does."""
+    """One event of a watch. `resume` is an opaque token with which a later watch continues after this event, or
+    empty."""
 
     kind: PodEventKind
     pod: PodStatus | None = None

@@ -1,8 +1,8 @@
-"""The two faces of every cluster: `Launcher`, for those outside of a job, and `Fleet`, for a job's master.
+"""The two interfaces of every cluster: `Launcher`, for callers outside of a job, and `Fleet`, for a job's master.
 
-Nothing outside creates or deletes single pods of a job: YARN grants containers to a job's ApplicationMaster alone.
-Every method raises ClusterError, whose `retryable` says whether the same call may succeed later: out of reach, a
-conflict, a quota. Everything else is a refusal.
+Callers outside do not create or delete single pods of a job, because YARN grants containers only to a job's
+ApplicationMaster. Every method raises ClusterError. If `retryable` is set, the same call may succeed later, for example
+after a lost connection, a conflict or an exceeded quota; otherwise the cluster refuses.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from elastrec.platform.specs.errors import ClusterError
 
 
 class Launcher(Protocol):
-    """Jobs, for the command line and Airflow. A job begins as one pod, here called its first: a master, which makes the
-    others by its `Fleet`, or a pod that works alone, as an evaluator does.
+    """Jobs, for the command line and Airflow. A job begins with its *first pod*: a master, which creates the other pods
+    with its `Fleet`, or a pod that works alone, such as an evaluator.
 
-    A finished job stays known, with its first pod's status and log, until it is removed or submitted again.
+    A finished job is kept, with its first pod's status and log, until it is removed or submitted again.
     """
 
     def submit(self, first: PodSpec) -> PodStatus:
-        """Starts a job by its first pod; answers when it is accepted.
+        """Starts a job with its first pod; returns when the pod is accepted.
 
-        Where the job's first pod is there and has not ended, that one is returned as it is. One that has ended is
-        replaced by another one, with a new uid.
+        If the job's first pod exists and has not ended, it is returned unchanged. If it has ended, it is replaced by
+        another one, with a new uid.
 
         Raises:
             ClusterError: another job has a pod of that name, a field cannot be honoured, or no node is large enough.
@@ -34,18 +34,19 @@ class Launcher(Protocol):
         ...
 
     def find(self, job: str) -> PodStatus | None:
-        """The job's first pod; None: there is no such job, or it was removed."""
+        """The job's first pod; None if there is no such job, or it was removed."""
         ...
 
     def address(self, first: PodStatus) -> str:
-        """`host:port` at which this caller reaches what a job's first pod serves; empty while it serves nothing.
+        """`host:port` of the server in a job's first pod for this caller; empty while there is none.
 
         It may differ from `PodStatus.address`, which is for pods of the cluster.
         """
         ...
 
     def secrets(self, name: str, uid: str) -> dict[str, str] | None:
-        """The `PodSpec.secrets` of a job's first pod, for callers who may submit jobs; None: that pod is gone."""
+        """The `PodSpec.secrets` of a job's first pod, for callers that may submit jobs; None if that pod was
+        deleted."""
         ...
 
     def jobs(self) -> list[PodStatus]:
@@ -53,20 +54,20 @@ class Launcher(Protocol):
         ...
 
     def pods(self, job: str | None = None) -> list[PodStatus]:
-        """The pods of a job, or of all jobs, oldest first. For people and for sums; no decision about a single pod
-        is taken from it.
+        """The pods of a job, or of all jobs, oldest first. For people and for sums, not for decisions about single
+        pods.
         """
         ...
 
     def remove(self, job: str) -> list[str]:
-        """Ends a job and forgets it: its first pod, so that nobody makes more, then whatever is left of the job.
+        """Ends a job and removes it: first its first pod, so that no more pods are created, then its other pods.
 
-        Returns the names of the pods that it removed, when no process of them is left; none: there is no such job.
+        Returns the names of the removed pods when no process of them is left; empty if there is no such job.
         """
         ...
 
     def logs(self, name: str, *, tail_lines: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of standard output and error of a pod, oldest first; kept after the pod's end until it is deleted."""
+        """Lines of a pod's standard output and error, oldest first; kept after the pod's end until it is deleted."""
         ...
 
     def nodes(self) -> list[Node]:
@@ -82,25 +83,24 @@ class Fleet(Protocol):
     """The pods of one job, for its master."""
 
     def create(self, pod: PodSpec) -> PodStatus:
-        """Creates a pod; answers when it is accepted. Where the job has one of that name, that one is returned."""
+        """Creates a pod; returns when it is accepted. If the job has a pod with this name, that pod is returned."""
         ...
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
-        """Orders the end of a pod and returns at once; the watch reports when it is gone.
+        """Requests the deletion of a pod and returns immediately; the watch reports when it is deleted.
 
-        No error when there is no such pod, or another one of that name.
+        No error if there is no such pod, or another one with the same name.
         """
         ...
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
-        """Asks for other limits of a running pod, in place; `PodStatus.resize` shows what becomes of it."""
+        """Requests other limits for a running pod, in place; `PodStatus.resize` shows the result."""
         ...
 
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:
-        """Events after a `PodEvent.resume`, oldest first; ends after the time.
+        """Events after a `PodEvent.resume`, oldest first; ends after the given time.
 
-        Without a resume token, or with one that the cluster does not know any more, it begins with a snapshot: one SEEN
-        per pod, then SYNCED.
+        Without a resume token, or with an expired one, it begins with a snapshot: one SEEN per pod, then SYNCED.
         """
         ...
 
@@ -114,7 +114,7 @@ class Fleet(Protocol):
 
 
 def snapshot(fleet: Fleet) -> list[PodStatus]:
-    """The pods of a job now.
+    """The present pods of a job.
 
     Raises:
         ClusterError: the cluster does not answer.

@@ -1,6 +1,6 @@
 """The embedded cluster: a node agent that runs pods as process groups with real limits on this machine.
 
-Nothing here knows what a job, a master or a model is. `PodRunner` knows not even of the agent.
+This room is independent of masters and models, and `PodRunner` also of the agent.
 """
 
 from elastrec.platform.clusters.local.client import LocalCluster

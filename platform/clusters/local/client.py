@@ -1,4 +1,4 @@
-"""What a node agent can be asked for, and the pods of one job as its master sees them."""
+"""Clients of a node agent: for all of its calls, and for the pods of one job."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def creation_request(pod: PodSpec, *, replaces_ended: bool = False) -> dict[str,
 
 
 class LocalCluster:
-    """A client of a node agent: every call that it answers; safe to use from several threads.
+    """A client for all calls of a node agent; thread-safe.
 
-    Single pods are the business of a `LocalFleet`; those outside of a job use a `LocalLauncher`.
+    Masters use a `LocalFleet` for their pods; callers outside of a job use a `LocalLauncher`.
 
     Args:
         address: `host:port` of the agent.
@@ -63,13 +63,13 @@ class LocalCluster:
         *,
         remember: bool = False,
     ) -> Answer:
-        """Asks the node agent.
+        """Calls the node agent.
 
         Args:
-            remember: a call that is sent again, because its answer was lost, is not executed again.
+            remember: whether a call that is sent again, because its answer was lost, is executed only once.
 
         Raises:
-            ClusterError: it refuses, or does not answer.
+            ClusterError: the agent refuses, or does not answer.
         """
         try:
             return self._client.call(message, answer, timeout_seconds=timeout_seconds, remember=remember)
@@ -84,19 +84,19 @@ class LocalCluster:
         """
         check_options(pod)
         request = messages.CreatePod(pod=pod, replaces_ended=replaces_ended)
-        # Sent again, it would replace the pod that it has made, if that one has ended meanwhile.
+        # A repeated call would replace the pod that it has created, if that pod has ended meanwhile.
         return self.call(request, PodStatus, remember=replaces_ended)
 
     def delete(self, name: str, *, grace_seconds: float | None = None) -> None:
-        """Ends and forgets a pod, if it is there; returns when no process of it is left."""
-        # The pod's own grace is known to the agent alone, unless we ask; asking also answers for absent pods.
+        """Ends and removes a pod, if it exists; returns when no process of it is left."""
+        # Only the agent knows the pod's grace period, so it is requested; this also works for absent pods.
         if grace_seconds is None:
             grace_seconds = self.call(messages.GetGrace(name=name), messages.Grace).grace_seconds
         request = messages.DeletePod(name=name, grace_seconds=grace_seconds)
         self.call(request, messages.Done, grace_seconds + _DELETE_SLACK_SECONDS)
 
     def get(self, name: str) -> PodStatus | None:
-        """The pod of this name; None: there is none."""
+        """The pod with this name; None if there is none."""
         pods = self.call(messages.ListPods(name=name), messages.PodList).pods
         return pods[0] if pods else None
 
@@ -114,7 +114,7 @@ class LocalCluster:
 
     @property
     def config(self) -> LocalConfig:
-        """What a pod needs to reach the same cluster."""
+        """The configuration with which a pod reaches the same cluster."""
         tls = self.tls.root_pem.decode() if self.tls else ""
         return LocalConfig(address=self.address, token=self.token, tls=tls)
 
@@ -139,7 +139,7 @@ class LocalCluster:
             yield rest.decode(errors="replace")
 
     def agent(self, timeout_seconds: float = CALL_SECONDS) -> messages.AgentInfo:
-        """Who serves this cluster."""
+        """Information about the agent of this cluster."""
         return self.call(messages.GetAgent(), messages.AgentInfo, timeout_seconds)
 
     def stop(self) -> None:
@@ -153,7 +153,7 @@ class LocalCluster:
 
 
 class LocalFleet:
-    """Implements `Fleet` for one job; safe to use from several threads."""
+    """Implements `Fleet` for one job; thread-safe."""
 
     def __init__(self, cluster: LocalCluster, job: str) -> None:
         self._cluster, self._job = cluster, job
@@ -168,7 +168,7 @@ class LocalFleet:
         self._cluster.call(request, messages.Done)
 
     def resize(self, name: str, uid: str, size: PodSize) -> None:
-        """See `Fleet.resize`. Done or refused at once."""
+        """See `Fleet.resize`. Done or refused immediately."""
         self._cluster.call(messages.ResizePod(name=name, uid=uid, size=size), PodStatus)
 
     def watch(self, resume: str, timeout_seconds: float) -> Iterator[PodEvent]:

@@ -1,4 +1,4 @@
-"""How a node agent is reached."""
+"""The configuration for reaching a node agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastrec.platform.transport.security import TlsConfig, new_token
 
 
 class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
-    """Of the local cluster; holds a secret.
+    """The configuration of the local cluster; contains a secret.
 
     Attributes:
         address: `host:port` of the node agent.
@@ -23,21 +23,22 @@ class LocalConfig(ClusterConfig, frozen=True, kw_only=True, tag="local"):
     tls: str = ""
 
     def problems(self) -> list[FieldProblem]:
-        """A token that no connection can carry."""
+        """The problems of the configuration, such as a token that cannot be sent."""
         if self.token.isascii() and self.token.isprintable():
             return super().problems()
         return [*super().problems(), FieldProblem("token", "this one", "printable ASCII characters", "copy it again")]
 
     @property
     def job_tls(self) -> bool:
-        """Where the agent speaks TLS."""
+        """Whether jobs use TLS, which they do if the agent uses it."""
         return bool(self.tls)
 
     def for_master(self) -> LocalConfig:
-        """With a token of the master's own: the agent finds it in the master's pod, and takes it for that job alone."""
+        """The configuration with a token of the master: the agent reads it from the master's pod, and accepts it only
+        for that job."""
         return msgspec.structs.replace(self, token=new_token())
 
     @property
     def client_tls(self) -> TlsConfig | None:
-        """For a client of the agent."""
+        """TLS settings for a client of the agent."""
         return TlsConfig(root_pem=self.tls.encode()) if self.tls else None

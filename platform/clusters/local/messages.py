@@ -1,4 +1,4 @@
-"""What clients and the node agent say to each other. Units: seconds, bytes, cores."""
+"""Messages between clients and the node agent. Units: seconds, bytes, cores."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from elastrec.platform.clusters.pods import PodEvent, PodSize, PodSpec, PodStatu
 
 
 class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by the PodStatus; where the job has a pod of that name and role, by that one's.
+    """Answered by the PodStatus; if the job has a pod with this name and role, by that pod's status.
 
     Attributes:
-        replaces_ended: one that has ended is deleted and created anew.
+        replaces_ended: whether a pod that has ended is deleted and created again.
     """
 
     pod: PodSpec
@@ -20,11 +20,11 @@ class CreatePod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeletePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by Done, with `wait` once no process of the pod is left.
+    """Answered by Done; with `wait`, when no process of the pod is left.
 
     Attributes:
-        uid: another pod of that name is left alone; empty: whichever has the name.
-        grace_seconds: None: as the pod's spec says.
+        uid: of the pod; another pod with the name is not deleted. Empty: any pod with the name.
+        grace_seconds: None: as in the pod's spec.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Grace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResizePod(msgspec.Struct, frozen=True, kw_only=True):
-    """Answered by the PodStatus. `uid`: another pod of that name is left alone; empty: whichever has the name."""
+    """Answered by the PodStatus. `uid`: another pod with the name is not resized; empty: any pod with the name."""
 
     name: str
     size: PodSize
@@ -70,7 +70,7 @@ class GetSecrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """Text by file name; None: there is no such pod."""
+    """Text by file name; None if there is no such pod."""
 
     files: dict[str, str] | None
 
@@ -87,7 +87,7 @@ class WatchPods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """`resume` is where the next call goes on; it can be beyond the last event's when a filter left some out."""
+    """`resume` is where the next call continues; it may be after the last event, if a filter left events out."""
 
     events: list[PodEvent]
     resume: str

@@ -1,4 +1,4 @@
-"""The node agent: it grants room to pods, keeps what it must not forget, and answers clients.
+"""The node agent: admits pods, keeps their state in a journal, and answers clients.
 
-How a pod's process is started and limited lies in `processes`.
+Processes of pods are started and limited in `processes`.
 """

@@ -1,4 +1,4 @@
-"""What the node agent must not forget: pods, events and a few facts about itself, in SQLite (write-ahead log)."""
+"""The journal of the node agent: pods, events and a few facts about itself, in SQLite (write-ahead log)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastrec.platform.specs.errors import ClusterError
 log = structlog.get_logger(__name__)
 KEPT_EVENTS = 10_000
 _MOST_EVENTS = 1_000
-"""In one answer."""
+"""Maximum number of events in one answer."""
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
 _PAUSE_SECONDS = 0.5
 _ORIGIN = "events_origin"
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS events (version INTEGER PRIMARY KEY, job TEXT NOT NUL
 
 
 class KeptEvent(msgspec.Struct, frozen=True):
-    """What happened to a pod; versions rise by one."""
+    """An event of a pod; versions increase by one."""
 
     kind: PodEventKind
     pod: PodStatus
@@ -42,14 +42,14 @@ class KeptEvent(msgspec.Struct, frozen=True):
 
 
 class DamagedJournalError(ClusterError):
-    """The file is no journal any more."""
+    """The file is not a valid journal."""
 
 
 class Journal:
     """One file; the caller serialises the calls. A change and its event are one transaction.
 
     Raises:
-        ClusterError: the file cannot be opened; DamagedJournalError: it is no journal.
+        ClusterError: the file cannot be opened; DamagedJournalError: it is not a valid journal.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ class Journal:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
-            # Survives the death of every process; a power cut ends the pods anyway.
+            # Survives the end of every process; a power failure ends the pods anyway.
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(_SCHEMA)
             row = self._database.execute("SELECT max(version) FROM events").fetchone()
@@ -83,7 +83,7 @@ class Journal:
 
     @staticmethod
     def put_aside(path: Path) -> None:
-        """Renames a damaged journal, for people who want to look at it."""
+        """Renames a damaged journal, so that it can be examined."""
         for name in (f"{path.name}-wal", f"{path.name}-shm"):
             path.with_name(name).unlink(missing_ok=True)
         path.replace(path.with_name(f"{path.name}.damaged"))
@@ -102,10 +102,10 @@ class Journal:
             return [msgspec.json.decode(row[0], type=PodRecord) for row in rows]
 
     def write(self, record: PodRecord | None, event: KeptEvent) -> None:
-        """Keeps a changed record with its event; `record` None forgets the pod of the event.
+        """Writes a changed record with its event; with `record` None, removes the pod of the event.
 
-        Waits until a full disk has room again: the agent pauses meanwhile, for what it does not write is lost with it,
-        and a pod's end that was not kept would never be reported. Pods run on.
+        If the disk is full, waits until it has space. The agent pauses meanwhile, because changes that are not written
+        are lost when it ends, and the end of a pod would never be reported. Pods continue.
         """
         stalled = False
         while True:
@@ -147,7 +147,8 @@ class Journal:
         self.version = event.version
 
     def events_after(self, version: int, job: str | None) -> list[KeptEvent] | None:
-        """Oldest first; None when events after that version were already dropped, or it was never reached."""
+        """Events, oldest first; None if events after that version were already deleted, or the version does not
+        exist."""
         oldest = self._database.execute("SELECT min(version) FROM events").fetchone()[0]
         if version > self.version or (version < self.version and version + 1 < (oldest or 0)):
             return None
@@ -158,11 +159,11 @@ class Journal:
         return [msgspec.json.decode(row[0], type=KeptEvent) for row in rows]
 
     def token(self, version: int) -> str:
-        """By which a watch goes on after a version; a journal that was made anew does not know it."""
+        """The token with which a watch continues after a version; invalid in a new journal."""
         return f"{self._origin}:{version}"
 
     def version_of(self, token: str) -> int | None:
-        """The version after which a token goes on; None: it is not of this journal."""
+        """The version of a token; None if it is not of this journal."""
         origin, _, version = token.partition(":")
         return int(version) if origin == self._origin and version.isdigit() else None
 

@@ -1,6 +1,6 @@
-"""Questions to the node agent whose answer may be a while in coming: what changes next, what a pod prints next.
+"""Long polls: calls to the node agent that wait for the next change or for the next output of a pod.
 
-Nothing here changes a pod. A question waits only for a while, so that an agent that ends is not held up by it.
+They do not change pods. They wait only for a limited time, so that they do not delay the end of the agent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FOLLOW_SECONDS = 0.2
 
 
 class LongPolls(Supervision):
-    """The questions of a NodeAgent that wait for an answer."""
+    """The calls of a NodeAgent that wait."""
 
     def watch(self, job: str | None, resume: str, wait_seconds: float) -> messages.PodEvents:
         """See `WatchPods`."""

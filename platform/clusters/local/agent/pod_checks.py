@@ -1,4 +1,4 @@
-"""What a pod must be to be taken at all; refused with field, value and what is allowed."""
+"""Checks of pod specifications; errors name field, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check_volume(spec: PodSpec) -> None:
 
 
 def check_options(spec: PodSpec) -> None:
-    """Refuses options: the local backend has none. A client says it: the agent could not even read them.
+    """Refuses options, because the local backend has none. Checked in the client, because the agent cannot decode them.
 
     Raises:
         ClusterError: there are some.
@@ -77,7 +77,7 @@ def check_options(spec: PodSpec) -> None:
 
 
 def _check_words(spec: PodSpec, node: str) -> None:
-    """Refuses what other clusters can do and one machine without containers cannot."""
+    """Refuses features that a single machine without containers does not have."""
     for field, value, why in (
         ("queue", spec.queue, "it has no queues"),
         ("image", spec.image, "its pods run with the interpreter and the packages of the node agent"),
@@ -90,7 +90,7 @@ def _check_words(spec: PodSpec, node: str) -> None:
         raise ClusterError(f"pod {spec.name}: group {spec.group} is not allowed; allowed: a name, and least >= 1")
     placement = spec.placement
     if placement is None or not placement.is_required:
-        # Of one node, none is nearer or farther.
+        # With one node, preferences have no effect.
         return
     avoided = [name for name in placement.avoid_node_names if name == node]
     for field, chosen, why in (
@@ -106,10 +106,10 @@ def _check_words(spec: PodSpec, node: str) -> None:
 
 
 def check_group(spec: PodSpec, others: Iterable[PodSpec]) -> None:
-    """Refuses a pod whose group has another least number already.
+    """Refuses a pod whose group already has another least number.
 
     Raises:
-        ClusterError: it has.
+        ClusterError: the numbers differ.
     """
     for other in others:
         if spec.group is None or other.group is None or spec.job != other.job or spec.group.name != other.group.name:
@@ -122,7 +122,7 @@ def check_group(spec: PodSpec, others: Iterable[PodSpec]) -> None:
 
 
 def check_size(size: PodSize) -> None:
-    """Refuses a size that no limit can have.
+    """Refuses a size that is not possible as a limit.
 
     Raises:
         ClusterError: it is too small, or no number.
@@ -135,7 +135,7 @@ def check_size(size: PodSize) -> None:
 
 
 def check_fits_at_all(spec_name: str, size: PodSize, total: PodSize, memory_volume: MemoryVolume | None = None) -> None:
-    """Refuses a pod that would wait for ever.
+    """Refuses a pod that would wait forever.
 
     Raises:
         ClusterError: it is larger than the whole cluster, with its memory volume.

@@ -1,12 +1,12 @@
 """The life of a pod as pure functions: record in, record out; the clock is a parameter, effects are elsewhere.
 
-Moments are kept by the wall clock, which alone survives a restart of the machine. It may be set by an hour meanwhile:
-no wait that follows from a moment is ever longer than it was when it began.
+Times are stored as wall-clock times, because only these are valid after a restart of the machine. The clock may be set
+meanwhile, so a wait is never longer than its original length.
 
 WAITING ──room──► LIVE ──exit──► ENDED
                     ▲   └──failed, OnFailure──► BACK_OFF ──delay──┘ (LIVE again)
 
-A failure is final, whatever the policy, when the process says so by its exit code or has crashed too often in a row.
+For every policy, a failure is final if the exit code of the process says so, or if it has crashed too often in a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elastrec.platform.clusters.pods import (
 )
 
 COULD_NOT_START_EXIT_CODE = 128
-"""Of an attempt for which the node could make no process, or set no limits."""
+"""Exit code of an attempt for which the node could not create a process, or not set limits."""
 CRASH_LIMIT = 10
 """Crashes in a row after which a pod is not restarted: about a minute, with the pauses between them."""
 
@@ -45,7 +45,7 @@ _WORDS = {
     EndReason.OUT_OF_MEMORY: "OOMKilled",
     EndReason.NODE_LOST: "NodeLost",
 }
-"""What Kubernetes says; of all others: Error."""
+"""Reasons as in Kubernetes; Error for all others."""
 _NO_ROOM = "Unschedulable"
 _ENDS = {
     0: EndReason.COMPLETED,
@@ -57,7 +57,7 @@ _ENDS = {
 
 
 class Stage(StrEnum):
-    """What the node has to do with a pod."""
+    """The stage of a pod on its node."""
 
     WAITING = "waiting"  # for room
     LIVE = "live"  # an attempt was started and has not been seen to end
@@ -66,15 +66,15 @@ class Stage(StrEnum):
 
 
 class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the journal keeps of one pod.
+    """The journal's entry of one pod.
 
     Attributes:
-        spec: without the texts of its files and secrets, which lie in the pod's folder alone.
+        spec: without the texts of its files and secrets, which are only in the pod's folder.
         attempt: number of the last started attempt; 0 before the first.
-        failures: failed attempts in a row; the back-off follows it.
-        crashes: how many of them were the fault of the pod's own process.
+        failures: failed attempts in a row, which determine the back-off.
+        crashes: how many of them were caused by the pod's own process.
         next_start_unix_seconds: when the next attempt begins (BACK_OFF).
-        kill_unix_seconds: when a pod that is being deleted will be killed; None while nobody deletes it.
+        kill_unix_seconds: when a pod that is being deleted will be killed; None if it is not being deleted.
         kill_after_seconds: how long before that moment it was set.
         earlier_cpu_seconds: used by ended attempts.
         is_starting: the running attempt still has its `startup_cores`.
@@ -141,7 +141,7 @@ def unschedulable(record: PodRecord, message: str) -> PodRecord:
 
 
 def starting(record: PodRecord) -> PodRecord:
-    """The next attempt is about to start; written down before it does."""
+    """The next attempt is about to start; journalled before it starts."""
     return msgspec.structs.replace(
         record,
         stage=Stage.LIVE,
@@ -160,28 +160,28 @@ def started(record: PodRecord, now: float) -> PodRecord:
 
 
 def resized(record: PodRecord, size: PodSize) -> PodRecord:
-    """It has this size now."""
+    """The record with another size."""
     return msgspec.structs.replace(record, size=size)
 
 
 def settled(record: PodRecord) -> PodRecord:
-    """Its process has started: it has no more than its size from now on."""
+    """The record after its process has started: from then on, its size is the limit."""
     return msgspec.structs.replace(record, is_starting=False)
 
 
 def settle_pause_seconds(record: PodRecord, now: float) -> float:
-    """Until a starting pod counts as started although nobody has said so."""
+    """Seconds until a starting pod counts as started without a report."""
     since = now if record.started_unix_seconds is None else record.started_unix_seconds
     return min(max(0.0, since + _STARTUP_SECONDS - now), _STARTUP_SECONDS)
 
 
 def back_off_seconds(failures: int) -> float:
-    """Pause before the next attempt after so many failures in a row: 0.2 s, doubling up to 10 s."""
+    """Pause before the next attempt after a number of failures in a row: 0.2 s, doubling up to 10 s."""
     return min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2.0 ** min(failures - 1, 16))
 
 
 def end_reason(end: ProcessExit) -> EndReason:
-    """Why an attempt ended, as far as this node knows."""
+    """Why an attempt ended, as observed by this node."""
     if end.exit_code != 0 and end.oom_killed:
         return EndReason.OUT_OF_MEMORY
     if end.rebooted:
@@ -230,23 +230,23 @@ def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
 
 
 def deleting(record: PodRecord, grace_seconds: float, now: float) -> PodRecord:
-    """Somebody wants it gone; of several wishes the most impatient counts."""
+    """The record of a pod that is to be deleted; of several requests, the shortest grace period counts."""
     left = min(grace_seconds, kill_pause_seconds(record, now)) if record.is_deleting else grace_seconds
     return msgspec.structs.replace(record, kill_unix_seconds=now + left, kill_after_seconds=left)
 
 
 def kill_pause_seconds(record: PodRecord, now: float) -> float:
-    """Until a pod that is being deleted will be killed."""
+    """Seconds until a pod that is being deleted will be killed."""
     return min(max(0.0, (record.kill_unix_seconds or 0.0) - now), record.kill_after_seconds)
 
 
 def start_pause_seconds(record: PodRecord, now: float) -> float:
-    """Until the next attempt of a pod in BACK_OFF begins."""
+    """Seconds until the next attempt of a pod in BACK_OFF begins."""
     return min(max(0.0, record.next_start_unix_seconds - now), back_off_seconds(record.failures))
 
 
 def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
-    """A record as others see it; `usage` of the running attempt where it was measured."""
+    """The status of a record; with the `usage` of the running attempt if it was measured."""
     used = usage or Usage()
     return PodStatus(
         name=record.spec.name,
@@ -275,7 +275,7 @@ def status_of(record: PodRecord, usage: Usage | None = None) -> PodStatus:
 
 
 def free_of(total: PodSize, records: Iterable[PodRecord], volumes_bytes: int = 0) -> PodSize:
-    """What a new pod could still get; memory volumes take `volumes_bytes`."""
+    """Free resources for a new pod; memory volumes use `volumes_bytes`."""
     held = [record.size for record in records if record.holds_resources]
     cores = total.cores - sum(size.cores for size in held)
     memory_bytes = total.memory_bytes - volumes_bytes - sum(size.memory_bytes for size in held)

@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 
 class Reactor:
-    """Calls back, on its own thread, when descriptors become readable and when times have come."""
+    """Calls back, in its own thread, when descriptors become readable and when timers are due."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -47,7 +47,8 @@ class Reactor:
             self._poll.register(descriptor, select.EPOLLIN)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back once, after at least so many seconds. There is no cancelling: callbacks look at the state."""
+        """Calls back once, after at least this number of seconds. Timers cannot be cancelled, so callbacks check the
+        state."""
         with self._lock:
             heapq.heappush(self._timers, (time.monotonic() + max(0.0, seconds), next(self._order), callback))
         os.eventfd_write(self._wake, 1)
@@ -77,5 +78,5 @@ class Reactor:
         try:
             callback()
         except Exception:
-            # One pod's trouble must not end the supervision of the others.
+            # An error with one pod must not end the supervision of the others.
             log.exception("callback_failed")

@@ -1,7 +1,7 @@
-"""What the master of a job may ask of its node agent: what concerns the workers and servers of that job, no more.
+"""The rights of a job's master at its node agent: only the workers and servers of that job.
 
-The agent finds a master's token in the master's own pod (`LocalConfig.for_master`). So it depends on no token of the
-cluster: that one opens everything, and may change while the job runs.
+The agent reads a master's token from the master's own pod (`LocalConfig.for_master`). So it is independent of the token
+of the cluster, which gives all rights, and may change while the job runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEMBERS = (Role.WORKER, Role.PARAMETER_SERVER)
 
 
 class JobRights:
-    """Whose a token is, and what its holder may ask for; safe to use from several threads."""
+    """The owners of tokens and their rights; thread-safe."""
 
     def __init__(self, agent: NodeAgent) -> None:
         self._agent = agent
@@ -34,13 +34,13 @@ class JobRights:
         self._tokens: dict[str, bytes] = {}  # by uid of the master's pod
 
     def job_of(self, token: bytes) -> str | None:
-        """The job whose master has this token; None: no master that runs has it."""
+        """The job whose master has this token; None if no running master has it."""
         masters = [pod for pod in self._agent.pods(None, None) if pod.role is Role.MASTER and not pod.phase.is_final]
         job = None
         with self._lock:
             self._tokens = {pod.uid: self._tokens.get(pod.uid) or self._token(pod) for pod in masters}
             for pod in masters:
-                # All of them are compared: how long it takes gives nothing away.
+                # All of them are compared, so that the time does not reveal information.
                 if (own := self._tokens[pod.uid]) and hmac.compare_digest(own, token):
                     job = pod.job
         return job
@@ -50,11 +50,11 @@ class JobRights:
         try:
             return msgspec.json.decode(files.get(CLUSTER_FILE, ""), type=LocalConfig).token.encode()
         except msgspec.MsgspecError:
-            # The pod was made by hand, or its master reaches another cluster.
+            # The pod was created by hand, or its master uses another cluster.
             return b""
 
     def limited(self, handlers: Mapping[type[msgspec.Struct], Handler]) -> dict[type[msgspec.Struct], Handler]:
-        """The same handlers; calls with a master's token are refused what belongs to other jobs."""
+        """The same handlers, which refuse calls with a master's token for other jobs."""
         return {kind: self._limited(handler) for kind, handler in handlers.items()}
 
     def _limited(self, handler: Handler) -> Handler:
@@ -77,7 +77,7 @@ class JobRights:
             case messages.CreatePod():
                 return request.pod.job == job and request.pod.role in _MEMBERS and not request.replaces_ended
             case messages.DeletePod() | messages.ResizePod():
-                # By name alone it could be another job's pod by the time that it is done.
+                # With only the name, it could be another job's pod when the call is executed.
                 return bool(request.uid) and all(
                     pod.job == job and pod.role in _MEMBERS
                     for pod in self._agent.pods(request.name, None)

@@ -1,7 +1,7 @@
 """The node agent: one machine as a cluster of finite size. Ties journal, life cycle and pod runner together.
 
-Every change is journalled before it is answered or acted upon. An agent that ends, by whatever means, leaves its pods
-running; the next one over the same folder re-adopts them.
+Every change is journalled before it is answered or executed. When an agent ends for any reason, its pods continue to
+run; the next agent with the same folder adopts them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class NodeAgent(LongPolls):
         check_spec(spec, self._node)
         with self._lock:
             if not self._takes_pods:
-                # A master that has not ended yet replaces the pods that have.
+                # A running master would replace pods that have ended.
                 raise ClusterError("the node agent is being stopped", retryable=True)
             present = self._find(spec.name)
             if present is not None:
@@ -81,7 +81,7 @@ class NodeAgent(LongPolls):
                     raise ClusterError(f"pod {name} did not end within {grace + _DELETE_SLACK_SECONDS:g} s")
 
     def delete_all(self) -> None:
-        """Deletes every pod, each with its own grace, and takes no more; returns when no process is left."""
+        """Deletes every pod, each with its own grace period, and accepts no more; returns when no process is left."""
         with self._lock:
             self._takes_pods = False
             names = [record.spec.name for record in self._pods.values()]
@@ -99,7 +99,7 @@ class NodeAgent(LongPolls):
             return self._runner.read_files(uid, record.spec.secrets)
 
     def longest_grace_seconds(self, name: str | None) -> float:
-        """How long a deletion may take at most: of one pod, or of all."""
+        """The maximum duration of a deletion, of one pod or of all."""
         with self._lock:
             records = [record for record in self._pods.values() if name in (None, record.spec.name)]
             return max((record.spec.grace_seconds for record in records), default=0.0)

@@ -1,4 +1,4 @@
-"""How large a local cluster is: what was asked for, the last time or now, else what the machine has."""
+"""The size of a local cluster: as requested now or the last time, otherwise the size of the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def machine_size() -> PodSize:
 
 
 def kept_size(journal: Journal) -> PodSize:
-    """The size with which the agent of a journal starts: what was last asked for, else the machine's."""
+    """The size with which the agent of a journal starts: the last requested one, otherwise the machine's."""
     cores, memory_bytes, machine = journal.fact(_CORES), journal.fact(_MEMORY), machine_size()
     return PodSize(
         machine.cores if cores is None else float(cores),
@@ -27,7 +27,7 @@ def kept_size(journal: Journal) -> PodSize:
 
 
 def keep_size(journal: Journal, cores: float | None, memory_bytes: int | None) -> PodSize:
-    """Keeps what is asked for now (None: nothing); returns the size with which the agent starts."""
+    """Stores the requested size (None: no request); returns the size with which the agent starts."""
     for name, amount in ((_CORES, cores), (_MEMORY, memory_bytes)):
         if amount is not None:
             journal.set_fact(name, str(amount))

@@ -1,6 +1,6 @@
-"""What happens to the pods of a node between requests: starts, exits, restarts, deletions, measurements.
+"""Supervision of the pods of a node: starts, exits, restarts, deletions, measurements.
 
-Every change is journalled before it is acted upon.
+Every change is journalled before it is executed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Supervision:
         self._closed = False
 
     def start(self) -> None:
-        """Re-adopts the pods of the journal and begins to supervise."""
+        """Adopts the pods of the journal and begins to supervise."""
         self._runner.empty_trash()
         with self._lock:
             for record in self._journal.records():
@@ -89,19 +89,19 @@ class Supervision:
         self._reactor.start()
 
     def release_waiting_calls(self) -> None:
-        """Long polls and deletions that wait return now; to be followed by `close` once no more calls come."""
+        """Lets waiting long polls and deletions return; call `close` afterwards, when there are no more calls."""
         with self._lock:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends supervision; pods go on running."""
+        """Ends supervision; pods continue to run."""
         self._reactor.stop()
         with self._lock:
             self._journal.close()
 
     def kill_all(self) -> None:
-        """After `close`: kills every pod and writes nothing down, for an agent whose folder is gone."""
+        """After `close`: kills every pod without journalling it, for an agent whose folder was deleted."""
         for running in self._running.values():
             self._runner.destroy(running)
         self._volumes.keep(set())
@@ -116,7 +116,7 @@ class Supervision:
         return life.status_of(record, self._usage.get(record.uid))
 
     def _keep(self, record: PodRecord, kind: PodEventKind = PodEventKind.MODIFIED) -> PodRecord:
-        """Journals a changed record, then makes it the truth and wakes the watchers."""
+        """Journals a changed record, then stores it and wakes the watchers."""
         record = msgspec.structs.replace(record, version=self._journal.version + 1)
         self._journal.write(record, KeptEvent(kind, self._status(record), record.version))
         self._pods[record.uid] = record
@@ -133,7 +133,7 @@ class Supervision:
                 self._keep(life.unschedulable(self._pods[uid], reason))
 
     def _keep_volumes(self) -> None:
-        """Gives back the memory volumes of jobs that have no pod here any more that runs or waits."""
+        """Frees the memory volumes of jobs without running or waiting pods here."""
         if self._volumes.sizes:
             self._volumes.keep({pod.spec.job for pod in self._pods.values() if pod.stage is not Stage.ENDED})
 
@@ -173,7 +173,7 @@ class Supervision:
             self._reactor.call_later(0.0, self._sample)
 
     def _await_ready(self, running: RunningPod, deadline: float) -> None:
-        """A pod that says that it has started, or had a minute for it, is held to its size from then on."""
+        """Limits a pod to its size when it reports that it has started, or after a minute."""
 
         def look(running: RunningPod) -> None:
             if self._runner.ready_file(running.uid).exists() or time.monotonic() >= deadline:
@@ -209,14 +209,14 @@ class Supervision:
             self._admit()
 
     def _wait_for_death(self, uid: str, error: StillDyingError, callback: Callable[[], None]) -> None:
-        """The pod keeps its place and its resources until the last of its processes is gone."""
+        """The pod keeps its resources until the last of its processes has ended."""
         if uid not in self._dying:
             self._dying.add(uid)
             log.warning("pod_still_dying", pod=self._pods[uid].spec.name, reason=str(error))
         self._reactor.call_later(_DYING_SECONDS, callback)
 
     def _sweep(self) -> None:
-        """Removes what the kernel still held of ended pods, now or as soon as it lets go."""
+        """Removes the control groups of ended pods, now or as soon as the kernel allows it."""
         if self._runner.sweep() or self._sweeping:
             return
 
@@ -230,10 +230,10 @@ class Supervision:
         self._reactor.call_later(_SWEEP_SECONDS, again)
 
     def _end(self, record: PodRecord, end: ProcessExit) -> None:
-        """An attempt is over: final state, pause before the next, or the end of a deletion."""
+        """Handles the end of an attempt: final state, pause before the next attempt, or end of a deletion."""
         counted = self._limits.usage(record.uid)
         if counted is not None:
-            # The group's counter spans all attempts; what the supervisor summed up would be counted twice.
+            # The group's counter includes all attempts, so the supervisor's sum would be counted twice.
             end = msgspec.structs.replace(end, cpu_seconds=max(0.0, counted.cpu_seconds - record.earlier_cpu_seconds))
         self._usage.pop(record.uid, None)
         record = life.exited(record, end, time.time())
@@ -267,7 +267,7 @@ class Supervision:
                 self._launch(record)
 
     def _begin_delete(self, record: PodRecord, grace_seconds: float) -> None:
-        # Only the first wish sends SIGTERM: many programs take a second one as an order to leave at once.
+        # Only the first request sends SIGTERM, because many programs exit immediately at a second one.
         first = not record.is_deleting
         record = self._keep(life.deleting(record, grace_seconds, time.time()))
         log.info("pod_deleted", pod=record.spec.name, phase=record.phase, grace_seconds=grace_seconds)
@@ -283,7 +283,7 @@ class Supervision:
             self._runner.terminate(running)
         pause = life.kill_pause_seconds(record, time.time())
         self._reactor.call_later(pause, self._if_running(running, self._runner.kill))
-        # A supervisor that is stopped or stuck cannot kill.
+        # A supervisor that is stopped or hangs cannot kill.
         destroy = self._if_running(running, self._runner.destroy)
         self._reactor.call_later(pause + _OBEY_SECONDS, destroy)
 
@@ -325,7 +325,7 @@ class Supervision:
                 self._end(record, adopted)
                 return
             elif not record.is_deleting:
-                # Written down but never begun: the same start once more, under a new number.
+                # Journalled but never begun: it is started again, under a new number.
                 self._launch(record)
                 return
         if record.is_deleting:

@@ -1,7 +1,8 @@
-"""Memory that pods of a job map one after the other, and that outlives them: files of a memory file system.
+"""Memory volumes: files of a memory file system that pods of a job map one after the other, and that are kept between
+them.
 
-The agent makes their pages, not a pod: so no pod is charged with them, and none waits for them when it copies. A volume
-counts against the node until its job has no pod here that runs or waits.
+The agent creates their pages, so that they do not count for the limits of pods, and copying does not wait for them. A
+volume uses memory of the node until its job has no running or waiting pod here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Waiting(Protocol):
 
 
 def bytes_to_make(pods: Iterable[_Waiting], present: Mapping[VolumeKey, int]) -> int:
-    """What the volumes of these pods take that are not there yet."""
+    """The bytes of the volumes of these pods that do not exist yet."""
     missing = {}
     for pod in pods:
         volume = pod.spec.memory_volume
@@ -48,13 +49,13 @@ def volumes_of(state: Path, root: Path = ROOT) -> Path:
 
 
 class MemoryVolumes:
-    """Those of one agent; they survive it. The caller serialises the calls.
+    """The volumes of one agent; they are kept when it ends. The caller serialises the calls.
 
     Args:
         folder: of the agent's state, by which they are found again.
 
     Attributes:
-        sizes: bytes of those that are there, or being made.
+        sizes: bytes of the volumes that exist or are being created.
     """
 
     def __init__(self, folder: Path, root: Path = ROOT) -> None:
@@ -63,7 +64,7 @@ class MemoryVolumes:
         self.sizes: dict[VolumeKey, int] = {(path.parent.name, path.name): path.stat().st_size for path in volumes}
 
     def make(self, spec: PodSpec) -> Path | None:
-        """Where the volume of a pod is; it is made beside, so that nobody waits. None: the pod asks for none."""
+        """The path of a pod's volume, which is created in the background; None if the pod has no volume."""
         volume = spec.memory_volume
         if volume is None:
             return None
@@ -76,13 +77,13 @@ class MemoryVolumes:
         if os.fstat(descriptor).st_blocks * _BLOCK_BYTES >= volume.size_bytes:
             os.close(descriptor)
             return path
-        # Its size at once, so that an agent that starts while it is made knows of it.
+        # The size is set first, so that an agent that starts meanwhile can account for it.
         os.truncate(descriptor, volume.size_bytes)
         threading.Thread(target=_make_pages, args=(descriptor, path, volume.size_bytes), daemon=True).start()
         return path
 
     def keep(self, jobs: set[str]) -> int:
-        """Removes the volumes of all other jobs; returns how many bytes that gives back."""
+        """Removes the volumes of all other jobs; returns the freed bytes."""
         removed = [key for key in self.sizes if key[0] not in jobs]
         freed = sum(self.sizes.pop(key) for key in removed)
         for job in {job for job, _ in removed}:
@@ -98,7 +99,7 @@ def _make_pages(descriptor: int, path: Path, size_bytes: int) -> None:
         os.posix_fallocate(descriptor, 0, size_bytes)
         log.info("memory_volume_made", volume=str(path), bytes=size_bytes)
     except OSError as error:
-        # Pods find it incomplete and say what they do without.
+        # Pods detect that it is incomplete, log that, and work without it.
         log.error("memory_volume_not_made", volume=str(path), bytes=size_bytes, reason=str(error))
         os.truncate(descriptor, 0)
     finally:
