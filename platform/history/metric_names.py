@@ -52,6 +52,8 @@ WORKERS_RUNNING = "pods/workers"
 SERVERS_RUNNING = "pods/parameter_servers"
 WORKER_START_SECONDS = "pods/worker_start_seconds"
 SERVER_START_SECONDS = "pods/parameter_server_start_seconds"
+WORKER_START_CORE_SECONDS = "pods/worker_start_core_seconds"
+SERVER_START_CORE_SECONDS = "pods/parameter_server_start_core_seconds"
 MIGRATION_COPY_SECONDS = "pods/migration_copy_seconds"
 MIGRATION_PAUSE_SECONDS = "pods/migration_pause_seconds"
 
@@ -126,6 +128,8 @@ DESCRIPTIONS = {
     SERVERS_RUNNING: "parameter servers that are up",
     WORKER_START_SECONDS: "median seconds from asking for a worker to its first step",
     SERVER_START_SECONDS: "median seconds from asking for a parameter server until it has registered",
+    WORKER_START_CORE_SECONDS: "median core-seconds of a worker until the heartbeat that reports its first step",
+    SERVER_START_CORE_SECONDS: "median core-seconds of a parameter server until its first heartbeat",
     MIGRATION_COPY_SECONDS: "median seconds in which rows were copied to their next parameter servers, while the job "
     "trained",
     MIGRATION_PAUSE_SECONDS: "median seconds of a hand-over of rows from one parameter server to another",

@@ -57,18 +57,23 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
     """What changing a job costs on one cluster, from its own measured starts and migrations (`objectives`).
 
+    The two `…_start_core_seconds` are what `benchmarks.jobs.startup` measured on 2026-11-24; the other defaults are
+    assumed.
+
     Attributes:
         worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
         migration_pause_seconds: training pauses when servers or their size change.
         migration_copy_seconds: rows are copied to other servers; the job trains on meanwhile.
-        measured: how many starts and migrations stand behind the numbers; 0: the defaults, which are
-            assumed.
+        worker_start_core_seconds, server_start_core_seconds: that a pod computes until it works.
+        measured: how many starts and migrations stand behind the seconds; 0: the defaults.
     """
 
     worker_start_seconds: float = 60.0
     server_start_seconds: float = 60.0
     migration_pause_seconds: float = 30.0
     migration_copy_seconds: float = 0.0
+    worker_start_core_seconds: float = 3.0
+    server_start_core_seconds: float = 1.1
     measured: int = 0
 
     def __post_init__(self) -> None:

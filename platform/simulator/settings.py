@@ -69,6 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         interval_seconds: between two rounds of the policy (DLRover-RM §6.2: three minutes).
         start_seconds: median until a pod trains; log-normal with `start_spread`.
+        worker_start_core_seconds, server_start_core_seconds: that pods compute until they train, on their own cores,
+            which are held and paid for from the decision on.
         migration_pause_seconds: training pauses when servers or their size change.
         noise: standard deviation of the logarithm of a window's step time.
         hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
@@ -87,6 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     interval_seconds: float = _SCALING.round_interval
     start_seconds: float = _OVERHEADS.worker_start_seconds
     start_spread: float = 0.3
+    worker_start_core_seconds: float = _OVERHEADS.worker_start_core_seconds
+    server_start_core_seconds: float = _OVERHEADS.server_start_core_seconds
     migration_pause_seconds: float = _OVERHEADS.migration_pause_seconds
     noise: float = 0.05
     hours_between_failures: float = 1600.0
@@ -106,7 +110,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("interval_seconds", "hours_between_failures", "failure_shape", "until_seconds"):
             value = getattr(self, name)
             require(value > 0, f"simulation.{name}", value, "above 0", remedy)
-        for name in ("start_seconds", "start_spread", "migration_pause_seconds", "noise"):
+        for name in (
+            "start_seconds", "start_spread", "worker_start_core_seconds", "server_start_core_seconds",
+            "migration_pause_seconds", "noise",
+        ):  # fmt: skip
             value = getattr(self, name)
             require(0 <= value < math.inf, f"simulation.{name}", value, "0 or more", remedy)
         require(self.least_steps >= 1, "simulation.least_steps", self.least_steps, "1 or more", remedy)

@@ -378,6 +378,8 @@ class Simulation:
             worker_start_seconds=settings.start_seconds,
             server_start_seconds=settings.start_seconds,
             migration_pause_seconds=settings.migration_pause_seconds,
+            worker_start_core_seconds=settings.worker_start_core_seconds,
+            server_start_core_seconds=settings.server_start_core_seconds,
         )
 
     def _is_possible(self, plan: Plan) -> bool:

@@ -22,12 +22,13 @@ def overheads_of(records: Iterable[JobRecord]) -> Overheads:
     """
     known = [record.metrics for record in records]
 
-    def seconds(name: str) -> list[float]:
+    def measured(name: str) -> list[float]:
         return [each for metrics in known for each in _usable(metrics.get(name))]
 
     return measured_overheads(
-        seconds(names.WORKER_START_SECONDS), seconds(names.SERVER_START_SECONDS),
-        seconds(names.MIGRATION_PAUSE_SECONDS), seconds(names.MIGRATION_COPY_SECONDS),
+        measured(names.WORKER_START_SECONDS), measured(names.SERVER_START_SECONDS),
+        measured(names.MIGRATION_PAUSE_SECONDS), measured(names.MIGRATION_COPY_SECONDS),
+        measured(names.WORKER_START_CORE_SECONDS), measured(names.SERVER_START_CORE_SECONDS),
     )  # fmt: skip
 
 

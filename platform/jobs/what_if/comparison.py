@@ -95,6 +95,8 @@ def settings_of(asked: SimulationFile, measured: Overheads | None, handling: Han
     pause = known.migration_pause_seconds if trouble.migration_pause is None else trouble.migration_pause
     return Settings(
         seed=asked.seed, interval_seconds=asked.round_interval, start_seconds=start, migration_pause_seconds=pause,
+        worker_start_core_seconds=known.worker_start_core_seconds,
+        server_start_core_seconds=known.server_start_core_seconds,
         noise=trouble.noise, hours_between_failures=trouble.hours_between_failures,
         straggler_share=trouble.stragglers, hot_server_share=trouble.hot_servers, handling=handling,
         patience_rounds=asked.patience_rounds, until_seconds=asked.at_most,

@@ -145,6 +145,7 @@ class Observations:
             if self._monitor.add(message, is_training=is_training):
                 self._profile.add(message.pod, message.metrics, state, at)
                 self._starts.works(message.pod, at)
+            self._starts.reported(message.pod, message.cpu_seconds)
 
     def keep_only(self, members: Mapping[str, Member]) -> None:
         """Discards the figures of all other pods."""

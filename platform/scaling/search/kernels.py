@@ -32,6 +32,7 @@ class Present(NamedTuple):
         speed, remaining: Ψ now, and samples.
         payback: seconds in which a change has to pay for itself, or what is left of the job.
         pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train.
+        worker_start_work, server_start_work: core-seconds that a new one computes until then.
         least_change: as a logarithm; `grow_efficiency`, `save_efficiency`: of `Rules`.
         least_kept: the share by which Ψ may change at most for the worse; at most 0.
         least_error, trusted_error: of a prediction: no smaller one is believed, with a larger one it is doubted.
@@ -51,6 +52,8 @@ class Present(NamedTuple):
     pause: float
     worker_start: float
     server_start: float
+    worker_start_work: float
+    server_start_work: float
     least_change: float
     grow_efficiency: float
     save_efficiency: float
@@ -106,7 +109,7 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
             # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
             price = price_now
         dearer = np.log(price / price_now)
-        other_worker = worker_cores != now.worker_cores or worker_bytes != now.worker_memory_bytes
+        other_workers = worker_cores != now.worker_cores or worker_bytes != now.worker_memory_bytes
         other_servers = (
             servers != now.parameter_servers
             or server_cores != now.parameter_server_cores
@@ -114,15 +117,24 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
         )
         # Workers come and go without a pause.
         pause = now.pause if other_servers else 0.0
-        start = now.worker_start if workers > now.workers or other_worker else 0.0
+        start = now.worker_start if workers > now.workers or other_workers else 0.0
         if other_servers:
             start = max(start, now.server_start)
+        # Pods whose size only falls are resized in place: none starts for them.
+        larger_workers = worker_cores > now.worker_cores or worker_bytes > now.worker_memory_bytes
+        larger_servers = server_cores > now.parameter_server_cores or server_bytes > now.parameter_server_memory_bytes
+        new_workers = workers if larger_workers else max(workers - now.workers, 0.0)
+        new_servers = servers if larger_servers else max(servers - now.parameter_servers, 0.0)
+        # Seconds in which the job's present cores would do the work of the starts.
+        starting = (new_workers * now.worker_start_work + new_servers * now.server_start_work) / cores_now
         speed = workers * constants.batch_size / step_seconds(table_FN, n, constants, fitted)
         difference = speed - now.speed
         # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.
         horizon = min(now.remaining / max(speed, now.speed), now.payback)
         late = _share(start, horizon)
-        overhead = now.speed * _share(pause, horizon) + max(difference, 0.0) * late
+        # Unlike a pause, the starts of a plan may cost more than all that is left to train.
+        lost = _share(pause, horizon) + starting / max(horizon, 1e-9)
+        overhead = now.speed * lost + max(difference, 0.0) * late
         gain = difference - overhead
         # What a plan saves it saves once its pods train. It keeps its own share of Ψ, and the share that all savings
         # together have to keep.

@@ -64,7 +64,8 @@ def test_rules_of_live_and_of_simulated_jobs_begin_with_what_a_team_may_set() ->
     assert simulated.round_interval == Settings().interval_seconds == team.round_interval
     assert Trouble().noise == Settings().noise
     assert Settings().start_seconds == Overheads().worker_start_seconds == Overheads().server_start_seconds
-    assert Settings().migration_pause_seconds == Overheads().migration_pause_seconds
+    for name in ("migration_pause_seconds", "worker_start_core_seconds", "server_start_core_seconds"):
+        assert getattr(Settings(), name) == getattr(Overheads(), name)
 
 
 def test_a_start_is_rounded_to_parts_of_what_plans_are_rounded_to() -> None:

@@ -38,6 +38,16 @@ def test_medians_over_the_jobs_count_and_a_pause_is_that_of_a_migration() -> Non
     assert found.measured == 6
 
 
+def test_what_starts_compute_is_measured_beside_how_long_they_take() -> None:
+    found = overheads_of(
+        [
+            record(pods__worker_start_core_seconds=4.5, pods__worker_start_seconds=9.0),
+            record(pods__parameter_server_start_core_seconds=1.5),
+        ]
+    )
+    assert (found.worker_start_core_seconds, found.server_start_core_seconds, found.measured) == (4.5, 1.5, 1)
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
 def test_a_number_that_means_nothing_is_left_out(wrong: float) -> None:
     found = overheads_of([record(pods__worker_start_seconds=wrong), record(pods__worker_start_seconds=3.0)])

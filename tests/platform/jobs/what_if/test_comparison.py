@@ -60,11 +60,16 @@ def test_a_simulation_asks_as_patiently_as_its_file_says() -> None:
     assert settings_of(asked(patience_rounds=3), None, Handling()).patience_rounds == 3
 
 
+MEASURED = Overheads(worker_start_seconds=5.0, worker_start_core_seconds=4.0, server_start_core_seconds=2.0, measured=2)
+
+
 def test_a_history_brings_its_own_starts_and_pauses() -> None:
     given = asked(workload={"history": {}})
-    found = gather(given, HERE, [record("a"), record("b", workers=2)], Overheads(worker_start_seconds=5.0, measured=2))
+    found = gather(given, HERE, [record("a"), record("b", workers=2)], MEASURED)
     assert len(found.jobs) == 2
-    assert settings_of(given, found.overheads, Handling()).start_seconds == 5.0
+    settings = settings_of(given, found.overheads, Handling())
+    assert settings.start_seconds == 5.0
+    assert (settings.worker_start_core_seconds, settings.server_start_core_seconds) == (4.0, 2.0)
     fixed = asked(workload={"history": {}}, trouble={"start_time": "20s"})
     assert settings_of(fixed, found.overheads, Handling()).start_seconds == 20.0
 

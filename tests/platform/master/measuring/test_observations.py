@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.speed_profile import is_settled
@@ -16,7 +17,9 @@ from tests.platform.master.world import World, running
 def report(world: World, seen: Observations, number: int, steps: int = 2) -> None:
     """A worker's heartbeat with a window of some steps."""
     metrics = WindowMetrics(number=number, samples=64 * steps, steps=steps, compute_seconds=0.6, wait_seconds=0.2)
-    beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
+    beat = Heartbeat(
+        pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics, cpu_seconds=2.0 * number
+    )
     seen.heartbeat(beat, world.state, world.time)
 
 
@@ -29,7 +32,7 @@ def test_every_reader_finds_the_heartbeats_that_came_before() -> None:
     assert seen.monitor.take_waiting_share() == 0.25
     seen.starts._asked["j-worker-0"] = (Role.WORKER, world.time - 3.0, True)
     report(world, seen, 3)
-    assert list(seen.starts.medians().values()) == [3.0]
+    assert seen.starts.medians() == {names.WORKER_START_SECONDS: 3.0, names.WORKER_START_CORE_SECONDS: 6.0}
     report(world, seen, 4)
     assert seen.close_window(world.state, world.time + 60.0)
     assert seen.window is not None and seen.window.samples == 4 * 128

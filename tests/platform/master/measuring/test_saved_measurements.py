@@ -39,6 +39,7 @@ def observed(configurations: int = 2) -> Observations:
         seen.growth.add(samples, 3, [TableUsage(table="users", rows=samples // 10, bytes=8 * samples)])
     seen.starts._asked["w"] = (Role.WORKER, 0.0, True)
     seen.starts.works("w", 7.0)
+    seen.starts.reported("w", 3.0)
     return seen
 
 

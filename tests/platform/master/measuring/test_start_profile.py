@@ -34,6 +34,17 @@ def test_a_worker_that_is_added_counts_from_the_wish_to_its_first_step():
     assert profile.medians() == {names.WORKER_START_SECONDS: 7.0}
 
 
+def test_what_a_pod_computed_until_it_works_is_that_of_its_first_heartbeat_at_work():
+    world, profile = running(), StartProfile()
+    pod = added_worker(world, profile, 100.0)
+    profile.reported(pod, 1.0)
+    profile.works(pod, 107.0)
+    assert names.WORKER_START_CORE_SECONDS not in profile.medians()
+    profile.reported(pod, 4.0)
+    profile.reported(pod, 50.0)
+    assert profile.medians()[names.WORKER_START_CORE_SECONDS] == 4.0
+
+
 def test_a_start_while_the_job_trains_replaces_those_at_its_beginning():
     world, profile = running(), StartProfile()
     for worker in world.state.membership.workers():

@@ -27,8 +27,9 @@ MODEL = known_model(TRUE)
 TRAINED_WITH = ([allocation(12, 2), allocation(1, 1)], [allocation(1, 1)])
 LIMITS = Limits(workers=(1, 20), parameter_servers=(1, 6), worker_cores=(0.5, 8), parameter_server_cores=(0.5, 8))
 OVERHEADS = Overheads(
-    worker_start_seconds=40.0, server_start_seconds=70.0, migration_pause_seconds=20.0, migration_copy_seconds=15.0
-)
+    worker_start_seconds=40.0, server_start_seconds=70.0, migration_pause_seconds=20.0, migration_copy_seconds=15.0,
+    worker_start_core_seconds=5.0, server_start_core_seconds=2.0,
+)  # fmt: skip
 NEED = MemoryNeed(worker_bytes=int(1.5 * GIB), server_base_bytes=GIB, embedding_bytes=9 * GIB, imbalance=1.2)
 
 SITUATIONS = st.builds(
@@ -91,15 +92,23 @@ def expected(asked: Situation, plan: Allocation) -> dict[str, float]:
     changes = now.changes(plan)
     moves = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
     pause = overheads.migration_pause_seconds if moves else 0.0
+    workers, servers = plan.workers, plan.parameter_servers
+    if all(getattr(plan, field) <= getattr(now, field) for field in ("worker_cores", "worker_memory_bytes")):
+        workers -= min(workers, now.workers)
+    size = ("parameter_server_cores", "parameter_server_memory_bytes")
+    if all(getattr(plan, field) <= getattr(now, field) for field in size):
+        servers -= min(servers, now.parameter_servers)
     start = overheads.worker_start_seconds if plan.workers > now.workers or Change.WORKER_SIZE in changes else 0.0
     start = max(start, overheads.server_start_seconds + overheads.migration_copy_seconds if moves else 0.0)
+    core_seconds = workers * overheads.worker_start_core_seconds + servers * overheads.server_start_core_seconds
     payback = max(rules.payback_seconds, job.until_next_change_seconds)
     horizon = min(job.remaining_samples / max(speed, then), payback)
 
     def share(seconds: float) -> float:
         return seconds / horizon if horizon > seconds else 1.0
 
-    overhead = speed * share(pause) + max(then - speed, 0.0) * share(start)
+    starting = core_seconds / now.resources.cores / max(horizon, 1e-9)
+    overhead = speed * (share(pause) + starting) + max(then - speed, 0.0) * share(start)
     gain = then - speed - overhead
     saved, least = dearer * (1.0 - share(start)), math.log1p(rules.least_change)
     known = [float(MODEL.predict(Columns.of([each.allocation])).samples_per_second[0]) for each in job.observations]
@@ -134,6 +143,7 @@ PLANS = [
     *spread(30, seed=3),
     *(msgspec.structs.replace(each, parameter_server_memory_bytes=16 * GIB) for each in spread(10, seed=4)),
     allocation(3, 2, 1.0, 2.0),
+    *(msgspec.structs.replace(each, worker_memory_bytes=GIB) for each in spread(6, seed=5)),
 ]
 
 

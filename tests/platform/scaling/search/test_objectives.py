@@ -27,6 +27,10 @@ from tests.platform.scaling.jobs import (
 )
 
 TRUE = coefficients()
+FREE_STARTS = {
+    "worker_start_seconds": 0.0, "server_start_seconds": 0.0,
+    "worker_start_core_seconds": 0.0, "server_start_core_seconds": 0.0,
+}  # fmt: skip
 
 
 def test_cost_is_the_price_of_what_is_added() -> None:
@@ -36,7 +40,8 @@ def test_cost_is_the_price_of_what_is_added() -> None:
 
 
 def test_gain_is_speed_less_what_starting_pods_costs() -> None:
-    asked = Situation(profile(), known_model(), PRICES, Overheads(worker_start_seconds=360))
+    overheads = Overheads(worker_start_seconds=360, worker_start_core_seconds=0)
+    asked = Situation(profile(), known_model(), PRICES, overheads)
     outcomes = asked.outcomes(Columns.of([allocation(4, 1)]))
     difference = speed(TRUE, allocation(4, 1)) - speed(TRUE, allocation(2, 1))
     # An hour to pay for itself, so a tenth of the gain is lost; training itself does not stop for workers.
@@ -44,15 +49,52 @@ def test_gain_is_speed_less_what_starting_pods_costs() -> None:
 
 
 def test_a_change_of_servers_stops_the_training_for_a_while() -> None:
-    overheads = Overheads(worker_start_seconds=0, server_start_seconds=0, migration_pause_seconds=30)
+    overheads = Overheads(migration_pause_seconds=30, **FREE_STARTS)
     asked = Situation(profile(), known_model(), PRICES, overheads)
     outcomes = asked.outcomes(Columns.of([allocation(2, 2), allocation(3, 1)]))
     assert outcomes.overhead[0] == pytest.approx(speed(TRUE, allocation(2, 1)) * 30 / 3600, rel=1e-3)
     assert outcomes.overhead[1] == 0
 
 
+def test_pods_that_start_cost_what_the_present_cores_would_train_in_the_core_seconds_of_their_starts() -> None:
+    overheads = Overheads(
+        migration_pause_seconds=0, **FREE_STARTS | {"worker_start_core_seconds": 6, "server_start_core_seconds": 2}
+    )
+    now = allocation(2, 1, worker_cores=1.0, server_cores=0.5)
+    larger_workers = msgspec.structs.replace(now, workers=3, worker_memory_bytes=2 * now.worker_memory_bytes)
+    larger_servers = msgspec.structs.replace(now, parameter_servers=4, parameter_server_cores=1.0)
+    plans = {
+        msgspec.structs.replace(now, workers=5): 3 * 6,
+        msgspec.structs.replace(now, parameter_servers=3): 2 * 2,
+        msgspec.structs.replace(now, workers=5, parameter_servers=3): 3 * 6 + 2 * 2,
+        larger_workers: 3 * 6,
+        larger_servers: 4 * 2,
+        msgspec.structs.replace(now, workers=1): 0,
+        msgspec.structs.replace(now, workers=4, worker_cores=0.5): 2 * 6,
+        msgspec.structs.replace(now, worker_memory_bytes=now.worker_memory_bytes // 2): 0,
+        msgspec.structs.replace(now, parameter_server_cores=0.25): 0,
+    }
+    asked = Situation(profile(allocation=now), known_model(), PRICES, overheads)
+    outcomes = asked.outcomes(Columns.of(list(plans)))
+    for overhead, core_seconds in zip(outcomes.overhead, plans.values(), strict=True):
+        assert overhead == pytest.approx(asked.samples_per_second * core_seconds / 2.5 / 3600, rel=1e-6)
+
+
+def test_a_job_of_half_a_core_that_ends_in_half_a_minute_does_not_start_what_a_long_one_does() -> None:
+    now, more = allocation(1, 1, 0.25, 0.25), allocation(3, 1, 0.25, 0.25)
+    overheads = Overheads(**FREE_STARTS | {"worker_start_core_seconds": 6})
+
+    def violation(seconds: float) -> float:
+        job = profile(allocation=now, remaining_samples=seconds * speed(TRUE, now))
+        return float(Situation(job, known_model(), PRICES, overheads).outcomes(Columns.of([more])).violation[0])
+
+    assert violation(3600.0) <= 0 < violation(30.0)
+
+
 def test_copying_rows_delays_what_a_change_of_servers_brings_and_does_not_stop_the_training() -> None:
-    overheads = Overheads(server_start_seconds=60, migration_pause_seconds=0, migration_copy_seconds=300)
+    overheads = Overheads(
+        migration_pause_seconds=0, migration_copy_seconds=300, **FREE_STARTS | {"server_start_seconds": 60}
+    )
     asked = Situation(profile(), known_model(), PRICES, overheads)
     outcomes = asked.outcomes(Columns.of([allocation(2, 2), allocation(3, 1)]))
     difference = speed(TRUE, allocation(2, 2)) - speed(TRUE, allocation(2, 1))
@@ -202,8 +244,11 @@ def test_rules_under_which_a_job_could_flap_are_refused(save: float, grow: float
 
 
 def test_overheads_are_medians_of_what_was_measured() -> None:
-    found = measured_overheads([10, 30, 20], [], [2.0])
-    assert found == Overheads(worker_start_seconds=20, migration_pause_seconds=2.0, measured=4)
+    found = measured_overheads([10, 30, 20], [], [2.0], [], [7, 5], [0.5])
+    assert found == Overheads(
+        worker_start_seconds=20, migration_pause_seconds=2.0, worker_start_core_seconds=6,
+        server_start_core_seconds=0.5, measured=4,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0])
@@ -225,7 +270,7 @@ def test_a_change_has_at_least_until_the_next_one_is_possible_to_pay_for_itself(
 
 
 def test_a_plan_has_no_more_time_to_pay_for_itself_than_it_leaves_the_job() -> None:
-    pause = Overheads(worker_start_seconds=0.0, server_start_seconds=0.0, migration_pause_seconds=30.0)
+    pause = Overheads(migration_pause_seconds=30.0, **FREE_STARTS)
     now, then = (speed(TRUE, each) for each in (allocation(2, 1), allocation(8, 4)))
     job = profile(remaining_samples=600.0 * now)
     outcomes = Situation(job, known_model(), PRICES, pause).outcomes(Columns.of([allocation(8, 4)]))
