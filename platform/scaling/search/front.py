@@ -139,7 +139,9 @@ def coarse_front(situation: Situation, capacity: Capacity, space: Space, setting
     """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours.
 
     Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
-    not rest as long as a larger step is allowed. So are the neighbours of what the job has.
+    not rest as long as a larger step is allowed. So are the neighbours of what the job has. Where nothing of it is
+    allowed, chains of neighbours are followed (`kernels.front_of`): on a full cluster only plans that make some pods
+    smaller to have more of others may fit.
     """
     return front_of(situation, capacity, space, space.grid(settings.coarse_points), settings.polish_rounds)
 

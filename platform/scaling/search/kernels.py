@@ -251,6 +251,21 @@ def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, presen
 
 
 @_kernel
+def _lacking(table_FN, found_7N, room, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
+    """What each plan lacks of being allowed, [N]: ≤ 0 where it is, infinity where it does not fit."""
+    lack_N, now_F1 = np.full(table_FN.shape[1], np.inf), _now(present)
+    for n in range(len(lack_N)):
+        over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
+        if over_cores > 0 or over_bytes > 0 or short > 0 or too_large > 0:
+            continue
+        lack_N[n] = found_7N[AGAINST_RULES, n]
+        if lack_N[n] <= 0:
+            doubt = _doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, present)
+            lack_N[n] = max(lack_N[n], doubt)
+    return lack_N
+
+
+@_kernel
 def teaches(  # type: ignore[no-untyped-def]
     table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, known_error, slowest
 ):  # fmt: skip
@@ -322,10 +337,40 @@ def _are_equal(one_N5, other_N5):  # type: ignore[no-untyped-def]
 
 
 @_kernel
+def _led_to(  # type: ignore[no-untyped-def]
+    indexes_N5, table_FN, found_7N, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK,
+    present,
+):  # fmt: skip
+    """The first points to be found allowed among the neighbours of those that lack less than to stay does, and of their
+    neighbours, and so on; none where no such chain leads to one. No point is come to twice.
+
+    Returns:
+        Indexes, table and outcomes of the points among which some are allowed, or of none.
+    """
+    stays = np.expm1(present.least_change)
+    known = {np.int64(-1)}  # a set without a number has no type
+    while len(indexes_N5):
+        lack_N = _lacking(table_FN, found_7N, room, constants, fitted, covariance_KK, present)
+        if (lack_N <= 0).any():
+            break
+        near, count = rising(around(_rows(indexes_N5, np.flatnonzero(lack_N < stays)), length_5)), 0
+        for n in range(len(near)):
+            if near[n] not in known:
+                known.add(near[n])
+                near[count] = near[n]
+                count += 1
+        indexes_N5, table_FN = unfold(near[:count], values, length_5, worker_memory_bytes)
+        found_7N = outcomes(table_FN, constants, fitted, present)
+    return indexes_N5, table_FN, found_7N
+
+
+@_kernel
 def front_of(  # type: ignore[no-untyped-def]
     numbers, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, present, rounds,
 ):  # fmt: skip
     """The front of these points, then of what is around it, until it stays the same; at most so many rounds.
+
+    Where none of them is allowed, the front is that of the points to which a chain of neighbours leads (`_led_to`).
 
     Returns:
         Table and outcomes of the points that were looked at first, and of the front; the front's indexes between them.
@@ -334,7 +379,14 @@ def front_of(  # type: ignore[no-untyped-def]
     found_7N = outcomes(table_FN, constants, fitted, present)
     rows = permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, present, False)
     chosen = _best(found_7N, rows)
-    points_N5, best_FN, best_7N = _rows(indexes_N5, chosen), _taken(table_FN, chosen), _taken(found_7N, chosen)
+    near_N5, near_FN, near_7N = indexes_N5, table_FN, found_7N
+    if rounds and not len(chosen):
+        near_N5, near_FN, near_7N = _led_to(
+            indexes_N5, table_FN, found_7N, values, length_5, worker_memory_bytes, room, constants, fitted,
+            covariance_KK, present,
+        )  # fmt: skip
+        chosen = _best(near_7N, permitted(near_FN, near_7N, room, constants, fitted, covariance_KK, present, False))
+    points_N5, best_FN, best_7N = _rows(near_N5, chosen), _taken(near_FN, chosen), _taken(near_7N, chosen)
     for _ in range(rounds if len(chosen) else 0):
         tried_N5, tried_FN = unfold(rising(around(points_N5, length_5)), values, length_5, worker_memory_bytes)
         tried_7N = outcomes(tried_FN, constants, fitted, present)

@@ -252,4 +252,7 @@ def test_a_front_is_what_no_allowed_plan_beats_and_its_neighbours_are_looked_at_
         assert np.array_equal(found.outcomes.columns.table_FN, space.columns(found.points).table_FN)
         assert np.array_equal(found.outcomes.found_7N, asked.outcomes(found.outcomes.columns).found_7N)
         assert np.array_equal(found.looked_at.columns.table_FN, space.points(numbers).columns.table_FN)
-        expected_N5 = best(space.around(expected_N5)) if len(expected_N5) else expected_N5
+        if not len(expected_N5):
+            # What an empty one leads to: `test_chains`.
+            break
+        expected_N5 = best(space.around(expected_N5))
