@@ -64,7 +64,7 @@ def test_both_sides_train_the_same_model(processes: dict[str, Child], log: Log, 
 
 
 @pytest.mark.parametrize("side", list(SIDES))
-def test_a_training_leaves_nothing_to_those_that_the_same_process_makes_after_it(
+def test_a_training_does_not_affect_later_ones_in_the_same_process(
     processes: dict[str, Child], log: Log, side: str
 ) -> None:
     first, _, again = (train(processes[side], log, "dcn_v2", _STEPS, seed=seed) for seed in (7, 8, 7))

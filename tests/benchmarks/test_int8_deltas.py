@@ -29,7 +29,7 @@ def test_a_restored_model_is_compared_with_the_one_in_training() -> None:
     assert figures["int8_deltas.dlrm.bytes"].value == pytest.approx(0.45)
 
 
-def test_a_model_that_comes_back_otherwise_with_float32_misses_the_goal() -> None:
+def test_a_model_that_differs_after_a_float32_restore_misses_the_goal() -> None:
     exact = [answer(0.75, 0.75, 1000), answer(0.76, 0.7600001, 1000)]
     figures = {each.figure: each for each in figures_of("dlrm", {"float32": exact, "int8": exact})}
     assert not figures["int8_deltas.dlrm.float32.auc"].met and figures["int8_deltas.dlrm.int8.auc"].met

@@ -78,7 +78,7 @@ def put_with(store: Store, answer: Callable[[Callable[[], bool]], bool]) -> None
     store.put_if_absent = put_if_absent  # type: ignore[method-assign]
 
 
-def test_a_term_whose_confirmation_was_lost_is_known_again_and_not_taken_twice(store: Store) -> None:
+def test_a_term_whose_confirmation_was_lost_is_recognised_and_not_taken_twice(store: Store) -> None:
     assert store.conditional_writes()
 
     def lose_answer(put: Callable[[], bool]) -> bool:

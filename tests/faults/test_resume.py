@@ -103,7 +103,7 @@ def test_a_job_that_failed_goes_on_under_the_same_key(
     assert [term.term for term in terms] == [1, 2] and terms[1].base and terms[1].base in resumed
 
 
-def test_a_stopped_job_is_resumed_from_its_store_alone_and_trains_every_row_once(
+def test_a_stopped_job_is_resumed_only_from_its_store_and_trains_every_row_once(
     prepared: jobs.Prepared, signalled: tuple[TrainingMetrics, set[str], set[str]], folder: Path
 ) -> None:
     store, file = str(folder / "store"), folder / "job.json"

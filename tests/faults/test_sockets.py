@@ -38,7 +38,7 @@ def echo() -> Iterator[tuple[psutil.Process, int]]:
 
 
 @needs_root
-def test_a_cut_server_neither_answers_nor_accepts_and_goes_on_afterwards(echo: tuple[psutil.Process, int]) -> None:
+def test_a_cut_server_does_not_answer_and_answers_again_afterwards(echo: tuple[psutil.Process, int]) -> None:
     process, port = echo
     with socket.create_connection(("127.0.0.1", port), 5.0) as link:
         link.sendall(b"one")

@@ -129,7 +129,7 @@ def test_a_full_disk_under_the_node_lets_the_job_wait_and_then_go_on(
     assert metrics.generation == 0 and [pod.restarts for pod in metrics.pods] == [0, 0]
 
 
-def test_a_killed_node_agent_and_taken_ports_cost_time_and_nothing_else(
+def test_a_killed_node_agent_and_used_ports_only_cost_time(
     site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics
 ) -> None:
     run = site.launch(prepared)

@@ -290,7 +290,7 @@ def test_a_lost_job_is_tried_again(platform: Platform, outcome: str) -> None:
     assert not isinstance(failed.value, AirflowFailException)
 
 
-def test_a_kill_stops_the_job_under_the_owners_name_and_nothing_before_there_is_one(platform: Platform) -> None:
+def test_a_kill_stops_the_job_as_its_owner_and_does_nothing_without_a_job(platform: Platform) -> None:
     operator = offline()
     operator.on_kill()
     assert platform.calls == []

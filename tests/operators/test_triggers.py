@@ -115,7 +115,7 @@ def test_nothing_fires_before_the_grace_is_over(script: Callable[..., None]) -> 
     assert settings.FIRE_GRACE_SECONDS >= 6.0
 
 
-def test_a_job_that_stays_unknown_is_lost_but_one_that_comes_back_is_not(
+def test_a_job_that_stays_unknown_is_lost_but_not_one_that_reappears(
     script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "LOST_AFTER_SECONDS", 0.05)
@@ -284,7 +284,7 @@ def running_trigger() -> tuple[TriggerRunner, asyncio.Task[None]]:
     return runner, task
 
 
-def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwhile(
+def test_a_kill_is_executed_although_airflow_cancels_the_trigger_again(
     monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]]
 ) -> None:
     observed, asked, gate = threading.Event(), threading.Event(), threading.Event()
@@ -320,7 +320,7 @@ def test_a_kill_is_carried_out_although_airflow_cancels_the_trigger_again_meanwh
     asyncio.run(kill())
 
 
-def test_a_kill_is_carried_out_although_airflow_is_cancelled_before_it_calls_for_it(
+def test_a_kill_is_executed_although_airflow_is_cancelled_before_its_call(
     monkeypatch: pytest.MonkeyPatch, kills: list[tuple[str, str]], states: dict[str, Any]
 ) -> None:
     states["task"] = "failed"

@@ -84,9 +84,7 @@ def test_a_pod_that_knows_a_term_obeys_no_lower_one(tmp_path: Path, serve: Calla
     assert pod.call() == 2 and pod.client.address == second.address
 
 
-def test_another_jobs_master_at_the_old_address_is_left_for_the_own_one(
-    tmp_path: Path, serve: Callable[..., RpcServer]
-) -> None:
+def test_a_pod_leaves_another_jobs_master_at_the_old_address(tmp_path: Path, serve: Callable[..., RpcServer]) -> None:
     stranger, own = serve(1, token="another"), serve(2)
     pod = Pod(tmp_path, stranger.address)
     with pytest.raises(AuthenticationError):

@@ -11,7 +11,7 @@ from benchmarks.common.continued import FIRST_ID, wide_log
 from elastrec.platform.data.generating.generator import GenerateSpec
 
 
-def test_a_pass_over_a_day_meets_as_many_ids_as_rows_are_wanted_and_none_of_a_job(tmp_path: Path) -> None:
+def test_a_pass_over_a_day_has_the_wanted_number_of_new_ids(tmp_path: Path) -> None:
     spec = GenerateSpec(path="clicks", rows_per_day=1, days=1, seed=1, dense=2, sparse=3, lists=0)
     log = wide_log(spec, tmp_path / "clicks", 3_000)
     tables = [pq.read_table(file) for file in sorted((tmp_path / "clicks").rglob("*.parquet"))]

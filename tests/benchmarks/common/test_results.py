@@ -86,7 +86,7 @@ def test_figures_of_an_unknown_commit_are_refused(repository: Path) -> None:
         results.full_commit("1234567", repository)
 
 
-def test_a_benchmark_keeps_its_figures_with_the_commit_that_it_began_with(
+def test_figures_of_a_benchmark_are_stored_with_the_commit_at_its_start(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, kept = results.measured_commit(repository), tmp_path / "kept"

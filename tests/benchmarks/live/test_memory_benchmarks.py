@@ -46,7 +46,7 @@ def test_the_two_jobs_differ_in_nothing_but_whether_they_are_scaled(log: Generat
     assert server.memory == SERVER_BYTES and one.spec.scaling.maximum_parameter_server_memory == MOST_SERVER_BYTES
 
 
-def test_a_job_that_is_restarted_by_hand_goes_on_from_its_record_with_more_memory(log: GenerateReport) -> None:
+def test_a_job_restarted_by_hand_continues_from_its_record_with_more_memory(log: GenerateReport) -> None:
     content = job_content(log, forecast=False, server_bytes=2 * SERVER_BYTES, start_from="file:///records/7")
     spec = TrainingJob.model_validate(content).spec
     assert (spec.resources.parameter_server.memory, spec.continual.start_from) == (

@@ -73,7 +73,7 @@ def test_a_snapshot_has_the_pods_of_all_nodes_and_one_end_with_a_token_for_all()
     assert [pod.name for pod in snapshot(fleet(a=a, b=b))] == ["pod-a", "pod-b"]
 
 
-def test_a_watch_goes_on_in_all_agents_and_every_event_has_a_token_for_all() -> None:
+def test_a_watch_continues_in_all_agents_and_every_event_has_a_token_for_all() -> None:
     a = ScriptedAgent(lambda resume, seconds: news("pod-a", "a:2") if resume == "a:1" else quiet(resume))
     b = ScriptedAgent(lambda resume, seconds: quiet("b:9"))
     (event,) = fleet(a=a, b=b).watch('{"a": "a:1", "b": "b:1"}', 0.05)

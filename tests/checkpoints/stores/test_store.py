@@ -188,7 +188,7 @@ def _refusing_headers(store: S3Store, answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["ignores", "answers 501"])
-def test_a_store_without_conditional_puts_is_found_out_and_refused(s3_uri: str, answer: str) -> None:
+def test_a_store_without_conditional_puts_is_detected_and_refused(s3_uri: str, answer: str) -> None:
     store = open_store(s3_uri)
     assert isinstance(store, S3Store)
     _refusing_headers(store, answer)

@@ -315,7 +315,7 @@ def test_a_new_day_of_the_click_log_starts_one_run_with_the_job_file_of_the_vari
     assert (trained["samples_trained"], trained["evaluation_samples"]) == tuple(day.rows for day in click_log.days[1:])
 
 
-def test_a_run_without_a_job_or_with_a_mistyped_key_fails_at_once_and_says_what_to_do(airflow: AirflowClient) -> None:
+def test_a_run_without_a_job_or_with_an_unknown_key_fails_with_the_remedy(airflow: AirflowClient) -> None:
     for conf, words in (({}, JOB_FILE_VARIABLE), ({"jobfile": "mine.yaml"}, "did you mean 'job_file'")):
         run_id = airflow.trigger(DAG_ID, conf)
         assert finished(airflow, DAG_ID, run_id) == "failed"

@@ -42,7 +42,7 @@ _NODE_JOURNAL = "platform/clusters/local/test_lost_journal.py::test_"
 _CALLER = "e2e/test_interrupted_runs.py::test_"
 RANDOM = "faults/test_campaign.py::test_random_faults_cost_no_sample_and_hardly_any_quality"
 
-_ANY_TO_ANY = "faults/live/test_any_to_any.py::test_each_change_of_servers_and_workers_keeps_all_that_was_learnt"
+_ANY_TO_ANY = "faults/live/test_any_to_any.py::test_changes_of_servers_and_workers_keep_the_trained_model"
 _INTERRUPTED = "platform/master/machine/test_interrupted_migration.py::test_a_change_upset_"
 _ENDED = (
     "platform/master/service/test_service.py::test_a_plan_for_a_job_that_has_just_ended_is_refused_and_changes_nothing"
@@ -178,7 +178,7 @@ TRIED = (
     Tried(
         "network cut between worker and server: the kernel drops what arrives at their sockets",
         ((Kind.CUT, Victim.SERVER),),
-        ("faults/test_sockets.py::test_a_cut_server_neither_answers_nor_accepts_and_goes_on_afterwards",),
+        ("faults/test_sockets.py::test_a_cut_server_does_not_answer_and_answers_again_afterwards",),
     ),
     Tried(
         "network cut between worker and server: the server in a network namespace, its cable pulled",
@@ -294,7 +294,7 @@ TRIED = (
     Tried(
         "disk full under the master's journal while servers change",
         (),
-        ("platform/master/test_full_disk.py::test_a_change_of_servers_waits_for_room_in_the_journal_and_then_goes_on",),
+        ("platform/master/test_full_disk.py::test_a_change_of_servers_waits_for_journal_space_and_then_continues",),
     ),
     Tried(
         "no room for the new pods",
@@ -361,7 +361,7 @@ TRIED = (
         "a store without conditional put",
         (),
         (
-            "checkpoints/stores/test_store.py::test_a_store_without_conditional_puts_is_found_out_and_refused",
+            "checkpoints/stores/test_store.py::test_a_store_without_conditional_puts_is_detected_and_refused",
             "checkpoints/test_commit.py::test_a_store_without_conditional_puts_still_commits_once",
         ),
     ),

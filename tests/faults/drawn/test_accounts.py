@@ -47,7 +47,7 @@ def test_the_ledger_of_an_undisturbed_job_has_no_contradiction() -> None:
     assert accounts(WHOLE) == Accounts()
 
 
-def test_a_shard_that_another_worker_goes_on_with_is_neither_lost_nor_repeated() -> None:
+def test_a_shard_that_another_worker_continues_is_neither_lost_nor_repeated() -> None:
     assert accounts([attempt(0, 1, 0, 30), *WHOLE[::2], attempt(0, 1, 30, 100, 2)]) == Accounts()
 
 
@@ -97,7 +97,7 @@ def accounts_of(attempts: list[dict[str, Any]], begun: dict[int, str], *what: st
     return check_ledger(attempts, explanation_of(*what), SIZE, read, begun)
 
 
-def test_a_journal_begins_with_each_holder_of_a_term_and_not_with_each_term() -> None:
+def test_a_life_begins_with_each_holder_of_a_term_not_with_each_term() -> None:
     terms = [
         Term(term=number, holder=holder, address="a:1", base=base, positions="")
         for number, holder, base in ((1, "a", ""), (2, "a", RECORD), (3, "b", RECORD))
@@ -105,7 +105,7 @@ def test_a_journal_begins_with_each_holder_of_a_term_and_not_with_each_term() ->
     assert journals(terms) == {0: "", 2 * NUMBERS_PER_TERM: RECORD}
 
 
-def test_a_job_goes_on_behind_a_lost_journal_where_its_record_stood() -> None:
+def test_a_job_with_a_lost_journal_continues_at_its_records_positions() -> None:
     assert accounts_of([*LOST, *GONE_ON], BEGUN) == Accounts()
     # Also when the next rollback goes back to that record.
     again = [attempt(NEXT, 1, 40, 70), attempt(NEXT + 1, 1, 40, 100), attempt(NEXT + 1, 2, 0, 50)]

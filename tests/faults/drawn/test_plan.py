@@ -119,7 +119,7 @@ def test_impossible_faults_are_not_drawn() -> None:
     assert {fault.kind for number in range(50) for fault in draw_run(1, number, kinds).faults} == set(kinds)
 
 
-def test_a_campaign_meets_every_kind_every_victim_and_every_shape() -> None:
+def test_a_campaign_covers_every_kind_every_victim_and_every_shape() -> None:
     runs = [draw_run(1, number) for number in range(44)]
     faults = Counter((fault.kind, fault.victim) for run in runs for fault in run.faults)
     assert {run.shape for run in runs} == set(SHAPES)

@@ -36,7 +36,7 @@ def test_a_job_that_never_gets_further_has_not_recovered() -> None:
     assert recovery_seconds([sample(1.0, 3, "w0"), sample(9.0, 3, "w0")], [Hit("", 2.0, 2.0)]) is None
 
 
-def test_a_strike_that_finds_the_job_over_leaves_nothing_to_recover_from() -> None:
+def test_a_strike_after_the_end_of_the_job_needs_no_recovery() -> None:
     samples = [sample(1.0, 10, "w0", phase=Phase.EVALUATING), sample(1.9, 10, "w0", phase=Phase.SUCCEEDED)]
     assert recovery_seconds(samples, [Hit("w0", 2.0, math.inf)]) == 0.0
     assert recovery_seconds(samples, [Hit("w0", 1.5, math.inf)]) == 1.9 - 1.5

@@ -20,7 +20,7 @@ PATIENT = {"lease": "60s", "heartbeat_timeout": "30s"}
 
 
 @pytest.mark.timeout(1500)
-def test_each_change_of_servers_and_workers_keeps_all_that_was_learnt(
+def test_changes_of_servers_and_workers_keep_the_trained_model(
     tmp_path: Path,
 ) -> None:
     with (

@@ -114,7 +114,7 @@ def test_a_server_that_is_lost_after_a_delta_is_restored_from_the_whole_chain(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("mode", ["async", "bsp"])
-def test_a_job_whose_servers_change_in_number_size_and_place_trains_on_and_every_row_counts_once(
+def test_every_row_counts_once_while_servers_change_in_number_size_and_place(
     site: Site, undisturbed_auc: float, mode: str
 ) -> None:
     with live_job(site, f"moved-{mode}", mode=mode, faults={"migration_timeout": STALL_SECONDS}) as job:

@@ -60,7 +60,7 @@ def test_a_valid_file_ends_with_zero(job_file: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_file_alone_shows_its_steps_and_that_nothing_else_was_looked_at(job_file: Path) -> None:
+def test_validating_a_file_shows_its_steps_and_what_was_not_checked(job_file: Path) -> None:
     sections = {
         "data.dense": [{"name": "I1"}],
         "data.features": {"I1": [{"step": "clip", "low": 0}, {"step": "standardize"}]},

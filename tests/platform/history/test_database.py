@@ -80,7 +80,7 @@ def _some_tables(file: Path) -> None:
         (lambda file: file.mkdir(), "(unable to open database file|disk I/O error); move the file away"),
     ],
 )
-def test_a_file_that_is_no_database_of_this_mlflow_is_refused_at_once_and_left_alone(
+def test_a_file_that_is_not_this_mlflows_database_is_refused_and_not_changed(
     tmp_path: Path, uri: str, make: Callable[[Path], object], said: str
 ) -> None:
     file = tmp_path / "mlflow.db"

@@ -111,7 +111,7 @@ def pod(uid: str, *, cores: float = 2.0, memory: int = 2**30, started: float | N
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def test_a_pod_costs_from_its_start_to_its_end_even_when_it_is_gone() -> None:
+def test_a_deleted_pod_costs_from_its_start_to_its_end() -> None:
     meter = CostMeter()
     meter.observe([pod("a"), pod("pending", started=None)], 10.0)
     meter.observe([pod("a", finished_unix_seconds=15.0), pod("b", started=12.0)], 20.0)
@@ -131,7 +131,7 @@ def test_cores_and_memory_cost_what_their_prices_say() -> None:
     assert found == {names.CORE_HOURS: 2.0, names.COST: pytest.approx(2 * 0.36 + 3 * 0.04)}
 
 
-def test_a_resized_pod_costs_its_old_size_until_the_look_that_saw_the_new_one() -> None:
+def test_a_resized_pod_costs_its_old_size_until_the_new_one_is_observed() -> None:
     meter = CostMeter()
     meter.observe([pod("a", cores=1.0)], 10.0)
     meter.observe([pod("a", cores=4.0)], 20.0)

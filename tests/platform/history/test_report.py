@@ -161,7 +161,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     assert "began from nothing" not in text, "a beginning is no fault"
 
 
-def test_every_fault_is_one_line_with_its_cost_and_what_is_not_known_is_said() -> None:
+def test_every_fault_is_one_line_with_its_cost_or_unknown() -> None:
     lost, master, uncounted = STORY.faults
     assert lost.what == f"lost clicks-ps-0, replaced by clicks-ps-0-1; rolled back to {RECORD}"
     assert lost.cause == "clicks-ps-0: its process was killed <kill -9>", "a cause is said once"
@@ -295,7 +295,7 @@ def test_the_report_says_how_the_champion_was_trained_and_what_that_cost(
     assert "Beside the champion" not in text_of(history.report(runs[0]))
 
 
-def test_a_champion_whose_run_is_gone_costs_the_report_only_its_comparison(
+def test_without_the_champions_run_the_report_only_lacks_the_comparison(
     history: History, client: MlflowClient, run_id: str
 ) -> None:
     client.set_tag(run_id, "elastrec.champion_run", "0" * 32)

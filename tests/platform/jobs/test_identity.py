@@ -43,7 +43,7 @@ def client_side(tls: TlsConfig, job: str) -> TlsConfig:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_jobs_certificate_holds_for_every_address_of_its_servers_and_for_no_other_job(host: str) -> None:
+def test_a_jobs_certificate_is_valid_for_all_its_addresses_and_no_other_job(host: str) -> None:
     tls, other = new_job_tls("one"), new_job_tls("other")
     server = RpcServer({GetStatus: lambda message: Done()}, token="t", host=host, tls=tls)
     server.serve_in_background()
@@ -58,7 +58,7 @@ def test_a_jobs_certificate_holds_for_every_address_of_its_servers_and_for_no_ot
         server.shutdown()
 
 
-def test_a_job_has_certificates_where_the_cluster_has_them_and_a_random_token_everywhere() -> None:
+def test_a_job_has_a_random_token_and_certificates_if_the_cluster_uses_tls() -> None:
     plain = LocalConfig(address="127.0.0.1:1", token="t")
     secrets = [
         new_job_secret(Platform.connect(config, "", "work"), JOB)

@@ -87,7 +87,7 @@ def test_what_owns_the_memory_of_a_pod_needs_room_too() -> None:
         del _loaded["far"]
 
 
-def test_a_server_grows_by_its_own_memory_not_by_that_which_its_pod_has_beside() -> None:
+def test_the_largest_size_of_a_server_excludes_its_owned_memory() -> None:
     more = 3 * GIB
     pod = server("b", 7)
     beside = msgspec.structs.replace(pod, labels={BYTES_LABEL: str(more)})

@@ -102,7 +102,7 @@ def test_a_job_without_an_undamaged_record_returns_to_its_start():
     assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 130
 
 
-def test_a_job_that_started_from_nothing_starts_from_nothing_again():
+def test_a_job_that_started_without_a_record_starts_again_without_one():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)
     world.damaged.update(record.uri for record in world.state.recovery.records)

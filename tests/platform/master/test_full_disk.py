@@ -109,7 +109,7 @@ def test_a_job_pauses_while_its_journal_has_no_room_and_then_continues(disk: Sma
 
 
 @pytest.mark.parametrize("step", ["_begin", "_hand_over", "_end"])
-def test_a_change_of_servers_waits_for_room_in_the_journal_and_then_goes_on(
+def test_a_change_of_servers_waits_for_journal_space_and_then_continues(
     disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """The disk is full from the moment at which the master has taken this step, and before it is journalled."""
@@ -144,7 +144,7 @@ def test_a_change_of_servers_waits_for_room_in_the_journal_and_then_goes_on(
         s.close()
 
 
-def test_a_master_that_is_to_leave_meanwhile_does_not_wait_for_room(disk: SmallDisk, tmp_path: Path) -> None:
+def test_a_master_that_is_ended_does_not_wait_for_journal_space(disk: SmallDisk, tmp_path: Path) -> None:
     s = Stage(tmp_path, job(), disk.folder, rows=3000)
     s.start()
     try:

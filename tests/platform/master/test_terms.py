@@ -56,7 +56,7 @@ def test_a_job_has_a_term_before_its_first_pod_and_every_directive_and_record_na
     assert [(found, manifest.term) for found, manifest in list_records(s.request.store, s.job_name)] == [(uri, 1)]
 
 
-def test_a_master_that_is_killed_and_comes_back_to_its_journal_goes_on_in_its_term(stage: Make):
+def test_a_killed_master_with_its_journal_continues_in_its_term(stage: Make):
     s = stage()
     s.start()
     trained(s, 5)
@@ -133,7 +133,7 @@ def test_a_late_record_of_an_older_master_is_never_the_newest(stage: Make, monke
     assert newest.uri == first
 
 
-def test_a_master_whose_pods_have_gone_over_to_another_takes_none_of_them_for_dead(stage: Make):
+def test_a_superseded_master_does_not_replace_silent_pods(stage: Make):
     s = stage(rows=100_000, silence=1.5)
     s.start()
     trained(s, 5)

@@ -73,6 +73,6 @@ def test_a_start_is_rounded_to_parts_of_what_plans_are_rounded_to() -> None:
     assert VerticalSettings().step == amounts.CORES_STEP
 
 
-def test_a_look_at_memory_does_not_hide_the_steps_of_a_simulated_job() -> None:
+def test_a_memory_forecast_does_not_hide_the_steps_of_a_simulated_job() -> None:
     assert memory_watch.LEAST_SECONDS == monitor.WINDOW_SECONDS == metrics.WINDOW_SECONDS
     assert 0 < running._LEAST_MEASURED_SECONDS < memory_watch.LEAST_SECONDS

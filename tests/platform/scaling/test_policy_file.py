@@ -65,9 +65,7 @@ def test_a_problem_of_a_file_is_shown_with_its_line(tmp_path: Path, text: str, s
         load_policy(f"{written(tmp_path, text)}:{symbol}")
 
 
-def test_a_file_that_is_not_there_is_named_with_where_it_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_is_named_with_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ScalingError, match=f"there is no file {tmp_path}/none.py"):
         load_policy("none.py:Mine")

@@ -117,7 +117,7 @@ def test_a_job_that_ran_out_of_memory_counts_with_what_it_needed() -> None:
     assert found.contributions[0].is_needed
 
 
-def test_a_job_that_had_too_much_memory_counts_with_what_its_servers_used() -> None:
+def test_a_job_with_too_much_memory_counts_with_its_used_memory() -> None:
     used = with_memory_used(allocation(), 2.0 * GIB)
     assert used.parameter_server_memory_bytes == 2.5 * GIB
     assert msgspec.structs.replace(used, parameter_server_memory_bytes=4 * GIB) == allocation()

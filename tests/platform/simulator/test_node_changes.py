@@ -36,7 +36,7 @@ def test_without_a_node_to_come_a_job_that_is_too_large_is_reported_at_once() ->
     assert report.seconds < QUIET.until_seconds
 
 
-def test_a_node_that_goes_takes_its_pods_and_the_job_goes_on_elsewhere() -> None:
+def test_a_removed_node_ends_its_pods_and_the_job_continues_elsewhere() -> None:
     calm = on_small_nodes(3).run().jobs[0]
     hit = on_small_nodes(3, NodeChange(1800.0, -1), NodeChange(1801.0, -1), NodeChange(1802.0, 2)).run().jobs[0]
     assert hit.failures >= 2

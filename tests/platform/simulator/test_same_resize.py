@@ -31,7 +31,7 @@ def granted_by_an_agent(total: PodSize, pods: list[PodSize], number: int, wanted
 
 
 @given(st.lists(SIZES, min_size=1, max_size=5), SIZES, SIZES, st.data())
-def test_a_pod_is_resized_where_it_is_if_its_node_has_the_room_beside_the_others(
+def test_a_pod_is_resized_in_place_if_its_node_has_room(
     pods: list[PodSize], more: PodSize, wanted: PodSize, data: st.DataObject
 ) -> None:
     held = PodSize(sum(pod.cores for pod in pods), sum(pod.memory_bytes for pod in pods))

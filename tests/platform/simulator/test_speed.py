@@ -32,7 +32,7 @@ def test_a_response_is_between_no_wait_and_a_wait_for_all(demand: float, think: 
 
 
 @given(STEPS, st.integers(1, 64))
-def test_a_queue_takes_as_long_as_the_equation_where_it_was_matched(step: Step, workers: int) -> None:
+def test_the_queueing_model_equals_the_equation_at_the_matched_point(step: Step, workers: int) -> None:
     assert queued(step, workers, service_of(step, workers)).seconds == pytest.approx(step.seconds, rel=1e-6)
 
 

@@ -27,7 +27,7 @@ def jct(*, handling: Handling = NEVER, policy: str = "static", **changed: object
     return ended.completion_seconds
 
 
-def test_a_slow_worker_costs_its_own_part_where_shards_are_taken_as_workers_go() -> None:
+def test_with_dynamic_shards_a_slow_worker_only_costs_its_own_part() -> None:
     calm, slow = jct(straggles=False), jct(straggles=True)
     fixed_parts = jct(straggles=True, handling=msgspec.structs.replace(NEVER, dynamic_sharding=False))
     assert calm < slow < fixed_parts
@@ -65,7 +65,7 @@ def test_every_policy_meets_the_same_trouble() -> None:
     assert [each.ended_seconds for each in one.jobs] == pytest.approx([each.ended_seconds for each in other.jobs])
 
 
-def test_a_lost_server_takes_back_what_was_trained_since_the_checkpoint() -> None:
+def test_a_lost_server_undoes_the_training_since_the_checkpoint() -> None:
     often = Settings(seed=2, noise=0.0, start_spread=0.0, hours_between_failures=4.0)
     often_saved = with_handling(Handling(checkpoint_seconds=30.0), often)
     seldom_saved = with_handling(Handling(checkpoint_seconds=3000.0), often)
@@ -104,7 +104,7 @@ def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_
     assert ended.changes == 1
 
 
-def test_a_simulated_master_gives_memory_before_the_first_round_where_that_would_come_too_late() -> None:
+def test_a_simulated_master_gives_memory_if_the_first_round_is_too_late() -> None:
     # The first round comes after its end; its servers are full after some minutes.
     full = growing(job(seconds=1200.0), needed_at_end=2.0)
     seldom = msgspec.structs.replace(QUIET, interval_seconds=3_600.0)

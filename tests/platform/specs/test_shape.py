@@ -13,7 +13,7 @@ def test_a_change_leaves_what_it_does_not_name():
     assert wanted.changed({}) == wanted
 
 
-def test_equal_shapes_are_one_key_also_after_they_crossed_the_wire():
+def test_equal_shapes_are_equal_keys_also_after_decoding():
     first = shape(2, 3)
     second = msgspec.msgpack.decode(msgspec.msgpack.encode(first), type=Shape)
     assert {first: 1}[second] == 1 and hash(first) == hash(second)

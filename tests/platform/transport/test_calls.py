@@ -204,7 +204,7 @@ def send(server: RpcServer, key: str) -> socket.socket:
     return link
 
 
-def test_a_call_with_a_key_is_executed_once_also_while_it_is_being_executed(gated: tuple[Gated, RpcServer]) -> None:
+def test_a_repeated_call_with_a_key_is_executed_once_even_during_its_execution(gated: tuple[Gated, RpcServer]) -> None:
     handler, server = gated
     links = [send(server, "one")]
     assert handler.begun.wait(10)

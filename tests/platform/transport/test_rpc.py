@@ -116,7 +116,7 @@ def test_a_message_that_the_other_version_cannot_read_is_refused_for_good_with_b
         client.call(Ask(1), other_answer)
 
 
-def test_a_server_that_comes_up_late_is_found_within_the_deadline(counter: Counter) -> None:
+def test_a_server_that_starts_late_is_reached_within_the_deadline(counter: Counter) -> None:
     first = RpcServer({Ask: counter}, token=TOKEN)
     port = first.port
     first.serve_in_background()

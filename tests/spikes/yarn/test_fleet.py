@@ -196,7 +196,7 @@ def events_until(stand: Stand, resume: str, until: Callable[[PodEvent], bool]) -
     return events
 
 
-def test_a_request_is_accepted_at_once_and_granted_later_in_steps(stand: Stand) -> None:
+def test_a_request_is_accepted_immediately_and_granted_later_in_steps(stand: Stand) -> None:
     answer = stand.fleet.create(stand.spec("first", 100, 0.5))
     assert (answer.phase, answer.waits_for_room, answer.asked_size) == (
         PodPhase.PENDING, True, PodSize(0.5, 100 * MEGABYTE)
@@ -297,7 +297,7 @@ def test_a_running_pod_gets_another_size_in_place(stand: Stand, cores: float, me
     assert (last.uid, last.size, last.asked_size, last.phase) == (pod.uid, granted, asked, PodPhase.RUNNING)
 
 
-def test_a_size_that_finds_no_room_is_deferred_until_there_is_some_or_it_is_taken_back(stand: Stand) -> None:
+def test_a_size_without_room_is_deferred_until_there_is_room_or_it_is_cancelled(stand: Stand) -> None:
     other = running(stand, "other", 2000, 1.0)
     pods = [running(stand, f"small-{number}", 600, 1.0) for number in range(2)]
     larger = PodSize(1.0, 1900 * MEGABYTE)

@@ -100,7 +100,7 @@ def test_a_service_that_recovers_has_its_whole_time_again(stack: ServiceStack, m
     assert watch.look() == []
 
 
-def test_a_stack_that_is_looked_after_gets_its_services_back_but_not_one_that_was_ended_on_purpose(
+def test_a_supervised_stack_restarts_services_that_were_not_ended_on_purpose(
     stack: ServiceStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "_LOOK_SECONDS", 0.02)

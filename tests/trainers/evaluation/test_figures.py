@@ -40,7 +40,7 @@ def test_models_scored_on_different_rows_are_not_compared() -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 50), max_size=60), points=st.integers(1, 20))
-def test_a_learning_curve_keeps_every_sample_and_no_more_points_than_asked(sizes: list[int], points: int) -> None:
+def test_a_learning_curve_includes_every_sample_in_a_limited_number_of_points(sizes: list[int], points: int) -> None:
     windows = [TrainingWindow(size, 0.5 * size, None) for size in sizes]
     curve = learning_curve(windows, points)
     assert len(curve) <= points

@@ -175,7 +175,7 @@ def test_only_changed_rows_are_rounded_and_only_if_the_job_file_sets_it(tmp_path
     assert changed.found == "row"
 
 
-def test_a_bucket_that_is_written_whole_into_a_delta_keeps_its_numbers(tmp_path: Path) -> None:
+def test_a_bucket_written_completely_into_a_delta_is_not_rounded(tmp_path: Path) -> None:
     made = Job(tmp_path, delta_values="int8")
     push(made.servers, range(2000), 1.0)
     base = made.save()

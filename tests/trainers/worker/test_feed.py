@@ -129,7 +129,7 @@ def sizes_of(items: list[Item]) -> list[int]:
     return [item.batch.num_rows for item in items]
 
 
-def test_another_size_holds_from_the_next_minibatch_on_and_no_row_comes_twice() -> None:
+def test_another_batch_size_applies_from_the_next_minibatch_without_repeated_rows() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     before = [feed.next(10) for _ in range(3)]
     feed.resize(4)

@@ -121,7 +121,7 @@ def test_pulls_of_several_workers_do_not_overlap_by_default(trained: tuple[Setti
         assert not each.trainer.overlaps(session.directive)
 
 
-def test_after_a_rollback_to_nothing_the_first_steps_are_fresh_again(trained: tuple[Setting, Any]) -> None:
+def test_after_a_rollback_to_the_beginning_the_first_steps_do_not_overlap(trained: tuple[Setting, Any]) -> None:
     here, worker = trained
     with here.master.changed:
         here.master.roll_back([])

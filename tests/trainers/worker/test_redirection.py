@@ -40,7 +40,7 @@ def serve(stack: ExitStack, server: ParameterServer, token: str, handlers: dict[
 
 
 @pytest.mark.timeout(240)
-def test_a_worker_goes_on_by_the_table_of_a_refusal_while_its_directive_is_held_back(
+def test_a_worker_uses_the_routing_table_of_a_refusal_before_its_directive(
     scripted_master: Callable[..., ScriptedMaster], tiny_job: Callable[..., TrainingJob], tmp_path: Path
 ) -> None:
     job = tiny_job(mode="async")

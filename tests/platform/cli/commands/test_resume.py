@@ -63,7 +63,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
     )
 
 
-def test_a_job_that_runs_is_watched_as_it_was_launched_and_nothing_of_it_can_be_changed(
+def test_resuming_a_running_job_waits_for_it_and_refuses_changes(
     store: str, courses: list[Course], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs(monkeypatch, Phase.TRAINING)

@@ -104,7 +104,7 @@ def test_reading_in_segments_equals_reading_one_file(tmp_path_factory, writes, s
     assert whole[pod_logs.tail_position(folder, lines) :] == expected
 
 
-def test_a_reader_behind_the_bound_goes_on_with_the_oldest_kept_byte(tmp_path):
+def test_a_reader_behind_the_limit_continues_with_the_oldest_kept_byte(tmp_path):
     log = SegmentedLog(str(tmp_path), 10, 2)
     for number in range(10):
         log.write(f"{number}".encode() * 10)

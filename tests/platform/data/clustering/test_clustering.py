@@ -146,7 +146,7 @@ def test_a_source_that_changed_is_not_mixed_with_what_was_clustered(tmp_path: Pa
         cluster(_data(tmp_path / "log"), str(tmp_path / "out"))
 
 
-def test_a_run_that_dies_leaves_nothing_and_the_next_one_succeeds(
+def test_a_killed_run_leaves_no_files_and_the_next_one_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(_log(5_000, 50), tmp_path / "log")

@@ -53,7 +53,7 @@ def test_moments_of_pieces_are_those_of_all_numbers(pieces: list[list[float]]) -
         assert moments.deviation == pytest.approx(whole.std(), rel=1e-6, abs=1e-6)
 
 
-def test_a_feature_is_fitted_on_what_the_steps_before_give_missing_rows_left_out(tmp_path: Path) -> None:
+def test_a_feature_is_fitted_on_the_output_of_earlier_steps_without_missing_rows(tmp_path: Path) -> None:
     price = [None, -3.0, *map(float, range(40))]
     data = _data(tmp_path, price)
     found = fit(data, build_manifest(data))
@@ -66,7 +66,7 @@ def test_a_feature_is_fitted_on_what_the_steps_before_give_missing_rows_left_out
     assert dense[1:].mean() == pytest.approx(0, abs=1e-6) and dense[1:].std() == pytest.approx(1, rel=1e-6)
 
 
-def test_a_feature_keeps_the_figures_of_the_model_that_training_goes_on_from(tmp_path: Path) -> None:
+def test_a_feature_keeps_the_figures_of_the_model_that_is_continued(tmp_path: Path) -> None:
     data = _data(tmp_path, [1.0, 2.0, 3.0])
     manifest = build_manifest(data)
     first = fit(data, manifest)

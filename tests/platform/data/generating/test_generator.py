@@ -67,7 +67,7 @@ def test_lists_survive_the_way_through_csv(tmp_path: Path) -> None:
     assert columns[0] == columns[1]
 
 
-def test_a_finished_path_is_left_alone_and_a_longer_log_is_continued(tmp_path: Path) -> None:
+def test_a_complete_log_is_not_changed_and_a_longer_one_is_continued(tmp_path: Path) -> None:
     first = generate(_spec(tmp_path / "a", days=1))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("part-*")}
     seen: list[tuple[int, int]] = []

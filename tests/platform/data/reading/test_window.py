@@ -175,7 +175,7 @@ def _with(table: pa.Table, name: str, row: int, value: float) -> pa.Table:
 
 
 @pytest.mark.parametrize(("name", "value"), [("label", 2), ("label", None), ("d1", float("nan")), ("d1", float("inf"))])
-def test_a_bad_row_is_named_counted_and_left_out_of_its_minibatch_alone(
+def test_a_bad_row_is_named_and_counted_and_the_rest_of_its_minibatch_is_kept(
     tmp_path: Path, name: str, value: float
 ) -> None:
     table, of = _log(tmp_path)

@@ -78,7 +78,7 @@ def test_undelivered_metrics_reach_the_run_that_is_created_later(
     assert client.get_run(launched.run_id).info.status == "FINISHED"
 
 
-def test_a_job_whose_master_is_gone_is_trained_until_its_model_is_published(
+def test_a_trained_job_without_a_master_counts_as_trained_until_it_is_published(
     platform: Platform, prepared: Prepared, tmp_path: Path
 ) -> None:
     assert not is_trained(platform, prepared)

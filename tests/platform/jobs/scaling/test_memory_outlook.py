@@ -100,7 +100,7 @@ def test_rows_that_come_again_bring_no_new_ids(epochs: int, is_enough: bool) -> 
         {"tables_growth": [TableGrowth(table="user", samples=[1, 2], rows=[1, 2], bytes_per_row=80.0)]},
     ],
 )
-def test_before_there_is_enough_to_tell_nothing_is_wanted_and_servers_need_all_that_they_have(
+def test_with_too_few_measurements_servers_keep_all_of_their_memory(
     missing: dict[str, Any],
 ) -> None:
     found = outlook(grown(remaining=2_000_000_000, **missing))

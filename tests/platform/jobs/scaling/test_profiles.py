@@ -144,6 +144,6 @@ def test_there_are_never_more_servers_than_virtual_buckets() -> None:
         (measured_profile(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
     ],
 )
-def test_a_job_that_cannot_be_decided_about_is_left_alone_with_the_reason(found: Profile, reason: str) -> None:
+def test_a_job_without_a_possible_decision_is_left_alone_with_the_reason(found: Profile, reason: str) -> None:
     answer = profile_of("clicks-1", found, ScalingSettings())
     assert isinstance(answer, NotNow) and reason in answer.reason

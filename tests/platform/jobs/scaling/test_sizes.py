@@ -92,7 +92,7 @@ def test_the_memory_of_a_forecast_is_requested_from_the_master(cluster: Masters)
     assert message.reason == plan.reason and "at 10,000 samples/s" in message.reason
 
 
-def test_a_plan_carries_the_forecast_that_stood_behind_it_and_where_there_was_none_nothing(cluster: Masters) -> None:
+def test_a_plan_contains_its_memory_forecast_if_there_was_one(cluster: Masters) -> None:
     growing = limited(grown(remaining=2_000_000_000), maximum_parameter_server_memory=64 * GIB)
     cluster.add("clicks-1", growing)
     cluster.add("clicks-2", limited(grown(remaining=2_000_000_000, tables_growth=[]), maximum_workers=4))

@@ -118,7 +118,7 @@ def test_a_server_that_is_lost_before_it_owns_anything_costs_no_rollback():
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
-def test_an_owner_that_is_lost_meanwhile_is_recovered_and_the_wanted_servers_come(stage: str):
+def test_an_owner_lost_during_a_change_is_recovered_and_the_change_completes(stage: str):
     world = long_job()
     ask(world, 3)
     go_on(world, until=stage)

@@ -195,7 +195,7 @@ def test_the_ages_of_the_newest_copy_in_memory_and_of_the_newest_record_are_thos
     assert ages() == (world.time - cut, world.time - cut)
 
 
-def test_a_job_whose_training_ends_while_a_record_is_written_lets_it_become_complete_first():
+def test_the_final_record_waits_for_a_record_that_is_being_written():
     world = running(plan(save_interval_seconds=0.0))
     world.hung.update(("j-ps-0", "j-ps-1"))
     save = ordered(world)

@@ -216,7 +216,7 @@ def test_the_final_record_of_a_store_that_hangs_fails_the_job_after_three_tries(
 # Committing
 
 
-def test_a_commit_that_does_not_end_is_unknown_and_training_goes_on():
+def test_a_commit_that_does_not_end_is_unknown_and_training_continues():
     world = running()
     save = saving(world)
     late(world)

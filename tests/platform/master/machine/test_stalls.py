@@ -90,7 +90,7 @@ def check_taken_back(world: World, before: list[str]) -> None:
     assert state.training.samples > samples and state.migration is None
 
 
-def test_a_migration_whose_rows_are_not_copied_is_taken_back_with_the_reason_that_its_servers_give():
+def test_a_migration_without_copied_rows_is_undone_with_its_servers_reason():
     world = copies_nothing()
     before = owners(world)
     pass_time(world, LIMIT_SECONDS - 1)
@@ -207,7 +207,7 @@ def test_a_servers_report_of_an_older_order_ends_nothing():
     assert world.state.migration is migration
 
 
-def test_a_migration_that_hands_over_is_not_taken_back_and_its_trouble_is_in_the_status():
+def test_a_migration_in_its_hand_over_is_not_undone_and_status_shows_problems():
     world = long_job(restore_timeout_seconds=10 * LIMIT_SECONDS)
     ask(world, parameter_servers=3)
     go_on(world, until=HANDING_OVER)

@@ -53,7 +53,7 @@ def test_the_costs_of_all_faults_add_up_to_what_the_job_lost(seed: int, acts: in
     assert sum(of_workers) <= state.times.seconds.get(IDLE, 0.0) + 1e-9
 
 
-def test_a_lost_server_costs_the_pause_what_pods_held_meanwhile_and_the_rows_since_the_record():
+def test_the_cost_of_a_lost_server_is_pause_held_cores_and_repeated_rows():
     world = running()
     trained = world.state.training.samples
     assert trained > 0

@@ -28,7 +28,7 @@ def test_the_less_is_lost_the_longer_it_takes_until_something_is_done(loss: floa
     assert due_after([loss] * 200) == pytest.approx(seconds)
 
 
-def test_a_window_without_it_takes_back_as_much_as_one_with_it_has_added():
+def test_a_window_without_the_excess_cancels_one_with_it():
     assert due_after([0.5] * 8 + [0.0] + [0.5] * 5) == 12.0
     assert due_after([0.5] * 3 + [0.0] * 3 + [0.5] * 12) == 16.0
     assert due_after([0.9, 0.0] * 500) is None
@@ -43,7 +43,7 @@ def test_what_was_before_the_first_look_does_not_count():
     assert not lasting.look({"a": 1.0}, PRICE, 2000.0)
 
 
-def test_a_window_in_which_nothing_was_measured_neither_adds_nor_takes_back():
+def test_a_window_without_measurements_changes_nothing():
     lasting = Lasting(LEAST, COOL_DOWN)
     lasting.look({}, PRICE, 0.0)
     lasting.look({"a": 1.0}, PRICE, LEAST - 1.0)

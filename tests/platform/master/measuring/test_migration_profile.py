@@ -74,7 +74,7 @@ def test_a_migration_that_was_given_up_has_a_reason_and_is_not_measured() -> Non
     assert seen.pause_seconds is None and MigrationProfile([seen]).medians() == {}
 
 
-def test_a_restarted_master_goes_on_with_the_one_that_was_under_way() -> None:
+def test_a_restarted_master_continues_the_running_change() -> None:
     world = Written()
     ask(world, 3)
     go_on(world, until=COPYING)

@@ -70,7 +70,7 @@ def test_seconds_of_a_window_wait_for_rows_only_where_the_job_trained_when_it_ca
     assert seen.monitor.take_waiting_share() is None, "after the end nobody trains"
 
 
-def test_a_job_that_is_never_left_alone_for_two_seconds_has_rows_against_samples_and_a_speed():
+def test_a_job_with_constant_changes_still_measures_growth_and_speed():
     """It saves all the time, so that no speed of its configuration is ever measured."""
     world = running()
     seen = Observations(world.time)

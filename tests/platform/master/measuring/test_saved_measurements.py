@@ -124,7 +124,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     made.close()
 
 
-def test_a_restarted_master_goes_on_with_what_was_measured_per_configuration(stage: Stage, tmp_path: Path) -> None:
+def test_a_restarted_master_keeps_measurements_per_configuration(stage: Stage, tmp_path: Path) -> None:
     s = stage
     s.wait_for(Phase.TRAINING)
     # While it runs, too: a master that is killed writes nothing at its end.
@@ -159,7 +159,7 @@ def history(*pods: PodStatus) -> HistorySink:
     return HistorySink(Reporter("", "run", sink=Nowhere()), Listing(*pods), "clicks-1")  # type: ignore[arg-type]
 
 
-def test_a_restarted_master_counts_on_from_the_cost_of_pods_that_are_gone(stage: Stage) -> None:
+def test_a_restarted_master_keeps_the_cost_of_deleted_pods(stage: Stage) -> None:
     s = stage
     s.wait_for(Phase.TRAINING)
     s.stop()

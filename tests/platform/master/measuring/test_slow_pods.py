@@ -122,7 +122,7 @@ def test_servers_of_the_same_cores_and_about_the_same_load_are_compared():
         ({}, "there is none"),
     ],
 )
-def test_a_server_is_not_found_slow_where_others_say_nothing_of_its_node(loads: dict[str, Load], reason: str):
+def test_a_server_is_not_slow_if_the_others_are_not_comparable(loads: dict[str, Load], reason: str):
     assert not slow_ones(comparable(loads)), reason
 
 

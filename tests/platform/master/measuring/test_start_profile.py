@@ -25,7 +25,7 @@ def added_worker(world: World, profile: StartProfile, time: float) -> str:
     return new
 
 
-def test_a_worker_that_is_added_counts_from_the_wish_to_its_first_step():
+def test_the_start_of_a_worker_is_measured_from_the_request_to_its_first_step():
     world, profile = running(), StartProfile()
     pod = added_worker(world, profile, 100.0)
     assert profile.medians() == {}

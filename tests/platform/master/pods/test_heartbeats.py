@@ -36,7 +36,7 @@ def worker(incarnation: str = "") -> Member:
     return member
 
 
-def test_a_worker_that_took_long_to_come_up_is_not_silent_at_the_moment_it_registers() -> None:
+def test_a_worker_with_a_slow_start_is_not_silent_when_it_registers() -> None:
     signs, member = Heartbeats(FAULTS), worker()
     for now in (0.0, 10.0, 30.0):
         assert signs.silent({"w": member}, up, now) == []

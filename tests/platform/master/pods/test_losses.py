@@ -225,7 +225,7 @@ def crash_workers_for_ever(world: World, **how: Any) -> int:
         (OUT_OF_MEMORY, 2, "spec.resources.worker.memory"),
     ],
 )
-def test_a_job_whose_worker_dies_at_once_again_and_again_ends_with_the_reason(
+def test_a_job_whose_worker_always_dies_at_its_start_fails_with_the_reason(
     how: dict[str, Any], most_losses: int, why: str
 ):
     world = long_job()

@@ -90,7 +90,7 @@ def test_reports_of_the_watch_are_newer_than_the_answer_to_a_change() -> None:
     assert observed.pods["a"].is_ending
 
 
-def test_a_late_word_about_a_pod_that_is_gone_does_not_bring_it_back() -> None:
+def test_a_late_report_about_a_deleted_pod_does_not_restore_it() -> None:
     observed = synced("a")
     observed.take(PodEvent(PodEventKind.DELETED, pod("a")))
     observed.take(PodEvent(PodEventKind.MODIFIED, pod("a")))

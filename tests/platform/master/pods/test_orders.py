@@ -274,7 +274,7 @@ def attempts(world: World, outcome: str) -> list[tuple[str, int, int]]:
     return [(one.pod, one.begin, one.end) for one in ended if one.outcome == outcome]
 
 
-def test_an_idle_worker_gets_no_shard_and_what_it_had_goes_on_with_others_where_it_stood():
+def test_the_shards_of_an_idle_worker_continue_with_others():
     world = lively()
     held = {number: lease.offset for number, lease in world.state.training.doing.items() if lease.pod == "j-worker-0"}
     assert held and any(held.values())

@@ -183,7 +183,7 @@ def test_the_name_of_a_pod_is_never_used_again(stage: Stage) -> None:
     s.wait(lambda: f"{WORKER}-r2" in s.pods)
 
 
-def test_a_master_that_comes_back_at_another_address_keeps_its_pods(stage: Stage) -> None:
+def test_a_master_that_restarts_at_another_address_keeps_its_pods(stage: Stage) -> None:
     s = training(stage)
     before, asked = {name: pod.uid for name, pod in s.cluster.pods.items()}, list[str]()
     s.stop()

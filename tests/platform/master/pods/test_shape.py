@@ -132,7 +132,7 @@ def test_a_cancelled_plan_is_requested_again_only_if_its_requester_cancelled_it(
     assert len(world.state.shape_requests) == requests
 
 
-def test_a_request_that_is_taken_back_leaves_the_shape_that_was_wanted_before():
+def test_a_cancelled_request_restores_the_earlier_wanted_shape():
     world = long_job()
     ask(world, workers=4, parameter_servers=3)
     world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))

@@ -108,7 +108,7 @@ def test_another_number_and_another_size_are_reached_by_one_migration():
     assert worker.asked.cores == 2.0 and outcome(world) is ShapeOutcome.DONE
 
 
-def test_a_size_that_a_node_has_not_found_the_room_for_in_time_is_reached_by_a_successor():
+def test_a_size_without_room_in_time_is_reached_by_a_successor():
     world = long_job(lease_seconds=1e6)
     if not world.plane.can_defer:
         pytest.skip("this cluster refuses what has no room")
@@ -124,7 +124,7 @@ def test_a_size_that_a_node_has_not_found_the_room_for_in_time_is_reached_by_a_s
 
 
 @pytest.mark.parametrize("pod", [SERVER, WORKER])
-def test_a_moved_pod_works_until_its_successor_does_and_is_gone_then(pod: str):
+def test_a_moved_pod_works_until_its_successor_works(pod: str):
     world = long_job()
     role = world.state.membership.members[pod].role
     count = len(by_role(world, role))
@@ -198,7 +198,7 @@ def test_a_move_can_be_taken_back_until_buckets_change_hands(stage: str):
 
 @pytest.mark.usefixtures("crowded")
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_size_of_workers_that_is_taken_back_leaves_those_that_work(registered: bool):
+def test_a_cancelled_size_of_workers_keeps_the_working_ones(registered: bool):
     world = long_job()
     old = by_role(world, Role.WORKER)
     request_id = ask(world, worker_cores=2.0)

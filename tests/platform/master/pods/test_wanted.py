@@ -59,7 +59,7 @@ def test_pods_of_the_wanted_shape_are_left_alone() -> None:
     assert actions(job(), RUNNING) == []
 
 
-def test_a_pod_that_is_not_there_is_created_once_it_is_known_that_it_is_not() -> None:
+def test_a_missing_pod_is_created_only_after_a_complete_snapshot() -> None:
     (create,) = actions(job(uid=""))
     assert isinstance(create, Create) and create.name == "j-worker-0" and create.pod.size == SIZE
     assert actions(job(uid=""), synced=False) == []

@@ -55,7 +55,7 @@ def test_rows_rolled_back_are_repeated_and_count_once():
     assert columns(table, "repeated", "kept") == [(0, 10), (0, 3), (4, 7)]
 
 
-def test_a_rollback_to_the_beginning_leaves_nothing_of_done_shards():
+def test_after_a_rollback_to_the_beginning_no_shard_is_done():
     table = ledger_table([[line(0, 0, 10), line(1, 0, 10)]], [queue(1, [(0, 4)])])
     assert columns(table, "kept") == [(4,), (0,)]
 

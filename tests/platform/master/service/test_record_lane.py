@@ -91,7 +91,7 @@ def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(
     assert kept == {None: [True] * 5, 3: [False, False, True, True, True]}
 
 
-def test_a_commit_that_hangs_holds_up_no_other_effect_and_not_the_end(
+def test_a_hanging_commit_delays_neither_other_effects_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = launch(str(tmp_path / "store"), job())

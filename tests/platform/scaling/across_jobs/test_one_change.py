@@ -35,7 +35,7 @@ def test_a_change_that_prevents_a_failure_replaces_a_plan_where_it_is_possible()
     assert "memory-forecast (prevent failure)" in describe(verdicts["job"])
 
 
-def test_a_change_that_is_not_yet_possible_goes_to_the_master_beside_the_plan() -> None:
+def test_a_change_that_is_not_possible_yet_is_sent_to_the_master_with_the_plan() -> None:
     job = profile(memory_wish=MORE, movable=frozenset({Change.WORKERS}))
     found, verdicts = one_change(round_of(job), [job])
     memory, plan = found.plans

@@ -86,7 +86,7 @@ def test_a_team_that_is_not_named_lives_of_what_is_idle() -> None:
     assert (plan.job_id, plan.allocation.workers) == ("guest-1", 1)
 
 
-def test_a_worker_that_waits_for_room_itself_is_given_up_before_one_that_trains() -> None:
+def test_a_waiting_worker_is_given_up_before_a_training_one() -> None:
     jobs = [holder("ads-1", "ads", 12, pending_workers=2), holder("search-1", "search", 4)]
     (plan,) = reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER], "ads": [WORKER] * 2}).plans
     assert plan.allocation.workers == 9

@@ -105,7 +105,7 @@ def test_a_search_that_cannot_hold_a_front_is_refused() -> None:
         SearchSettings(most=1)
 
 
-def test_a_worker_keeps_its_memory_unless_far_too_much_or_too_little_of_it() -> None:
+def test_a_worker_keeps_its_memory_unless_it_is_far_too_large_or_small() -> None:
     for needed, expected in ((1.9 * GIB, 2 * GIB), (1.0 * GIB, GIB), (3.0 * GIB, 3 * GIB)):
         need = MemoryNeed(worker_bytes=int(needed), server_base_bytes=1, embedding_bytes=1)
         assert space_of(profile(limits=SMALL, memory=need), PLENTY).worker_memory_bytes == expected

@@ -233,7 +233,7 @@ def test_a_point_is_the_allocation_that_its_indexes_name(data: st.DataObject) ->
 
 @settings(max_examples=40, deadline=None)
 @given(SITUATIONS, CAPACITIES)
-def test_a_front_is_what_no_allowed_plan_beats_and_its_neighbours_are_looked_at_until_it_stays(
+def test_a_front_is_not_dominated_and_neighbours_are_searched_until_it_is_stable(
     asked: Situation, capacity: Capacity
 ) -> None:
     space = space_of(asked.job, capacity)

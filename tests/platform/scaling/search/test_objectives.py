@@ -148,7 +148,7 @@ def test_small_savings_do_not_add_up_although_the_fastest_allocation_was_neither
     assert asked.reference == pytest.approx(speed(bound, fastest), rel=0.01)
 
 
-def test_a_plan_that_loses_nothing_saves_although_the_job_was_faster_before() -> None:
+def test_a_plan_without_a_loss_may_save_although_the_job_was_faster_before() -> None:
     here = allocation(2, 1)
     asked = situation(allocation=here, observations=measure(TRUE, [allocation(16, 4), here]))
     assert asked.reference > 2 * asked.samples_per_second
@@ -183,7 +183,7 @@ def test_only_workers_are_added_on_a_prediction_that_is_not_to_be_trusted() -> N
     assert (outcomes.violation <= 0).tolist() == [True, False, False, False]
 
 
-def test_a_job_whose_server_is_slow_for_a_while_keeps_its_workers_until_it_is_known_that_they_are_idle() -> None:
+def test_a_job_with_a_temporarily_slow_server_keeps_its_workers() -> None:
     """Its steps were measured in two sizes, in the last one while servers took twice as long."""
     few, here = allocation(8, 2), allocation(12, 2)
     slow = coefficients((0.6, 0.2, 0.1, 0.3, 0.1))
@@ -257,7 +257,7 @@ def test_a_start_that_took_no_time_that_there_is_is_refused(wrong: float) -> Non
         measured_overheads([10.0, wrong], [], [])
 
 
-def test_a_change_has_an_hour_or_what_is_left_of_the_job_to_pay_for_itself() -> None:
+def test_a_change_must_pay_within_an_hour_or_the_rest_of_the_job() -> None:
     now = speed(TRUE, allocation())
     assert situation().horizon_seconds == 3600
     assert situation(remaining_samples=100 * now).horizon_seconds == pytest.approx(100, rel=1e-6)
@@ -269,7 +269,7 @@ def test_a_change_has_at_least_until_the_next_one_is_possible_to_pay_for_itself(
     assert Situation(job, known_model(), PRICES, rules=Rules(payback_seconds=90.0)).horizon_seconds == 90
 
 
-def test_a_plan_has_no_more_time_to_pay_for_itself_than_it_leaves_the_job() -> None:
+def test_a_plan_must_pay_within_the_remaining_time_of_the_job() -> None:
     pause = Overheads(migration_pause_seconds=30.0, **FREE_STARTS)
     now, then = (speed(TRUE, each) for each in (allocation(2, 1), allocation(8, 4)))
     job = profile(remaining_samples=600.0 * now)

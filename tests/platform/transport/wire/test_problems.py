@@ -126,7 +126,7 @@ def test_the_end_of_a_file_in_a_handler_is_an_error_and_not_the_end_of_the_conne
 
 
 @pytest.mark.parametrize("code", ["", "NoSuchError", "object", "__doc__", "FieldProblem", "annotations", "\0"])
-def test_a_code_that_names_no_error_becomes_a_transport_error_with_its_text(code: str) -> None:
+def test_an_unknown_error_code_becomes_a_transport_error_with_its_text(code: str) -> None:
     error = error_of(Problem(code, "the reason", retryable=True), "host:1", "2.0")
     assert type(error) is TransportError and error.retryable
     assert "the reason" in str(error) and "host:1" in str(error)

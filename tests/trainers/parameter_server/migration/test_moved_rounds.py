@@ -392,7 +392,7 @@ def test_workers_that_come_and_go_meanwhile_never_wait_for_ever_and_each_push_co
     train_to_the_end(Cluster(chance.randint(2, 4), chance), leaves_at_random=True)
 
 
-def test_a_server_that_takes_from_two_goes_on_in_the_earlier_round_and_counts_by_one_clock() -> None:
+def test_a_server_that_takes_from_two_continues_in_the_earlier_round() -> None:
     a, b, c = (WorkerProcess(name, "i") for name in "abc")
     first = Attendance(
         round=3, shared_out=4, shares=[(a, Share(4, 2, True))], left=[c],

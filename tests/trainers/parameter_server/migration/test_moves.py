@@ -74,7 +74,7 @@ def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None
                 assert server.left is None
 
 
-def test_a_copy_is_dropped_when_the_move_is_given_up_and_the_owner_serves_on() -> None:
+def test_a_copy_is_dropped_when_the_move_is_given_up_and_the_owner_keeps_serving() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         after = moved.table(2, moved.routing.owners)
@@ -175,7 +175,7 @@ class Held:
         self.stream.close()
 
 
-def test_an_order_taken_back_during_a_hanging_copy_leaves_nothing_and_the_next_is_carried_out(
+def test_a_copying_order_can_be_cancelled_and_the_next_one_is_executed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Else the order is copied after its first round, of rows as few as these.

@@ -80,7 +80,7 @@ def test_a_rest_is_small_or_copied_with_all_of_the_time_before_it_is_due(
     assert rounds_until_small(monkeypatch, copied_bytes, hastens) == rounds
 
 
-def test_a_taker_pauses_less_each_time_that_it_is_hastened_and_at_last_not_at_all(
+def test_a_taker_pauses_less_each_time_that_it_is_hastened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pauses: list[float] = []

@@ -62,9 +62,7 @@ def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMe
         restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
 
 
-def test_a_copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone(
-    tmp_path: Path, memory: RecordMemory
-) -> None:
+def test_a_killed_or_cancelled_copy_to_the_store_only_loses_its_part(tmp_path: Path, memory: RecordMemory) -> None:
     saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
     assert memory._flusher is not None and memory._flusher._process is not None

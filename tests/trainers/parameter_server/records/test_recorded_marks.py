@@ -127,7 +127,7 @@ def test_rows_count_once_even_if_positions_are_behind_the_marks(tmp_path: Path, 
     assert steps(server) == 4
 
 
-def test_a_bsp_worker_whose_push_is_in_the_record_goes_on_while_others_train_theirs(tmp_path: Path) -> None:
+def test_a_bsp_worker_whose_push_is_in_the_record_continues_while_others_train(tmp_path: Path) -> None:
     job = job_of("bsp", workers=2)
     (server,) = started(job)
     for worker in "ab":

@@ -56,13 +56,13 @@ def test_a_step_of_two_times_eight_rows_keeps_its_size_with_any_number_of_worker
     assert steps_of(GlobalBatch(16), workers, 8, 2)[:1] == steps
 
 
-def test_a_worker_that_comes_in_the_middle_of_a_step_shares_what_is_left_of_it() -> None:
+def test_a_worker_that_joins_within_a_step_shares_the_rest_of_it() -> None:
     batch = GlobalBatch(16)
     assert steps_of(batch, 1, 8, 1) == []
     assert steps_of(batch, 2, 8, 1) == [[8, 4, 4]]
 
 
-def test_a_worker_that_leaves_in_the_middle_of_a_step_leaves_its_rows_to_the_others() -> None:
+def test_a_worker_that_leaves_within_a_step_leaves_its_rows_to_others() -> None:
     batch = GlobalBatch(32)
     rows, is_last = batch.plan({A: 8, B: 8})
     assert (rows, is_last) == ({A: 8, B: 8}, False)

@@ -39,7 +39,7 @@ def test_a_push_whose_predecessor_is_missing_is_not_applied_before_it() -> None:
     assert dense(server) == -2.0
 
 
-def test_a_push_behind_one_that_was_voided_is_refused_until_that_comes_again() -> None:
+def test_a_push_after_a_voided_one_is_refused_until_that_is_repeated() -> None:
     """Else the mark of the later push would cover the earlier one, which no server has applied."""
     server = server_of("bsp", workers=4)
     pull(server, "a", [1], version=1)

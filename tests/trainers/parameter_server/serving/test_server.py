@@ -158,7 +158,7 @@ def test_a_step_of_bsp_has_the_mean_of_its_pushes_scales_by_their_rows() -> None
     np.testing.assert_allclose(pull(server, "a", [1])[1][1], [-0.8, -0.8])
 
 
-def test_a_bsp_worker_alone_goes_on_at_once_but_its_steps_keep_the_size_of_the_job() -> None:
+def test_a_single_bsp_worker_does_not_wait_but_its_steps_keep_the_jobs_size() -> None:
     server = server_of("bsp", workers=3)
     start, dense = (part.copy() for part in pull(server, "a", [1])[1])
     for sequence, value in enumerate((1.0, 2.0)):

@@ -209,7 +209,7 @@ def assert_equal_rows(here: RowStore, there: RowStore) -> None:
     np.testing.assert_array_equal(mine, theirs)
 
 
-def test_a_listing_leaves_its_lock_between_steps_in_which_rows_change_move_and_go(
+def test_rows_change_move_and_are_deleted_between_the_steps_of_a_listing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bucket_module, "COPY_STEP_CELLS", 64)

@@ -34,7 +34,7 @@ def push(store: RowStore, ids: range, gradient: float = 1.0) -> None:
     store.push(counts, np.array(ids, np.int64), np.ones(len(ids), np.int32), gradients, 5.0)
 
 
-def test_a_region_is_used_again_once_its_user_is_gone_by_one_of_the_same_size() -> None:
+def test_a_freed_region_is_reused_for_the_same_size() -> None:
     gone, alive = User(), User()
     regions = [Region(PAGE_BYTES, huge=False), Region(2 * PAGE_BYTES, huge=False), Region(PAGE_BYTES, huge=False)]
     used = UsedRegions([(alive, regions[2:]), (gone, regions[:2])])

@@ -66,7 +66,7 @@ def test_admitted_pods_fit_and_a_group_starts_with_its_minimum_together(
 
 
 @given(crowds())
-def test_a_pod_that_goes_on_waiting_shows_why_and_could_not_start(records: list[PodRecord]) -> None:
+def test_a_waiting_pod_shows_the_reason(records: list[PodRecord]) -> None:
     while (decided := admission(records, TOTAL)).start:
         started = {record.uid for record in decided.start}
         records = [starting(record) if record.uid in started else record for record in records]

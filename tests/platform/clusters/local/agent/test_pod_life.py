@@ -207,7 +207,7 @@ def test_a_record_of_older_code_is_one_of_a_pod_that_has_started():
     assert not _live().is_starting
 
 
-def test_every_attempt_begins_with_the_cores_at_start_and_its_own_word_ends_them():
+def test_every_attempt_has_startup_cores_until_it_reports_that_it_is_ready():
     spec = _spec(policy=RestartPolicy.ON_FAILURE, startup_cores=2.0)
     waiting = life.new_record(spec, uid="u", node="n", port=0, now=0.0)
     first = life.started(life.starting(waiting), 0.0)

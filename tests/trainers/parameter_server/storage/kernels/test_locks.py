@@ -135,7 +135,7 @@ def test_a_pull_copies_the_rows_of_free_stripes_while_it_waits_for_another_one()
     np.testing.assert_array_equal(values, expected)
 
 
-def test_a_push_that_fails_for_want_of_memory_or_of_a_bucket_leaves_every_stripe_free() -> None:
+def test_a_push_that_fails_releases_every_lock() -> None:
     store = store_of(capacity_rows=100)
     with pytest.raises(ServerMemoryError):
         push(store)
