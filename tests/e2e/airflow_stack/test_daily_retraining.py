@@ -148,10 +148,14 @@ def test_the_page_of_all_jobs_shows_the_run_and_what_happened_to_it(
         expect(line).to_contain_text("Succeeded")
         expect(line).to_contain_text(f"{auc:.4f}")
         expect(line.get_by_role("link", name="DAG run")).to_have_attribute("href", re.compile(f"/dags/{DAG_ID}/runs/"))
+        log_url = line.get_by_role("link", name="Task's log").get_attribute("href")
+        assert log_url is not None and f"/runs/{quote(good_run)}/tasks/offline_phase?try_number=1" in log_url
         line.get_by_role("link", name=job_id).click()
         expect(jobs.locator("#timeline")).to_contain_text("succeeded")
         expect(jobs.locator("#time")).to_contain_text("training")
         expect(jobs.get_by_role("img", name="Samples per second")).to_be_visible()
+        page.goto(log_url)
+        expect(page.get_by_text("watching job").first).to_be_visible()
 
 
 @contextlib.contextmanager
