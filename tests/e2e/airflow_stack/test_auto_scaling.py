@@ -1,7 +1,8 @@
-"""The DAG `auto_scaling` in a whole private stack: a job that is too small grows while it trains, round by round."""
+"""The DAG `auto_scaling` in a whole private stack: a job that is too small grows while it trains, and gets faster."""
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,9 @@ from tools.stack.services import ServiceStack
 
 DAG = "auto_scaling"
 BATCH = 256
+MOST_WORKERS, MOST_ROUNDS = 4, 3
+FASTER, WINDOWS = 1.2, 3
+"""By which factor a job that has grown must be faster, in the median of so many windows of its metrics."""
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -72,8 +76,20 @@ def instances(airflow: AirflowClient, run_id: str) -> list[dict[str, Any]]:
 
 def working_pods(metrics: TrainingMetrics) -> int:
     """Workers that have trained, and parameter servers that are up."""
-    workers = sum(pod.role == Role.WORKER and pod.samples > 0 for pod in metrics.pods)
-    return workers + sum(pod.role == Role.PARAMETER_SERVER and pod.state == "Running" for pod in metrics.pods)
+    servers = sum(pod.role == Role.PARAMETER_SERVER and pod.state == "Running" for pod in metrics.pods)
+    return working_workers(metrics) + servers
+
+
+def working_workers(metrics: TrainingMetrics) -> int:
+    """Workers that have trained."""
+    return sum(pod.role == Role.WORKER and pod.samples > 0 for pod in metrics.pods)
+
+
+def speeds(seen: list[TrainingMetrics], *, grown: bool) -> list[float]:
+    """Samples per second of every window with one pod of each role, or with more."""
+    found = [each.samples_per_second for each in seen if (working_pods(each) > 2) == grown]
+    # The job is looked at several times in each window.
+    return [speed for speed in dict.fromkeys(found) if speed > 0]
 
 
 def is_profiled(platform: jobs.Platform, job_id: str) -> bool:
@@ -107,21 +123,22 @@ def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> N
     assert {task["state"] for task in instances(airflow, run_id)} == {"skipped"}
 
 
-def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
+def test_a_job_of_one_worker_grows_within_three_rounds_and_is_faster_and_no_row_is_trained_twice(
     stack: ServiceStack, airflow: AirflowClient, platform: jobs.Platform, click_log: GenerateReport
 ) -> None:
-    small = {"count": 1, "cores": 0.3, "memory": "2Gi"}
+    # All of its workers together are within what a machine of two cores has beside the stack.
+    small = {"count": 1, "cores": 0.2, "memory": "2Gi"}
     content = job_content(
         click_log,
         training={"batch_size": BATCH, "batches_per_shard": 20, "seed": 1, "epochs": 1000},
         resources={"worker": small, "parameter_server": {"count": 1, "cores": 0.5, "memory": "1Gi"}},
         checkpoint={"interval": "0s"},
-        scaling={"maximum_workers": 3, "maximum_parameter_servers": 2},
+        scaling={"maximum_workers": MOST_WORKERS, "maximum_parameter_servers": 2},
     )
     job_id = jobs.job_id_for("small", "scaled")
     prepared = jobs.prepare(platform, TrainingJob.model_validate(content), job_id)
     launched = jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
-    watched = Watched(platform, job_id)
+    watched, history = Watched(platform, job_id), MlflowClient(stack.mlflow_url)
     try:
         wait(lambda: watched.last and is_profiled(platform, job_id), "enough steps to decide by")
         first, second = rounds_that_decide_about(airflow, job_id)
@@ -131,14 +148,19 @@ def test_a_job_of_one_worker_grows_while_it_trains_and_no_row_is_trained_twice(
         output = airflow.xcom(DAG, first, "migrate", map_index=0)
         assert output["migrated"] and output["pause_seconds"] is not None, output
         assert "→" in output["chosen"] and " candidate" in output["proposed"]
-        wait(lambda: watched.last, "more pods at work", lambda last: last and working_pods(last) > 2)
+        slow = statistics.median(speeds(watched.seen, grown=False))
+        wait(
+            lambda: speeds(watched.seen, grown=True)[-WINDOWS:],
+            f"{FASTER} times the {slow:,.0f} samples per second of one worker",
+            lambda windows: len(windows) == WINDOWS and statistics.median(windows) > FASTER * slow,
+        )
+        changed = [point.value for point in history.get_metric_history(launched.run_id, names.SCALING_CHANGED)]
+        assert 1 < working_workers(watched.seen[-1]) <= MOST_WORKERS
         ledger = jobs.ledger(platform, job_id)
     finally:
         watched.stop()
         jobs.stop(platform, job_id, "the test has seen enough")
-    history = MlflowClient(stack.mlflow_url)
-    changed = [point.value for point in history.get_metric_history(launched.run_id, names.SCALING_CHANGED)]
-    assert changed[0] == 1.0
+    assert changed[0] == 1.0 and len(changed) <= MOST_ROUNDS, "rounds that decided about the job"
     pictures = {each.path for each in history.list_artifacts(launched.run_id, "figures")}
     assert {"figures/throughput.png", "figures/scaling_candidates.png"} <= pictures
     assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training paused"
