@@ -1,7 +1,7 @@
-"""`python -m elastrec.trainers.check`: can the job's model be built and does it compute what is expected of it?
+"""`python -m elastrec.trainers.check`: checks that the job's model can be built and computes the expected outputs.
 
-Reads a TrainingJob as JSON from standard input, builds the model over tables of one row, runs four made-up samples
-forward and backward. Exit code 0, or 1 with a JSON list of problems as the last line of standard output.
+Reads a TrainingJob as JSON from standard input, builds the model with tables of one row, and runs four generated
+samples forward and backward. Exit code 0, or 1 with a JSON list of problems as the last line of standard output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAMPLES = 4
 
 
 def check(job: TrainingJob) -> list[FieldProblem]:
-    """Every problem of the job's model and feature transform; empty when both are usable."""
+    """All problems of the job's model and feature transform; empty if both are usable."""
     problems = _check_transform(job)
     try:
         model = build_model(
@@ -54,9 +54,9 @@ def check(job: TrainingJob) -> list[FieldProblem]:
 
 
 class _OneRowTables(nn.Module):
-    """Embeddings for made-up samples, every id of which is 0: KeyedJaggedTensor to KeyedTensor, as torchrec's.
+    """Embeddings for generated samples with the id 0: KeyedJaggedTensor to KeyedTensor, as in torchrec.
 
-    What else a model may ask of it is what `RemoteEmbeddingBagCollection` offers in a job.
+    It has the same further methods as `RemoteEmbeddingBagCollection` in a job.
     """
 
     def __init__(self, tables: list[EmbeddingBagConfig]) -> None:
@@ -106,7 +106,7 @@ def _check_gate(job: TrainingJob, heads: JobHeads) -> list[FieldProblem]:
 
 
 def _check_step(job: TrainingJob, model: torch.nn.Module, heads: JobHeads) -> list[FieldProblem]:
-    """Forward, loss and backward on made-up samples."""
+    """Forward, loss and backward on generated samples."""
 
     def wrong(allowed: str) -> list[FieldProblem]:
         return [FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
@@ -183,5 +183,5 @@ if __name__ == "__main__":
     exit_code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Taking down what torch has made takes half a second, in which somebody waits for the answer.
+    # Exits without torch's clean-up, which takes half a second, while the caller waits for the answer.
     os._exit(exit_code)

@@ -1,8 +1,8 @@
-"""Loads large libraries at less cost: without the garbage collector, and without parts that nobody uses.
+"""Loads large libraries faster: without the garbage collector, and without unused parts.
 
-A quarter of the CPU time of loading torch and torchrec is the collector's search of what is being made. numba loads
-half of itself at its first kernel. The package `torchrec` imports its own distributed training, and with it torch's
-compiler: 2 s of CPU in each worker, each evaluator and each check of a model, none of which calls them.
+When torch and torchrec are loaded, the garbage collector takes a quarter of the CPU time. numba loads half of its
+modules at its first kernel. The package `torchrec` imports its own distributed training, and with it torch's compiler,
+which takes 2 s of CPU in each worker, each evaluator and each check of a model, although they do not use it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LIGHT = (
     "torchrec.streamable",
     "torchrec.types",
 )
-"""What trainers use of torchrec, and what that imports."""
+"""The modules of torchrec that trainers use, and those that they import."""
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Nothing is collected inside; what was made there is never looked at again. Also a decorator."""
+    """Disables garbage collection inside; objects that are created there are frozen. Also a decorator."""
     gc.disable()
     try:
         yield
@@ -48,17 +48,17 @@ def without_collector() -> Iterator[None]:
 
 
 def postpone_torchrec() -> None:
-    """The modules of torchrec that trainers use are imported without the rest from now on.
+    """From now on, the modules of torchrec that trainers use are imported without the others.
 
-    The rest follows when a program, such as a user's model, imports another module of torchrec or asks one of its
-    packages for a name: `torchrec.EmbeddingBagCollection`. Does nothing where torchrec was imported before.
+    The others are imported when a program, such as a user's model, imports another module of torchrec or uses a name of
+    one of its packages, such as `torchrec.EmbeddingBagCollection`. Has no effect if torchrec was imported before.
     """
     if "torchrec" not in sys.modules and not any(isinstance(finder, _Postponing) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Postponing())
 
 
 class _Postponing(MetaPathFinder):
-    """Finds modules of torchrec until the rest is wanted, which it imports as Python does without it."""
+    """Finds modules of torchrec until the others are needed, which are then imported as usual."""
 
     def __init__(self) -> None:
         self._loaders: dict[str, Loader] = {}
@@ -80,9 +80,9 @@ class _Postponing(MetaPathFinder):
         return spec
 
     def import_rest(self) -> None:
-        """Runs the code of the packages; afterwards nothing is postponed any more."""
+        """Runs the code of the packages; after that, no imports are postponed."""
         with self._lock:
-            # What the packages import asks them for names that they have not defined yet.
+            # Modules that the packages import use names of the packages before these are defined.
             if self._is_importing or self not in sys.meta_path:
                 return
             self._is_importing = True
@@ -96,7 +96,7 @@ class _Postponing(MetaPathFinder):
 
 
 class _Empty(Loader):
-    """Makes a package without its own code, which runs when it is asked for a name that it has not got."""
+    """Creates a package without running its code, which runs when an undefined name is used."""
 
     def __init__(self, loader: Loader, import_rest: Callable[[], None]) -> None:
         self._loader, self._import_rest = loader, import_rest

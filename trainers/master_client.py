@@ -1,4 +1,4 @@
-"""How a pod reaches its master, also one that has moved: the newest term in the checkpoint store says where it is."""
+"""The client of a pod for its master, which may have moved: the newest term in the checkpoint store has its address."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from elastrec.platform.transport.messages.job import Directive
 log = structlog.get_logger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _LOOK_SECONDS = 2.0
-"""Between two looks at the terms while the master does not answer."""
+"""Seconds between two checks of the terms while the master does not answer."""
 
 
 class MasterGoneError(TransportError):
-    """No master has answered for `faults.master_timeout`: this pod is not needed any more."""
+    """No master has answered for `faults.master_timeout`; the pod must end."""
 
 
 @dataclass(frozen=True)
 class TermPlace:
-    """Where a job's terms lie, so that a master that moved is found.
+    """The location of a job's terms, to find a master that has moved.
 
     Attributes:
-        store, job_name, job_id: of the terms; without a store nothing is looked up.
-        timeout_seconds: a pod that no master has answered for this long ends.
+        store, job_name, job_id: of the terms; without a store, terms are not read.
+        timeout_seconds: a pod without an answer from a master for this long ends.
     """
 
     store: str = field(default="", repr=False)
@@ -44,10 +44,10 @@ class TermPlace:
 
     @staticmethod
     def read(variables: Mapping[str, str] = os.environ) -> TermPlace:
-        """As the environment of a pod says.
+        """Reads the location from the environment of a pod.
 
         Raises:
-            ClusterError: a variable is missing or no number; names it.
+            ClusterError: a variable is missing or not a number; names it.
         """
         needed = (environment.STORE, environment.JOB_NAME, environment.JOB, environment.MASTER_TIMEOUT)
         missing = [name for name in needed if not variables.get(name)]
@@ -63,10 +63,10 @@ class TermPlace:
 
 
 class MasterClient:
-    """Calls the master of the highest term that this pod knows; safe to use from several threads.
+    """Calls the master of the highest term that this pod knows; thread-safe.
 
     Args:
-        address: where the master was when the pod was made.
+        address: of the master when the pod was created.
         clock: monotonic seconds.
     """
 
@@ -93,11 +93,11 @@ class MasterClient:
         return self._client.address
 
     def call(self, message: msgspec.Struct, answer: type[Answer], **options: Any) -> Answer:
-        """As `RpcClient.call`; after a call that failed the next one may go to a master at another address.
+        """Like `RpcClient.call`; after a failed call, the next one may go to a master at another address.
 
         Raises:
-            MasterGoneError: none has answered for the place's timeout.
-            TransportError: as of `RpcClient.call`; retryable for an answer of a master that was superseded, too.
+            MasterGoneError: no master has answered for the timeout.
+            TransportError: as in `RpcClient.call`; retryable also for an answer of a superseded master.
         """
         client = self._client
         try:
@@ -106,7 +106,7 @@ class MasterClient:
             is_refusal = isinstance(error, AuthenticationError)
             if not error.retryable and not is_refusal:
                 raise
-            # Where the master was, another job's may be now, which refuses this one's token.
+            # Another job's master may use the old address now, and refuses this job's token.
             if self._follow(client, at_once=is_refusal):
                 raise TransportError(f"the master has moved to {self.address}", retryable=True) from error
             self._check_timeout(error)
@@ -134,11 +134,11 @@ class MasterClient:
             ) from error
 
     def _follow(self, client: RpcClient, *, at_once: bool = False) -> bool:
-        """Looks the newest term up, not too often; true when its master is elsewhere than `client` calls."""
+        """Reads the newest term, not too often; returns whether its master has another address than `client`."""
         place = self._place
         if self._client is not client:
             return True
-        # One thread looks; a store that hangs holds up no other.
+        # Only one thread reads, so that a hanging store does not delay the others.
         if not place.store or not self._looking.acquire(blocking=False):
             return False
         try:

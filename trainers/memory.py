@@ -1,7 +1,7 @@
-"""The resident memory of a process that computes with torch, and a bound on what glibc keeps of freed memory.
+"""The resident memory of a process that computes with torch, and a limit for the freed memory that glibc keeps.
 
-`threads.py` keeps glibc from giving memory back after every batch, because faulting the same pages in again is slow.
-Freed pieces that fit nothing any more then add up: a worker with xDeepFM grew by 1.2 MB a step (batch 256), until the
+`threads.py` prevents glibc from returning memory after every batch, because page faults for the same pages are slow.
+Freed pieces that cannot be reused then accumulate: a worker with xDeepFM grew by 1.2 MB per step (batch 256), until the
 kernel killed it at its limit.
 """
 
@@ -19,18 +19,18 @@ _SLACK_BYTES = 256 << 20
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def room_bytes(root: Path = Path("/")) -> int:
-    """What this process may take: of the machine, and below the limits of its control groups.
+    """Memory that is available to this process on the machine and within the limits of its control groups.
 
-    Other processes of a group take of its limit, too: so does memory that a process of the pod owns.
+    Other processes of a group use part of its limit, and so does memory that a process of the pod owns.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder with `proc` and `sys`.
     """
     numbers = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
     rooms = [1024 * int(numbers["MemAvailable"].split()[0])]
@@ -43,23 +43,24 @@ def room_bytes(root: Path = Path("/")) -> int:
 
 
 def _used_bytes(statistics: Path) -> int:
-    """Of a control group and those in it, without the cached files, which the kernel drops where it needs room."""
+    """Used memory of a control group and its children, without cached files, which the kernel can drop."""
     if not statistics.exists():
         return 0
     numbers = dict(line.split(" ", 1) for line in statistics.read_text().splitlines())
-    # By versions 2 and 1.
+    # File names of versions 2 and 1.
     names = ("anon", "shmem") if "anon" in numbers else ("total_rss", "total_shmem")
     return sum(int(numbers.get(name, 0)) for name in names)
 
 
 class ResidentMemory:
-    """Measures this process's resident memory, and gives freed memory back when it has grown much since it last did.
+    """Measures this process's resident memory, and returns freed memory to the system if it has grown much since the
+    last time.
 
-    A process that does not grow never pays for it. Not safe for several threads.
+    This has no cost for a process that does not grow. Not thread-safe.
 
     Args:
         measure_bytes: measures the resident memory.
-        trim: gives freed memory back to the system.
+        trim: returns freed memory to the system.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ResidentMemory:
         self._limit_bytes: float | None = None
 
     def measure(self) -> int:
-        """Bytes, after freed memory was given back if that was due."""
+        """Resident bytes, after freed memory was returned if that was due."""
         resident = self._measure_bytes()
         if self._limit_bytes is not None and resident > self._limit_bytes:
             self._trim()
@@ -83,5 +84,5 @@ class ResidentMemory:
 
 def _malloc_trim() -> Callable[[], object]:
     libc = ctypes.CDLL(None)
-    # Of glibc alone; other C libraries return freed memory by themselves.
+    # Only in glibc; other C libraries return freed memory by themselves.
     return (lambda: libc.malloc_trim(0)) if hasattr(libc, "malloc_trim") else (lambda: None)

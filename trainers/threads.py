@@ -20,13 +20,14 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "10
 
 
 def granted_threads(variables: Mapping[str, str]) -> int:
-    """Threads for the pod's granted cores, rounded up, at least 1; this machine's cores when nothing was granted."""
+    """Threads for the pod's granted cores, rounded up, at least 1; this machine's cores if no cores were granted."""
     granted = variables.get(environment.CORES)
     return threads_for(float(granted)) if granted else os.cpu_count() or 1
 
 
 def threads_of(orders: PodOrders | None, variables: Mapping[str, str]) -> int:
-    """Threads for the cores that a pod has now: those of its orders once it was resized in place, else as granted."""
+    """Threads for the cores that a pod has now: those in its orders after it was resized in place, otherwise as
+    granted."""
     return threads_for(orders.cores) if orders and orders.cores else granted_threads(variables)
 
 
@@ -36,7 +37,7 @@ def threads_for(cores: float) -> int:
 
 
 def process_settings(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables that such a process wants; what somebody already set is left alone."""
+    """Environment variables for such a process; existing values are not changed."""
     threads = str(granted_threads(variables))
     wanted = {
         "OMP_NUM_THREADS": threads,
@@ -49,9 +50,9 @@ def process_settings(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare_process(variables: MutableMapping[str, str], command: Sequence[str]) -> None:
-    """Makes the settings; starts the process anew, once, under the same id, when malloc's are among them.
+    """Applies the settings; if malloc's variables change, executes the process again, once, with the same id.
 
-    glibc reads malloc's variables before Python runs, so that setting them in a running process does nothing.
+    glibc reads malloc's variables before Python starts, so setting them in a running process has no effect.
     """
     missing = process_settings(variables)
     variables.update(missing)

@@ -1,4 +1,4 @@
-"""The worker process: lease shards, pull, compute, push, acknowledge. `loop.py` shows it as a whole.
+"""The worker process: lease shards, pull, compute, push, acknowledge. `loop.py` has the whole training loop.
 
-Everything that talks to the master is in `session.py`; a model or a formula does not belong here.
+Calls to the master are in `session.py`; models and formulas do not belong here.
 """

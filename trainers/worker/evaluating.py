@@ -1,4 +1,5 @@
-"""Evaluation shards: predictions without any update become sketches per shard, sent with its completion."""
+"""Evaluation shards: predictions without updates are added to a sketch per shard, which is sent when the shard is
+done."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from elastrec.trainers.worker.trainer import Prediction
 
 
 class ShardEvaluation:
-    """One evaluation shard under way, from its first row: a shard that was lost is evaluated anew.
+    """One evaluation shard, from its first row, because a lost shard is evaluated again completely.
 
     Args:
-        folder_uri: where predictions go for shards that keep them.
+        folder_uri: folder of predictions, for shards that keep them.
         features: names of the pooled rows' features, in order.
     """
 
@@ -29,17 +30,17 @@ class ShardEvaluation:
         self._kept: list[tuple[pa.RecordBatch, Prediction]] = []
 
     def add(self, batch: pa.RecordBatch, prediction: Prediction) -> None:
-        """Counts the rows of one minibatch; those that are kept are kept in their plain form.
+        """Adds the rows of one minibatch; kept rows are stored without deduplication.
 
         Raises:
-            DataError: a prediction is no probability, or not finite.
+            DataError: a prediction is not a probability, or not finite.
         """
         self._sketches.update(prediction.heads)
         if self.shard.keep_predictions:
             self._kept.append((expand_batch(batch), prediction))
 
     def completion(self, last: ShardProgress) -> ShardProgress:
-        """Writes the predictions that are to be kept, then says that the shard is done.
+        """Writes the predictions to be kept; returns the report that the shard is done.
 
         Args:
             last: the report of its last minibatch.

@@ -1,8 +1,8 @@
-"""Shards in, minibatches out: leases shards and reads ahead on a thread of its own, so that the loop rarely waits.
+"""Converts shards to minibatches: leases shards and reads ahead in a separate thread, so that the loop rarely waits.
 
-A feed lives for one kind of shard and one generation. Minibatches whose steps were lost are given back to it, and come
-again before all others. Another size of minibatches holds from the next one on: what was read ahead is read again,
-behind the last minibatch that was taken, so that each row comes once however often the size changes.
+A feed is for one kind of shard and one generation. Minibatches whose steps were lost are given back, and are returned
+again before all others. Another size applies from the next minibatch on: minibatches that were read ahead are read
+again after the last one that was taken, so that each row is returned once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _READ_AHEAD = 4
 _TICK_SECONDS = 0.1
 
 Read = Callable[[Shard, ShardProgress, int], Iterator[Minibatch]]
-"""Minibatches of a shard behind a place, of so many rows."""
+"""Reads the minibatches of a shard after a position, with a given number of rows."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Item:
     """One minibatch of one shard.
 
     Attributes:
-        progress: what to report of the shard once these rows are trained.
-        before: how far the shard is once the minibatch before it is.
-        ids: `ids_of(batch)` where the reader has them already.
+        progress: the report about the shard after these rows are trained.
+        before: the same for the minibatch before.
+        ids: `ids_of(batch)`, if the reader already has them.
     """
 
     shard: Shard
@@ -42,15 +42,15 @@ class Item:
 
 
 class Waiting:
-    """The master has no shard for now; other workers may still return some."""
+    """The master has no shard at present; other workers may still return some."""
 
 
 class Finished:
-    """No shard of this kind will come any more."""
+    """There are no more shards of this kind."""
 
 
 class FeedError(Exception):
-    """Reading a shard failed; the cause is the error, `progress` says where."""
+    """Reading a shard failed; the cause is the error, and `progress` the position."""
 
     def __init__(self, progress: ShardProgress) -> None:
         super().__init__(f"{progress.stream} shard {progress.number} failed after row {progress.offset}")
@@ -62,11 +62,11 @@ Entry = Item | Waiting | Finished | BaseException
 
 @dataclass
 class _Lease:
-    """A shard that is not taken as a whole.
+    """A shard whose minibatches were not all taken.
 
     Attributes:
-        taken: how far its minibatches were taken.
-        is_read: the thread has read it, or reads it now.
+        taken: the position up to which minibatches were taken.
+        is_read: whether the thread has read it, or is reading it.
     """
 
     shard: Shard
@@ -78,7 +78,7 @@ class Feed:
     """Minibatches of leased shards, in the order of the leases.
 
     Args:
-        lease: asks the master for `count` shards; None when cancelled meanwhile (see Session.lease).
+        lease: requests `count` shards from the master; None if it was cancelled meanwhile (see Session.lease).
         batch_size: rows of a minibatch, until `resize`.
     """
 
@@ -91,18 +91,18 @@ class Feed:
         self._leases: deque[_Lease] = deque()
         self._given_back: deque[Item] = deque()
         self._end: Finished | BaseException | None = None
-        self._reading = 0  # grows with every change of size: what was read before it does not count
+        self._reading = 0  # increases with every change of size: minibatches that were read before are discarded
         self._is_cancelled = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
     @property
     def batch_size(self) -> int:
-        """Rows of the minibatches to come; those at the end of a shard may have fewer."""
+        """Rows of the next minibatches; those at the end of a shard may have fewer."""
         return self._batch_size
 
     def peek(self, timeout_seconds: float) -> Entry | None:
-        """What `next` would return or raise now; None when there is nothing within the time."""
+        """What `next` would return or raise now; None if there is nothing within the given time."""
         with self._changed:
             if self._given_back:
                 return self._given_back[0]
@@ -112,7 +112,7 @@ class Feed:
             return self._entries[0] if self._entries else None
 
     def next(self, timeout_seconds: float) -> Item | Waiting | Finished | None:
-        """The next minibatch; None when there is none within the time. After Finished, or an error, come more of it.
+        """The next minibatch; None if there is none within the given time. Finished and errors are repeated.
 
         Raises:
             FeedError: a shard could not be read.
@@ -140,7 +140,7 @@ class Feed:
             self._leases.popleft()
 
     def give_back(self, items: Sequence[Item]) -> None:
-        """Minibatches that came from `next`, the last ones in their order: they come again."""
+        """Gives back the last minibatches from `next`, in their order; they are returned again."""
         with self._changed:
             for item in reversed(items):
                 self._given_back.appendleft(item)
@@ -150,7 +150,7 @@ class Feed:
             self._changed.notify_all()
 
     def resize(self, batch_size: int) -> None:
-        """Minibatches from the next one on have so many rows."""
+        """Sets the number of rows from the next minibatch on."""
         with self._changed:
             if batch_size == self._batch_size:
                 return
@@ -175,7 +175,7 @@ class Feed:
         return self._is_cancelled
 
     def _put(self, entry: Entry, reading: int) -> bool:
-        """Waits for room; false when the entry does not count any more."""
+        """Waits for room; returns False if the entry does not count any more."""
 
         def is_void() -> bool:
             return self._is_cancelled or reading != self._reading
@@ -208,17 +208,17 @@ class Feed:
                     self._wait_for_work(reading, None)
                 elif self._put(Finished(), reading):
                     announced = reading
-        except BaseException as error:  # every failure belongs to the loop, which knows what to do with it
+        except BaseException as error:  # every failure is passed to the loop, which handles it
             while not self._put(error, self._reading) and not self._is_cancelled:
                 pass
 
     def _wait_for_work(self, reading: int, timeout_seconds: float | None) -> None:
-        """Returns early once leases are to be read again, or the feed is closed."""
+        """Returns early if leases must be read again, or the feed is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_cancelled or reading != self._reading, timeout_seconds)
 
     def _read_leases(self) -> int:
-        """Reads what is not read yet; returns the reading."""
+        """Reads leases that are not read yet; returns the number of the reading."""
         while True:
             with self._changed:
                 reading = self._reading

@@ -1,4 +1,4 @@
-"""Record batches as torch inputs: dense matrix, KeyedJaggedTensor, labels. Nothing is copied that need not be."""
+"""Converts record batches to torch inputs: dense matrix, KeyedJaggedTensor, labels, without unnecessary copies."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Inputs(NamedTuple):
 def inputs_of(batch: pa.RecordBatch, ids: JaggedIds | None = None) -> Inputs:
     """The torch form of a trainer-ready batch; T is 0 when the batch has no labels (rows to be scored).
 
-    Groups without repeats, which a deduplicating reader makes, stay so.
+    Groups that a deduplicating reader has deduplicated stay so.
 
     Args:
-        ids: `ids_of(batch)`, where they are at hand.
+        ids: `ids_of(batch)`, if available.
     """
     deduplicated = any(name.startswith(PREFIX) for name in batch.schema.names)
     with warnings.catch_warnings():
-        # Arrow's buffers are read-only and torch warns of that; inputs are never written to.
+        # torch warns because Arrow's buffers are read-only; inputs are never written to.
         warnings.simplefilter("ignore", UserWarning)
         sparse = (
             DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(ids or ids_of(batch), batch.num_rows)

@@ -1,15 +1,15 @@
 """The whole training loop.
 
-A worker does what the newest directive of its master says. While that is TRAIN or EVALUATE it goes through leased
-shards, minibatch by minibatch:
+A worker follows the newest directive of its master. While that is TRAIN or EVALUATE, it processes leased shards,
+minibatch by minibatch:
 
     read ─► pull rows and dense parameters ─► forward, backward ─► push gradients ─► acknowledge the samples
 
 and with `overlap_pull` (by default after the model's first steps) the pull of the next minibatch is under way while
 this one computes, so that rows and dense parameters lack this one's gradients; a push then leaves together with the
-pull after that one. A minibatch counts only once the servers have applied it. Whatever is lost on the way (a
-connection, the order of the servers) ends in the same place: minibatches that are not trained start again, gradients
-that are not applied are sent again. In a new generation all of them are forgotten: the model went back.
+pull after that one. A minibatch counts only after the servers have applied it. After any loss (of a connection, or a
+change of servers), minibatches that are not trained start again, and gradients that are not applied are sent again. In
+a new generation, all of them are discarded, because the model was rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 _PATIENCE_SECONDS = 0.25
 _SETTLE_PAUSE_SECONDS, _LAST_SETTLE_SECONDS = 0.02, 2.0
 _REFUSALS, _APART_SECONDS = 100, 10.0
-"""So many refusals of a server, none of them longer after the one before, are no passing fault."""
+"""This number of refusals of a server, in short succession, is not a temporary fault."""
 
 
 def run(worker: Worker) -> None:
@@ -37,7 +37,7 @@ def run(worker: Worker) -> None:
 
     Raises:
         FeedError: a shard could not be read.
-        IncompatibleError: a server and this worker do not understand each other.
+        IncompatibleError: a server has other code than this worker.
         TransportError: a server refuses every step, for half a minute or longer.
         Exception: whatever the user's model or transform raised.
     """
@@ -76,7 +76,7 @@ def run(worker: Worker) -> None:
 
 
 def _work(worker: Worker, directive: Directive) -> None:
-    """Trains or evaluates until the directive is another one, or this worker is ordered to be idle."""
+    """Trains or evaluates until the directive changes, or this worker is ordered to be idle."""
     session = worker.session
     worker.follow(directive)
     session.reached(directive.version)
@@ -108,7 +108,8 @@ def _work(worker: Worker, directive: Directive) -> None:
 
 
 def _idle(worker: Worker, directive: Directive) -> None:
-    """Takes no minibatch, as ordered: others do not wait for this worker, and get its shards once nothing is left."""
+    """Takes no minibatches, as ordered: others do not wait for this worker, and get its shards when everything is
+    acknowledged."""
     session = worker.session
     orders = session.orders
     if not _settle(worker, directive):
@@ -121,7 +122,7 @@ def _idle(worker: Worker, directive: Directive) -> None:
 
 
 def _settle(worker: Worker, directive: Directive) -> bool:
-    """What this generation pushed is acknowledged if it is applied, what is older is dropped; true: nothing is left."""
+    """Acknowledges applied pushes of this generation and drops older ones; returns whether nothing is left."""
     if worker.generation == directive.generation:
         return worker.rest(directive)
     worker.abandon()
@@ -131,7 +132,8 @@ def _settle(worker: Worker, directive: Directive) -> bool:
 def _leave(worker: Worker, directive: Directive) -> None:
     deadline = time.monotonic() + _LAST_SETTLE_SECONDS
     try:
-        # Others fill the step that pushes of this worker wait for; once it is gone, servers drop what still waits.
+        # Other workers complete the step for which pushes of this worker wait; after its end, servers drop waiting
+        # pushes.
         while not _settle(worker, directive) and time.monotonic() < deadline:
             time.sleep(_SETTLE_PAUSE_SECONDS)
     except TransportError as error:

@@ -1,4 +1,4 @@
-"""The trainer of jobs with parameter servers: steps of the model on rows that are pulled, gradients that are pushed."""
+"""The trainer of jobs with parameter servers: pulls rows, computes steps of the model, and pushes gradients."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Origins:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[tuple[str, int], tuple[int, int]] = {}  # attempt, and where its last push ends
+        self._ends: dict[tuple[str, int], tuple[int, int]] = {}  # attempt, and the end of its last push
         self.closed: list[tuple[str, int, int]] = []
 
     def of(self, item: Item) -> Origin:
-        """Of the push of a minibatch."""
+        """The origin of the push of a minibatch."""
         progress = item.progress
         attempt, begin = self._ends.get((progress.stream, progress.number), (0, 0))
         is_first = attempt != progress.attempt
@@ -49,7 +49,7 @@ class Origins:
         )
 
     def pushed(self, item: Item) -> None:
-        """The minibatch's push is made."""
+        """The minibatch was pushed."""
         progress, self.closed = item.progress, []
         split = progress.stream, progress.number
         self._ends[split] = progress.attempt, progress.offset
@@ -81,13 +81,13 @@ class ParameterServerTrainer:
         self._training = job.spec.training
         self._generation = 0
         self._routing: RoutingTable | None = None
-        # Which a server has named, and its generation; directives may bring it later.
+        # Routing from a server, and its generation; directives may contain it later.
         self._named_routing: tuple[int, RoutingTable] | None = None
         # Generation and servers that have the dense parameters.
         self._initialised: tuple[int, list[str]] | None = None
         self._pushes = 0
         self._origins = Origins()
-        # Steps of the model that are not among the pushes of this trainer since it connected.
+        # Steps of the model before this trainer connected.
         self._steps_before = 0
 
     @property
@@ -127,7 +127,7 @@ class ParameterServerTrainer:
         return True
 
     def _newest_routing(self, directive: Directive) -> RoutingTable:
-        """The directive's, or that of a newer epoch of its generation which a server has named."""
+        """The directive's routing, or a newer one of its generation from a server."""
         if self._named_routing is not None:
             generation, routing = self._named_routing
             if generation == directive.generation and routing.epoch > directive.routing.epoch:
@@ -135,7 +135,7 @@ class ParameterServerTrainer:
         return directive.routing
 
     def overlaps(self, directive: Directive) -> bool:
-        """Whether the pull of the next minibatch goes out before this one's push.
+        """Whether the next minibatch is pulled before this one is pushed.
 
         Never with bsp: a pull of the next round must see this round's gradients. With `auto` a worker among others
         does not: with n workers a step already lacks the gradients of n - 1 others, with pulls that overlap of 2 n - 1.

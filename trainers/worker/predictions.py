@@ -1,8 +1,8 @@
-"""What a worker leaves of an evaluation shard for the check of the export: features, pooled rows, predictions.
+"""Files of evaluation shards with features, pooled rows and predictions, with which the export is checked.
 
 A Parquet file per shard, `{predictions folder}/{shard index}.parquet`: the trainer-ready columns, `prediction`
 list<float32> [H] and `pooled` list<float32> [sum of R], heads and features in the order that the file's metadata names.
-The shard's range of rows stands in the metadata, so that a reader finds the raw rows.
+The metadata also contains the shard's range of rows, so that a reader finds the raw rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METADATA = b"elastrec.predictions"
 
 
 class PredictionsMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the rows come from: `[start, start + length)` of the evaluation manifest, bad rows left out."""
+    """The range of the rows: `[start, start + length)` of the evaluation manifest, without bad rows."""
 
     start: int
     length: int
@@ -40,7 +40,7 @@ class Predictions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_predictions(folder_uri: str, index: int, predictions: Predictions) -> None:
-    """Writes one shard's file, whole or not at all; replaces an older one.
+    """Writes one shard's file atomically; replaces an older one.
 
     Raises:
         CheckpointError: the store refused.
@@ -65,7 +65,7 @@ def read_predictions(folder_uri: str) -> list[Predictions]:
     """All files of a job, in the order of their rows.
 
     Raises:
-        CheckpointError: a file is no such file.
+        CheckpointError: a file is not a file of predictions.
     """
     store = open_store(folder_uri)
     predictions = []

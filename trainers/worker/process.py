@@ -1,4 +1,4 @@
-"""The worker as a process: signals, set-up, and which error ends it with which exit code."""
+"""The process of a worker: signals, set-up, and exit codes for errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXIT_DONE, EXIT_RETRY, EXIT_JOB_FAILS = 0, 1, 2
 
 
 def run_worker(identity: Identity) -> int:
-    """Runs one worker until the master says EXIT or SIGTERM comes; returns the exit code."""
+    """Runs one worker until the master orders EXIT or SIGTERM is received; returns the exit code."""
     configure_logging()
     expect_existing_stores()
     torch.set_num_threads(granted_threads(os.environ))
@@ -64,9 +64,10 @@ def run_worker(identity: Identity) -> int:
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether another process may get past this error: lost connections, full disks and memory, not bugs or bad data.
+    """Whether another process may succeed: after lost connections, full disks or memory, but not after bugs or bad
+    data.
 
-    An error outside our hierarchy was raised by the user's model or transform, or is a bug of ours; both would recur.
+    Errors outside our hierarchy come from the user's model or transform, or from a bug of ours; both would recur.
     """
     if isinstance(error, SpecError | DataError | JobFailedError | IncompatibleError):
         return False

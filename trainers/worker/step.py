@@ -1,6 +1,6 @@
 """One training or evaluation step: a pulled minibatch becomes gradients, or predictions.
 
-Knows torch and the parameter client; nothing of shards' order, directives or heartbeats.
+Uses torch and the parameter client; independent of the order of shards, directives and heartbeats.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from elastrec.trainers.worker.traffic import read_bytes
 from elastrec.trainers.worker.trainer import FloatArray, Prediction, Started
 from elastrec.trainers.worker.window import Window
 
-# A server out of reach for this long costs the step; a longer wait would keep the worker from newer directives.
+# If a server is not reachable for this time, the step is dropped; a longer wait would delay newer directives.
 _PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class InFlight(Started):
-    """A minibatch whose pull is under way; without rows (all were bad) nothing was pulled."""
+    """A minibatch that is being pulled; without rows (if all were bad), nothing was pulled."""
 
     inputs: Inputs | None
     pulled: Pulled | None
@@ -89,7 +89,7 @@ class Step:
         return self.collection.pooled_names
 
     def mode(self, *, training: bool) -> None:
-        """Sets the model to train or evaluate; the next pull brings the dense parameters anew."""
+        """Sets the model to train or evaluate; the next pull fetches the dense parameters again."""
         self.model.train(training)
         self._dense_is_current = False
 
@@ -97,7 +97,7 @@ class Step:
         """Starts the pull of a minibatch.
 
         Raises:
-            TransportError: the servers are not those of the routing any more.
+            TransportError: the routing is out of date.
         """
         if not item.batch.num_rows:
             self.client.release()
@@ -117,13 +117,13 @@ class Step:
         leaves: bool = False,
         rate_scale: float = 1.0,
     ) -> None:
-        """Forward, backward, push; the push is under way when this returns, or is held for the next pull.
+        """Forward, backward, push; the push has been started when this returns, or is held for the next pull.
 
         Args:
             origin, closed, leaves, rate_scale: see messages.Push.
 
         Raises:
-            TransportError: rows were lost; nothing of this step counts.
+            TransportError: rows were lost; the step does not count.
             JobFailedError: the loss or a gradient is not finite, or the model returned something unexpected.
         """
         if started.inputs is None or started.pulled is None:
@@ -162,7 +162,7 @@ class Step:
         )  # fmt: skip
 
     def predict(self, started: InFlight) -> Prediction:
-        """In float32 whatever the job's precision.
+        """Predicts in float32 for every precision of the job.
 
         Raises:
             TransportError: the rows were lost.
@@ -176,7 +176,7 @@ class Step:
         return Prediction(predicted, self._pooled)
 
     def drop(self) -> None:
-        """Forgets minibatches that were started; gradients are kept (see ParameterClient.drop)."""
+        """Discards started minibatches; gradients are kept (see ParameterClient.drop)."""
         self.client.drop()
         self._bags.forget()
         self._dense_is_current = False
@@ -188,7 +188,7 @@ class Step:
     def _forward(self, inputs: Inputs) -> dict[str, Tensor]:
         sparse = inputs.sparse
         if self._expands and isinstance(sparse, DeduplicatedFeatures):
-            # The collection recognises this form, and pools the distinct rows all the same.
+            # The collection recognises this form, and pools only the distinct rows.
             sparse = sparse.expanded
         result = self.model(dense_features=inputs.dense_BI, sparse_features=sparse)
         return self.heads.outputs(result, len(inputs.target_BT))

@@ -1,7 +1,7 @@
-"""How many bytes a minibatch has on its way from the reader to the worker, with and without deduplication.
+"""The bytes of a minibatch between reader and worker, with and without deduplication.
 
-Counted from the shapes of its tensors, as Arrow lays the same minibatch down: asking Arrow itself would cost a percent
-of a quick step.
+Computed from the shapes of its tensors, for Arrow's layout; a request to Arrow itself would take a percent of a fast
+step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _ID, _NUMBER, _PLACE = 8, 4, 4
 
 
 def read_bytes(inputs: Inputs, list_features: Collection[str]) -> tuple[int, int]:
-    """Bytes as they are, and as they would be without deduplication.
+    """Bytes with deduplication, and without it.
 
     Args:
-        list_features: those whose rows are lists; of all others a row is one id.
+        list_features: features whose rows are lists; for all others, a row is one id.
     """
     rows = len(inputs.target_BT)
     sparse = inputs.sparse

@@ -1,8 +1,8 @@
-"""Trainer: what computes a worker's minibatches and reaches the model's parameters.
+"""Trainer: the interface that computes a worker's minibatches and accesses the model's parameters.
 
-The worker (`work`, `loop`, `feed`, `session`) knows leases, directives and acknowledgements, and of training no more
-than stands here. So another way to train, such as torchrec on GPUs whose workers step together, is another Trainer
-behind the same shards, saves and orders. Here never enter torch, or a trainer's own types.
+The worker (`work`, `loop`, `feed`, `session`) handles leases, directives and acknowledgements, and uses only this
+interface for training. So another way to train, such as torchrec on GPUs whose workers step together, is another
+Trainer with the same shards, saves and orders. This module must not depend on types of a trainer or on torch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Started:
-    """A minibatch that a trainer has begun with; trainers keep in a subclass what they need to finish it."""
+    """A started minibatch; trainers use a subclass with the data that they need to finish it."""
 
     item: Item
 
 
 class Prediction(NamedTuple):
-    """What each head of the model predicts for a minibatch, with labels, and pooled rows `[B, sum of R]`."""
+    """The predictions of each head for a minibatch, with labels, and pooled rows `[B, sum of R]`."""
 
     heads: tuple[Predicted, ...]
     pooled_BX: FloatArray
@@ -42,19 +42,20 @@ class Prediction(NamedTuple):
 class Trainer(Protocol):
     """Used by one thread. A minibatch goes through `start`, then `train` or `predict`, in the order of the feed.
 
-    TransportError from any method means that minibatches that were started are lost, and perhaps others: the worker
-    calls `drop`, and starts those again that are lost, under the newest directive. In a new generation it calls `reset`
-    and gets other shards: the model went back.
+    TransportError from any method means that started minibatches, and perhaps others, are lost: the worker calls
+    `drop`, and starts the lost ones again under the newest directive. In a new generation it calls `reset` and leases
+    shards again, because the model was rolled back.
     """
 
     @property
     def trained(self) -> int:
-        """Minibatches with rows that went through `train` since this trainer was made, lost ones included."""
+        """Number of minibatches with rows that `train` has processed since this trainer was created, including lost
+        ones."""
         ...
 
     @property
     def applied(self) -> int:
-        """The first so many of `trained` are in the parameters, or are lost.
+        """The number of the first minibatches of `trained` that are in the parameters, or are lost.
 
         Raises:
             TransportError: call `drop`.
@@ -67,11 +68,11 @@ class Trainer(Protocol):
         ...
 
     def keeps(self, directive: Directive) -> bool:
-        """Whether what was started can be finished under a directive; else `drop` comes before `follow`."""
+        """Whether started minibatches can be finished under a directive; otherwise `drop` is called before `follow`."""
         ...
 
     def follow(self, directive: Directive) -> None:
-        """Reaches the parameters as the directive says; cheap when nothing changed.
+        """Connects to the parameters as in the directive; fast if nothing has changed.
 
         Raises:
             TransportError: they cannot be reached.
@@ -79,7 +80,8 @@ class Trainer(Protocol):
         ...
 
     def redirected(self, error: TransportError) -> bool:
-        """Whether a failure says where the parameters are now: `follow` with the same directive reaches them."""
+        """Whether an error contains the new location of the parameters, so that `follow` with the same directive
+        reaches them."""
         ...
 
     def overlaps(self, directive: Directive) -> bool:

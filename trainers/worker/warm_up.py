@@ -1,7 +1,7 @@
-"""Loads or compiles what a worker's first step needs before it registers with the master: a lease runs from its grant.
+"""Loads or compiles the code of a worker's first step before the worker registers, because leases start when granted.
 
-Compiling the kernels into an empty cache takes longer than a short lease lasts; a worker that did so with a shard in
-its hands would lose the shard again and again. The job is not known yet, so the user's model is not loaded here.
+Compiling the kernels into an empty cache takes longer than a short lease, so a worker that compiled after leasing a
+shard would lose the shard again and again. The job is not known yet, so the user's model is not loaded here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VIRTUAL_BUCKETS = 64
 
 @without_collector()
 def warm_up() -> None:
-    """Runs every kernel of the worker once with each kind of array that a step gives it, and one step of torch's."""
+    """Runs every kernel of the worker once with each kind of array in a step, and one step of torch."""
     kernels.load()
     _route_and_pool()
     _torch_step()
@@ -44,14 +44,14 @@ def _route_and_pool() -> None:
     firsts, pooled = np.empty((2, 2), np.float32), np.empty((2, 4), np.float32)
     rows = np.ones((len(routed.ids), 2), np.float32)
     spread_gradient(firsts, pooled, routed.inverse, offsets, *blocks, 2, 1, np.zeros_like(rows))
-    # Rows of several servers are put together into a new array; those of a single one are a frame's, read-only.
+    # Rows of several servers are copied to a new array; those of a single server are in a read-only frame.
     pool_rows(rows, routed.inverse, offsets, *blocks, 2, 1, firsts, pooled)
     rows.flags.writeable = False
     pool_rows(rows, routed.inverse, offsets, *blocks, 2, 1, firsts, pooled)
 
 
 def _torch_step() -> None:
-    # The first forward and backward pass of a process starts torch's threads and loads its libraries' kernels.
+    # The first forward and backward pass of a process starts torch's threads and loads kernels of libraries.
     layer = nn.Linear(2, 1)
     loss = nn.BCEWithLogitsLoss()(layer(torch.ones(2, 2)).squeeze(1), torch.zeros(2))
     loss.backward()

@@ -17,7 +17,7 @@ _COUNTERS = tuple(name for name in WindowMetrics.__struct_fields__ if name not i
 class Window:
     """Collects what WindowMetrics reports. Thread-safe: the loop adds, the heartbeat takes.
 
-    Predictions are kept as they came and are sorted into sketches by the heartbeat, off the training loop.
+    Predictions are stored unchanged; the heartbeat converts them to sketches, outside of the training loop.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Window:
 
         Args:
             losses: sums of named losses.
-            predicted: what the heads predicted for the rows of a minibatch before the update.
+            predicted: predictions of the heads for the rows of a minibatch before the update.
         """
         with self._lock:
             for name, amount in amounts.items():
@@ -47,21 +47,21 @@ class Window:
                 self._rows.append(predicted)
 
     def take(self) -> WindowMetrics:
-        """The oldest window that was not delivered yet: the same one until `delivered`, then what came since."""
+        """The oldest window that was not delivered yet; the same one until `delivered`, then the next."""
         with self._taking:
             if self._undelivered is None:
                 self._undelivered = self._close()
             return self._undelivered
 
     def delivered(self, window: WindowMetrics) -> None:
-        """The master has counted this window; only now is the next one closed."""
+        """The master has counted this window; the next one is closed only now."""
         with self._taking:
             if self._undelivered is window:
                 self._undelivered = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be delivered."""
+        """Whether there is nothing to deliver."""
         with self._taking:
             return self._undelivered is None and not self._totals["steps"]
 

@@ -1,4 +1,4 @@
-"""Worker: the pieces that the loop moves: session, feed, trainer, and what is waiting to be acknowledged."""
+"""Worker: the state of the loop: session, feed, trainer, and progress that must be acknowledged."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Worker:
 
     Args:
         session: registered with the master.
-        job: that the master has answered with.
+        job: from the master's answer.
         registered: the master's answer.
-        set_threads: changes how many threads a step computes with, from the thread that computes.
+        set_threads: sets the number of threads of a step; called in the computing thread.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Worker:
     # Following the directive
 
     def follow(self, directive: Directive) -> Feed:
-        """Follows the directive and gives the feed of its shards; cheap when nothing changed.
+        """Follows the directive and returns the feed of its shards; fast if nothing has changed.
 
         Raises:
             TransportError: the parameters cannot be reached under this directive.
@@ -95,7 +95,7 @@ class Worker:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a minibatch for training, at most: as this pod is ordered, else as the job file says."""
+        """Maximum rows of a training minibatch: from this pod's orders, otherwise from the job file."""
         orders = self.session.orders
         return (orders and orders.batch_size) or self.job.spec.training.batch_size
 
@@ -105,9 +105,9 @@ class Worker:
         return 1.0 if orders is None else orders.learning_rate_scale
 
     def next(self, timeout_seconds: float) -> Item | Waiting | Finished | None:
-        """The next minibatch, of the size that it is to have now; see Feed.next.
+        """The next minibatch with its present size; see Feed.next.
 
-        None also when others of a synchronous job have taken all rows of the step.
+        None also if other workers of a synchronous job have taken all rows of the step.
 
         Raises:
             FeedError: a shard could not be read.
@@ -133,7 +133,7 @@ class Worker:
         return entry
 
     def start(self, item: Item) -> Started:
-        """Begins with a minibatch. Those that were started are finished in their order."""
+        """Starts a minibatch. Started minibatches are finished in their order."""
         self._use_cores()
         self._takes_part |= self._kind == "train"
         self._started.append(item)
@@ -147,11 +147,12 @@ class Worker:
             log.info("threads", cores=cores, threads=threads)
 
     def finish(self, started: Started, *, hold: bool = False, leaves: bool = False) -> None:
-        """Trains or evaluates a minibatch that was started, and acknowledges what was applied meanwhile.
+        """Trains or evaluates a started minibatch, and acknowledges progress that was applied meanwhile.
 
         Args:
-            hold: its gradients travel with the next `start`, which must follow at once (else `Trainer.release`).
-            leaves: no other minibatch follows for now.
+            hold: whether its gradients are sent with the next `start`, which must follow immediately (otherwise call
+                `Trainer.release`).
+            leaves: whether no other minibatch follows for now.
         """
         if self._kind == "train":
             leaves = leaves or (self.trainer.is_awaited() and self._is_last())
@@ -164,7 +165,7 @@ class Worker:
             self._started.popleft()
 
     def _is_last(self) -> bool:
-        """Whether no minibatch can follow at once."""
+        """Whether no minibatch can follow immediately."""
         return self._feed is None or isinstance(self._feed.peek(0.0), Waiting | Finished)
 
     def _evaluate(self, started: Started) -> None:
@@ -185,8 +186,8 @@ class Worker:
         """Leaves the rounds of all servers, and acknowledges what they have applied.
 
         Returns:
-            Whether everything is. In bsp gradients may wait for others to fill the global batch, or to rest as well,
-            which makes the servers step with what there is: call it again.
+            Whether everything is acknowledged. In bsp, gradients may wait until others fill the global batch, or pause
+            as well, so that the servers apply an incomplete step; then call it again.
 
         Raises:
             TransportError: gradients were lost.
@@ -200,14 +201,14 @@ class Worker:
         return not self._takes_part
 
     def _train_share(self) -> None:
-        """Trains the share of a step that others count on, if there are rows; without it that step would be smaller."""
+        """Trains this worker's share of a step, if there are rows; otherwise, that step would be smaller."""
         if self._feed is None or self._kind != "train" or not self.trainer.is_awaited():
             return
         if isinstance(item := self.next(_SHARE_SECONDS), Item):
             self.finish(self.start(item), leaves=True)
 
     def drop(self) -> None:
-        """Forgets what was started, and what the trainer has lost: those minibatches come from the feed again."""
+        """Discards started minibatches, and those that the trainer has lost; the feed returns them again."""
         kept = self.trainer.drop()
         lost = [item for number, item in self._unacknowledged if number > kept]
         for _ in lost:
@@ -217,9 +218,9 @@ class Worker:
         self._started.clear()
 
     def abandon(self) -> None:
-        """Forgets everything and lets go of the shards: another generation gives new ones.
+        """Discards everything and releases the shards, because a new generation leases shards again.
 
-        Its servers know no workers yet.
+        Its servers do not know any workers yet.
         """
         self._forget_feed()
         self.trainer.reset()
@@ -228,7 +229,7 @@ class Worker:
         self._takes_part = False
 
     def let_go(self, orders: PodOrders) -> None:
-        """Lets go of all shards, as ordered; `rest` has left nothing to acknowledge."""
+        """Releases all shards, as ordered; everything was acknowledged by `rest`."""
         self._forget_feed()
         self.session.let_go(orders)
 
@@ -259,7 +260,7 @@ class Worker:
         return Feed(lease, self._read, self.job.spec.training.batch_size)
 
     def _read(self, shard: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
-        # Opened on the feed's thread: manifests may be large, and a source belongs to one thread at a time.
+        # Opened in the feed's thread, because manifests may be large, and a source belongs to one thread at a time.
         stream = shard.split.stream
         if stream not in self._sources:
             self._sources[stream] = open_source(self._streams[stream], self.job.spec)
