@@ -1,7 +1,7 @@
-"""The one wire: typed messages, with arrays or without, as frames on one port; token, optional TLS, deadlines.
+"""Transport: typed messages, with or without arrays, as frames on one port; token, optional TLS, deadlines.
 
-Here belong the messages that more than one room speaks and the machinery that carries them. Nothing here knows
-what a message means, and nothing is ever unpickled.
+This room contains the messages that several rooms use, and the code that sends them. It does not interpret messages,
+and never unpickles anything.
 """
 
 from elastrec.platform.transport.client import ArrayStream, RpcClient

@@ -1,1 +1,1 @@
-"""Messages that more than one room speaks, by who is asked. Only types: who sends them knows what they mean."""
+"""Messages that several rooms use, by receiver. Only types; senders and receivers define their meaning."""

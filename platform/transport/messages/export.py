@@ -1,6 +1,6 @@
-"""What the evaluator pod is asked and what it answers: a JSON file in, one line of its output out.
+"""The request to the evaluator pod and its result.
 
-The pod has no server to call: the request lies in its files (`EXPORT_FILE`), the result is the last line of its
+The pod does not serve calls: the request is one of its files (`EXPORT_FILE`), and the result is the last line of its
 standard output, after `RESULT_PREFIX`.
 """
 
@@ -11,11 +11,11 @@ import msgspec
 from elastrec.platform.specs.errors import JobFailedError
 
 EXPORT_FILE = "export.json"
-"""The request, in the pod's file folder."""
+"""The name of the request in the pod's file folder."""
 EXIT_HISTORY = 3
-"""Exit code of an evaluator pod that could not reach MLflow, or was refused by it: nothing is wrong with the model."""
+"""Exit code of an evaluator pod that could not reach MLflow, or was refused by it, without a problem of the model."""
 RESULT_PREFIX = "RESULT "
-"""Begins the line of standard output that holds the ExportResult."""
+"""Prefix of the line of standard output with the ExportResult."""
 
 
 class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,12 +27,12 @@ class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
         store_uri: root of the checkpoint store, as in the job file.
         record_uri: the job's final checkpoint record.
         predictions_uri: folder of the trainer's predictions (see `predictions_folder`); empty: no check possible.
-        evaluation_manifest_uri: rows that both models are scored on; empty: nothing is scored.
-        tracking_uri, run_id: where the model is logged; both empty: the model is only written to `artifact_uri`.
+        evaluation_manifest_uri: rows on which both models are scored; empty: nothing is scored.
+        tracking_uri, run_id: the run to which the model is logged; both empty: it is only written to `artifact_uri`.
         champion_model_uri: an MLflow model URI such as `models:/click@champion`; empty: there is none.
         registered_model: name under which the model would be registered (the caller registers, after the gate).
         artifact_uri: local folder to write the model to as well; empty: a temporary one.
-        checked_rows: rows of the trainer's predictions that the model is compared on.
+        checked_rows: number of the trainer's predictions with which the model is compared.
     """
 
     job_json: str
@@ -62,7 +62,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the evaluator pod did.
+    """The result of the evaluator pod.
 
     Attributes:
         model_uri: MLflow URI of the logged model (`models:/m-...`), or the local folder without tracking.
@@ -70,8 +70,8 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
         largest_difference: the largest |artifact − trainer| probability among them.
         challenger: the new model, scored by the artifact on the evaluation rows.
         champion: the champion on the same rows, None when there is none.
-        head: which output the two were judged by; empty: the first one, with a binary label.
-        champion_problem: why a champion that exists could not be scored on these rows, else empty.
+        head: the compared output; empty: the first one, with a binary label.
+        champion_problem: why an existing champion could not be scored on these rows; otherwise empty.
     """
 
     model_uri: str
@@ -85,7 +85,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def predictions_folder(store_uri: str, job_name: str, job_id: str) -> str:
-    """Where the workers leave the rows and predictions that the export is checked against."""
+    """The folder to which workers write rows and predictions for the check of the export."""
     return f"{store_uri.rstrip('/')}/{job_name}/predictions/{job_id}"
 
 
@@ -98,7 +98,7 @@ def decode_request(text: str | bytes) -> ExportRequest:
     """Reads `EXPORT_FILE`.
 
     Raises:
-        JobFailedError: the text is no ExportRequest.
+        JobFailedError: the text is not an ExportRequest.
     """
     try:
         return msgspec.json.decode(text, type=ExportRequest)

@@ -1,7 +1,7 @@
-"""What pods say to the job master, and what it answers.
+"""Messages of pods to the job master, and its answers.
 
-The master does not send orders; every answer carries the *directive*: the whole of what the pod should be doing,
-with a version. A pod that missed ten of them only needs the last. Units: seconds, bytes, samples.
+The master sends no commands; every answer contains the *directive*: the complete description of what the pod should do,
+with a version. A pod that missed several of them only needs the last one. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from elastrec.platform.specs.splits import ManifestStream, Split
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of everything that crosses the wire; tagged by its class name."""
+    """Base of all messages; tagged by its class name."""
 
 
 class Mode(StrEnum):
-    """What a pod should be doing."""
+    """The activity of a pod."""
 
     IDLE = "idle"
     TRAIN = "train"
@@ -31,13 +31,13 @@ class Mode(StrEnum):
 
 
 class RoutingTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Which server owns which bucket.
+    """The owners of buckets.
 
     Attributes:
-        epoch: rises with every change; a server refuses a request with another epoch.
+        epoch: increases with every change; a server refuses a request with another epoch.
         owners: for each virtual bucket, an index into `servers`.
         servers: pod names, and `addresses` in the same order; an address is empty until the server is ready.
-        dense_owners: for each dense bucket, an index into `servers`; by default each server has neighbouring ones.
+        dense_owners: for each dense bucket, an index into `servers`; by default, each server has adjacent ones.
     """
 
     epoch: int
@@ -63,7 +63,7 @@ class SaveOrder(msgspec.Struct, frozen=True):
     """Write your part of a checkpoint record into the folder `uri`, then report the part.
 
     Attributes:
-        base: order whose record this one may build on, holding only what has changed since; empty: none.
+        base: order of the record on which this one may build, with only the changes since then; empty: none.
     """
 
     order_id: str
@@ -72,11 +72,11 @@ class SaveOrder(msgspec.Struct, frozen=True):
 
 
 class RestoreOrder(msgspec.Struct, frozen=True):
-    """Forget everything and load your buckets' rows from a record (`uri` empty: start from nothing).
+    """Discard everything and load your buckets' rows from a record (`uri` empty: start without rows).
 
     Attributes:
-        with_marks: take also which pushes are in the record, at whose positions splits begin. False: its parameters
-            alone, for the same splits may be trained from their beginning.
+        with_marks: whether to restore the marks of pushes, because splits begin at the record's positions. False: only
+            the parameters, because the same splits may be trained from their beginning.
     """
 
     order_id: str
@@ -85,7 +85,7 @@ class RestoreOrder(msgspec.Struct, frozen=True):
 
 
 class TakeFrom(msgspec.Struct, frozen=True):
-    """Buckets that another server owns: their numbers, virtual and dense ones, and where the server is reached."""
+    """Buckets of another server: the numbers of virtual and dense buckets, and the server's address."""
 
     server: str
     address: str
@@ -94,7 +94,7 @@ class TakeFrom(msgspec.Struct, frozen=True):
 
 
 class TakeOrder(msgspec.Struct, frozen=True):
-    """Copy these buckets while their owners serve, and take them over once a routing table gives them to you.
+    """Copy these buckets while their owners serve, and take them over when a routing table assigns them to you.
 
     DLRover-RM §5.2: seamless migration.
     """
@@ -103,7 +103,7 @@ class TakeOrder(msgspec.Struct, frozen=True):
     sources: list[TakeFrom]
 
     def is_due(self, routing: RoutingTable, pod: str) -> bool:
-        """Whether a routing table gives the buckets to this pod."""
+        """Whether a routing table assigns the buckets to this pod."""
         if pod not in routing.servers:
             return False
         index = routing.servers.index(pod)
@@ -115,17 +115,18 @@ class TakeOrder(msgspec.Struct, frozen=True):
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole of what one pod should be doing now.
+    """The complete description of what a pod should do now.
 
     Attributes:
-        term: of the master. Directives are ordered by term, then version; a pod that knows a term obeys no lower one.
+        term: of the master. Directives are ordered by term, then version; a pod does not follow a lower term than it
+            knows.
         version: a pod reports the highest version that it has reached (see Heartbeat.reached_version).
-        generation: grows with every rollback; leases and pushes of an older one are void.
-        members: workers whose pushes count; without those that have nothing to train in bsp and ssp. Sent to
-            servers only.
-        trains_alone: whether no other worker trains: what it pushes meets no others' pushes.
-        moving: of the change of servers that is under way: until it is over, a server keeps what it has given away;
-            take: what this server takes over in it. Sent to servers only.
+        generation: increases with every rollback; leases and pushes of an older one are void.
+        members: workers whose pushes count, in bsp and ssp without those that have nothing to train. Sent to servers
+            only.
+        trains_alone: whether no other worker trains.
+        moving: the running migration; until it ends, a server keeps the buckets that it has given away;
+            take: the buckets that this server takes over. Sent to servers only.
     """
 
     version: int
@@ -142,19 +143,19 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two directives the one with the higher order is the newer one."""
+        """The key by which directives are compared; a higher one is newer."""
         return self.term, self.version
 
 
 class PodOrders(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one pod should do otherwise than the others; beside the directive. Of a server, `cores` alone.
+    """Instructions for a single pod, in addition to the directive. For a server, only `cores`.
 
     Attributes:
-        version: of the orders of this pod, whatever they say; rises with every change.
-        batch_size: samples per step; None: as the job file says.
+        version: of this pod's orders; increases with every change.
+        batch_size: samples per step; None: as in the job file.
         learning_rate_scale: factor of both learning rates.
-        is_idle: it takes no minibatch, others do not wait for it, and its shards are for them.
-        cores: that the pod has had since it was resized in place; None: those that it was started with.
+        is_idle: whether it takes no minibatches; others then do not wait for it, and get its shards.
+        cores: of the pod since it was resized in place; None: those with which it was started.
     """
 
     version: int
@@ -168,7 +169,7 @@ class Register(Message, frozen=True):
     """A pod's process has started. Sent again after a restart of either side.
 
     Attributes:
-        incarnation: random per process; the one that registered last counts, an earlier one is ordered to exit.
+        incarnation: random per process; the process that registered last is valid, an earlier one is ordered to exit.
         address: `host:port` where the pod serves, else empty.
     """
 
@@ -177,19 +178,19 @@ class Register(Message, frozen=True):
     incarnation: str
     address: str = ""
     node: str = ""
-    # Set by a server whose state survived a master restart, so that it is not asked to restore again.
+    # Set by a server that kept its state during a restart of the master, so that it need not restore again.
     restored_order_id: str = ""
 
 
 class Registered(Message, frozen=True):
-    """Answer to Register: the job file as JSON, and what to do.
+    """Answer to Register: the job file as JSON, and the directive.
 
     Attributes:
         rank: index of the pod among its role; workers use it as a stable small number.
-        streams: where the splits of each stream are read, by its name.
-        heartbeat_seconds: how often to give a heartbeat, until an answer says otherwise; 0: as the job file says.
-        orders: of this pod alone; None: it has none.
-        wall_seconds: since the epoch, on the master's clock; None: it does not say.
+        streams: of the job, by name.
+        heartbeat_seconds: the heartbeat interval, until an answer changes it; 0: as in the job file.
+        orders: for this pod only; None: it has none.
+        wall_seconds: since the epoch, on the master's clock; None: unknown.
     """
 
     job_json: bytes
@@ -205,9 +206,9 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A split of a stream that is leased to one pod (AntDT §V-C).
 
     Attributes:
-        kind: what the pod is to do with it.
-        offset: rows of the split, in the order in which they are read, that somebody else has trained: begin there.
-        position: where that is, in the words of the stream's source; empty: `offset` says it.
+        kind: whether to train or to evaluate it.
+        offset: number of rows of the split, in reading order, that are already trained; begin there.
+        position: the same position in the form of the stream's source; empty: `offset` is enough.
         attempt: 1 for the first lease.
         keep_predictions: evaluation: also write rows and predictions for the check of the export.
     """
@@ -237,9 +238,9 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
         stream, number: of the split.
-        position: where to go on reading behind those rows, in the words of the stream's source; empty: `offset` says
-            it.
-        ended: these are all rows of the split.
+        position: where to continue reading after those rows, in the form of the stream's source; empty: `offset` is
+            enough.
+        ended: whether these are all rows of the split.
         sketch: encoded HeadSketches of evaluation rows, sent with the completion only.
     """
 
@@ -253,14 +254,14 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the time of one window; all zero when nothing ran.
+    """Sums over the time of one window; all zero if there was no step.
 
     Attributes:
-        number: rises by one with every window of a process. A window whose delivery was not confirmed is sent again
-            under its number, and counts once.
-        loss_sum: of the trained loss, times samples; `losses`: the same of each loss that the model names, where there
-            are several.
-        bytes_read: of the minibatches as the reader handed them over; `bytes_read_plain`: without deduplication.
+        number: increases by one with every window of a process. A window whose delivery was not confirmed is sent again
+            with the same number, and counts once.
+        loss_sum: of the trained loss, times samples; `losses`: the same for each named loss of the model, if there are
+            several.
+        bytes_read: of the minibatches from the reader; `bytes_read_plain`: without deduplication.
         sketch: encoded coarse HeadSketches of predictions before the update.
     """
 
@@ -289,11 +290,11 @@ class TableUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a server has not carried a restore order out yet.
+    """Why a server has not executed a restore order yet.
 
     Attributes:
-        is_damaged: the record's bytes are not those that were written; else the store cannot be asked, and the server
-            tries again by itself.
+        is_damaged: whether the record's bytes are not those that were written; otherwise the store is not reachable,
+            and the server tries again by itself.
     """
 
     order_id: str
@@ -302,15 +303,15 @@ class RestoreProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a server is with an order to take buckets over.
+    """The progress of a server with an order to take buckets over.
 
     Attributes:
-        advance: rises with every answer that brings the server further than it has been under this order; what is
-            copied again after an error does not count.
-        copied_bytes: of cells, what was copied again included.
-        buckets_left: of the order, those of which something is still to be copied for the first time.
-        problem: why the last try failed; empty: the server has got further since.
-        is_permanent: no later try could succeed, and none is made before the buckets are due.
+        advance: increases with every answer that is progress under this order; repeated copies after an error do not
+            count.
+        copied_bytes: of cells, including repeated copies.
+        buckets_left: number of buckets of the order that are not completely copied for the first time.
+        problem: why the last try failed; empty: there has been progress since.
+        is_permanent: whether no later try could succeed; then none is made before the buckets are due.
     """
 
     order_id: str
@@ -322,13 +323,13 @@ class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A server has written its part of a record; `manifest_json` is what the checkpoints room needs to trust it.
+    """A server has written its part of a record; the checkpoints room verifies it with `manifest_json`.
 
-    A server that could not write (store full or out of reach) says why in `problem` and lives on: the master gives
-    the record up and tries again later.
+    A server that could not write (store full or not reachable) reports the reason in `problem` and continues; the
+    master gives the record up and tries again later.
 
     Attributes:
-        store_away: the store could not be asked, so that another try makes sense however many failed.
+        store_away: whether the store was not reachable, so that another try makes sense after any number of failures.
     """
 
     order_id: str
@@ -338,13 +339,13 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What requests ask of one server, averaged over some heartbeats.
+    """The load of one server, averaged over some heartbeats.
 
     Attributes:
-        rows_per_second: that requests name, in the buckets which it serves.
-        hottest: numbers of the buckets that have most of them, and their rows per second, from the highest on.
-        seconds_per_row: of reading and changing rows, on the clock: what the server's node makes of it counts, waiting
-            for workers, for saves or for the network does not. 0: no row was named yet.
+        rows_per_second: requested rows in the buckets that it serves.
+        hottest: numbers of the buckets with the highest load, and their rows per second, in decreasing order.
+        seconds_per_row: wall-clock time for reading and changing a row, which includes effects of the server's node,
+            but not waiting for workers, saves or the network. 0: no row was requested yet.
     """
 
     rows_per_second: float = 0.0
@@ -356,17 +357,18 @@ class Heartbeat(Message, frozen=True):
     """Heartbeat, progress and metrics of one pod.
 
     Attributes:
-        frozen_order_id: of a server, the last save of which it has taken its cut: pushes from then on are not in it.
-        in_memory_order_id: of a server, the last save whose part lies in its node's memory.
-        writing: of a server, the save order into whose folder its process writes; empty: none.
-        transfers: of a server, sections of records that its process has written or read, and errors by which the
-            checkpoint store has answered; while it rises, the store does not hang.
-        orders_version: of the orders of its own that the process has; 0: none.
-        let_go_version: of the last orders to be idle under which it has let go of all its shards; 0: none.
-        copied_order_id: of the order to take buckets over of which little is left to copy; taken_order_id: whose
+        frozen_order_id: of a server: the last save for which it has frozen its cut, which contains no later pushes.
+        in_memory_order_id: of a server: the last save whose part is in its node's memory.
+        writing: of a server: the save order into whose folder its process writes; empty: none.
+        transfers: of a server: number of sections of records that its process has written or read, and of errors of the
+            checkpoint store; while it increases, the store does not hang.
+        orders_version: of the process's own orders; 0: none.
+        let_go_version: of the last orders to be idle for which it has released all its shards; 0: none.
+        copied_order_id: of the order to take buckets over with little left to copy; taken_order_id: of the order whose
             buckets the server has taken over. Empty: none.
-        copying: of a server, how far it is with the order that it carries out; None: it carries out none.
-        ends_in_seconds: of a server whose process was sent SIGTERM: it serves so long at most; None: it was not.
+        copying: of a server: its progress with the present order; None: it has none.
+        ends_in_seconds: of a server whose process was sent SIGTERM: the maximum time that it still serves; None: no
+            notice.
     """
 
     pod: str
@@ -399,9 +401,9 @@ class Answer(Message, frozen=True, omit_defaults=True):
     """Answer to a heartbeat.
 
     Attributes:
-        known: false when the pod must register again.
+        known: False if the pod must register again.
         heartbeat_seconds: until the next one, unless there is something to report; 0: as before.
-        orders: of this pod alone; None: it has none.
+        orders: for this pod only; None: it has none.
     """
 
     directive: Directive | None
@@ -411,7 +413,8 @@ class Answer(Message, frozen=True, omit_defaults=True):
 
 
 class LeaseShards(Message, frozen=True):
-    """Ask for up to `count` shards. The same `request_id` gets the same shards again (a lost answer costs nothing)."""
+    """Requests up to `count` shards. The same `request_id` gets the same shards again, so a lost answer has no
+    effect."""
 
     pod: str
     incarnation: str
@@ -424,13 +427,13 @@ class LeaseShards(Message, frozen=True):
 
 class LeaseState(StrEnum):
     GRANTED = "granted"
-    WAIT = "wait"  # others still work; some of their shards may come back
+    WAIT = "wait"  # other workers still have shards, which may be returned
     DONE = "done"
-    STALE = "stale"  # wrong generation or unknown pod: look at the directive
+    STALE = "stale"  # wrong generation or unknown pod: see the directive
 
 
 class Leased(Message, frozen=True, omit_defaults=True):
-    """Answer to LeaseShards; `orders`: under which the shards are trained (see Answer)."""
+    """Answer to LeaseShards; `orders`: for training these shards (see Answer)."""
 
     state: LeaseState
     shards: list[Shard] = []

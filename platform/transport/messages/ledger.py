@@ -1,7 +1,7 @@
-"""What observers ask a master about the past of a job: the ledger of what was trained, and where the time went.
+"""Requests of observers about the past of a job: the ledger of trained rows, and where the time went.
 
-A job may have millions of attempts, so they come in pages. Times are seconds on the job's own clock, which stands
-still while no master runs; `unix_seconds` is the wall clock.
+A job may have millions of attempts, so they are sent in pages. Times are seconds on the job's own clock, which does not
+advance while no master runs; `unix_seconds` is the wall clock.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from elastrec.platform.transport.messages.job import Message
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
     """One line of the ledger: rows `[row_begin, row_end)` of a split, counted from its start, were trained.
 
-    Rows count in the order in which they are read: where splits are shuffled, the shuffled one.
+    Rows are counted in reading order, which is the shuffled order if splits are shuffled.
 
     Attributes:
         stream, number: of the split.
         outcome: `done`, `lost`, `given back` (by a worker that was ordered to be idle), `rolled back`; `running` while
             the pod still has the shard, `unfinished` when the job ended before the attempt did.
-        began, ended: on the job's clock; `unix_seconds` is when the end was written down.
+        began, ended: on the job's clock; `unix_seconds` is when the end was journalled.
     """
 
     stream: str
@@ -41,11 +41,11 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamNow(msgspec.Struct, frozen=True, kw_only=True):
-    """What of one stream counts at the moment: the model has seen nothing beyond it.
+    """The present positions of one stream: all rows that are in the model.
 
     Attributes:
-        kind: what its shards are for: `train` or `evaluate`.
-        splits: what its splits are.
+        kind: `train` or `evaluate`.
+        splits: of the stream.
     """
 
     stream: str
@@ -55,7 +55,7 @@ class StreamNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetLedger(Message, frozen=True):
-    """Ask for the lines behind line `after`, oldest first."""
+    """Requests the lines after line `after`, oldest first."""
 
     after: int = 0
 
@@ -74,10 +74,10 @@ class LedgerPage(Message, frozen=True):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened: `seconds` on the job's clock, `cause` is empty where there is none to name.
+    """An event: `seconds` on the job's clock; `cause` is empty if there is none.
 
     Attributes:
-        is_fault: a pod, a process or the master was lost, or the job went back.
+        is_fault: whether a pod, a process or the master was lost, or the job rolled back.
         cost: of a fault.
     """
 
@@ -90,11 +90,11 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetExplanation(Message, frozen=True):
-    """Ask where the time went."""
+    """Requests the explanation of the job."""
 
 
 class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job's master decided itself, for the job's history; rounds of scaling write their plans themselves.
+    """A decision of the job's master itself, for the job's history; rounds of scaling write their own plans.
 
     Attributes:
         unix_seconds: when; `samples`: trained by then.
@@ -110,15 +110,15 @@ class OwnPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(Message, frozen=True):
-    """Where the time went, until now or until the job's end.
+    """Where the time went, up to now or to the job's end.
 
     Attributes:
         wall_seconds: since the job began; the sum of `parts`.
         parts: seconds by part, see `platform.master.measuring.time_profile.PARTS`.
-        goodput: share of the wall time in which rows were trained that count; 0 to 1.
-        omitted: entries of the timeline that are older than those given.
+        goodput: share of the wall time in which rows were trained that are in the model; 0 to 1.
+        omitted: number of older entries of the timeline that are left out.
         migrations: of parameter servers, the oldest first.
-        own_plans: the latest ones that the master made itself, the oldest first.
+        own_plans: the latest plans of the master itself, the oldest first.
     """
 
     job: str

@@ -1,6 +1,6 @@
-"""What observers say to the job master (the command line, Airflow's operators and triggers), and what it answers.
+"""Messages of observers (the command line, Airflow's operators and triggers) to the job master, and its answers.
 
-Observers look, stop a job, name its run and ask for another shape. Units: seconds, bytes, samples.
+Observers read the status, stop a job, set its run and request another shape. Units: seconds, bytes, samples.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from elastrec.platform.transport.messages.job import Message
 
 
 class GetStatus(Message, frozen=True):
-    """Observers: the CLI, Airflow's triggers."""
+    """Requests the status of the job."""
 
 
 class Status(Message, frozen=True):
-    """`metrics_json` is a TrainingMetrics; `failure` holds reason and traceback once the job failed.
+    """`metrics_json` is a TrainingMetrics; `failure` has reason and traceback if the job has failed.
 
     Attributes:
         run_id: the job's run in MLflow; empty while it has none.
@@ -36,7 +36,7 @@ class StopJob(Message, frozen=True):
     """Stop now; pods exit, the phase becomes Stopped. Idempotent.
 
     Attributes:
-        owner: refused when it is not empty and somebody else has taken the job over since.
+        owner: if it is not empty and another owner has taken the job over, the request is refused.
     """
 
     reason: str
@@ -44,16 +44,16 @@ class StopJob(Message, frozen=True):
 
 
 class TakeOver(Message, frozen=True):
-    """From now on only this owner (and people, who name none) may stop the job. The last one wins; journalled."""
+    """From now on, only this owner (and users, who name none) may stop the job. The last one wins; journalled."""
 
     owner: str
 
 
 class NameRun(Message, frozen=True):
-    """The MLflow run of a job that was launched while MLflow was away. The first one stays.
+    """Sets the MLflow run of a job that was launched while MLflow did not answer. The first one stays.
 
     Attributes:
-        run_id: what the job has measured, and what it will, is written there.
+        run_id: the run for all earlier and later measurements of the job.
     """
 
     run_id: str
@@ -64,14 +64,14 @@ class SaveNow(Message, frozen=True):
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What workers should do otherwise than the job file says; what is None stays as it was ordered before.
+    """Overrides of the job file for workers; fields that are None keep their earlier orders.
 
     Attributes:
-        batch_size: rows per minibatch. With bsp, whose steps keep their size, the worker's share of the rows of a step
-            beside the batch sizes of the others.
-        learning_rate_scale: factor of all learning rates; 1: as the job file says.
-        is_idle: true: it takes no minibatch, and others train its shards; false: it trains.
-        resets: everything that is not named is as the job file says again.
+        batch_size: rows per minibatch. With bsp, whose steps keep their size, the worker's share of a step is in
+            proportion to the batch sizes of all workers.
+        learning_rate_scale: factor of all learning rates; 1: as in the job file.
+        is_idle: True: it takes no minibatches, and others train its shards; False: it trains.
+        resets: whether all other fields are reset to the job file.
     """
 
     batch_size: int | None = None
@@ -83,12 +83,12 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class OrderWorkers(Message, frozen=True):
     """Gives workers orders; see PodOrders. The answer is OrdersAnswer.
 
-    Orders of named workers hold from the next minibatch of each on. Those of all workers hold for the workers that join
-    later, too, and from one step on: workers pause for a record, and go on with the new orders.
+    Orders for named workers apply from their next minibatch on. Orders for all workers apply from the same step on, and
+    also to workers that join later: workers pause for a record, and continue with the new orders.
 
     Attributes:
         pods: names of workers; empty: all of them.
-        dry_run: only say what each worker would be ordered.
+        dry_run: whether to only return the resulting orders.
     """
 
     order: WorkerOrder
@@ -97,7 +97,7 @@ class OrderWorkers(Message, frozen=True):
 
 
 class OrderedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker is ordered; `batch_size` None: as the job file says."""
+    """The orders of one worker; `batch_size` None: as in the job file."""
 
     pod: str
     batch_size: int | None
@@ -109,7 +109,7 @@ class OrdersAnswer(Message, frozen=True):
     """Answer to OrderWorkers; refused orders have a reason, and change nothing.
 
     Attributes:
-        workers: what those that were named are ordered then.
+        workers: the resulting orders of the named workers.
     """
 
     reason: str = ""
@@ -121,11 +121,11 @@ class FinishJob(Message, frozen=True):
 
 
 class PodMove(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker or parameter server whose place another pod is to take, which starts first.
+    """A worker or parameter server to be replaced by another pod, which starts first.
 
     Attributes:
         pod: its name.
-        leaves_node: the other pod must not run on the same node, because that is slow or bad.
+        leaves_node: whether the other pod must run on another node, for example because the node is slow.
     """
 
     pod: str
@@ -137,20 +137,20 @@ LONGEST_REQUEST_TIMEOUT_SECONDS = 86400.0
 
 
 class ChangeShape(Message, frozen=True):
-    """The one entry for changes of a running job: how many pods of which size, and which are to be moved.
+    """Requests a change of a running job: the number and size of pods, and pods to be moved. All changes use this
+    message.
 
-    What is not named stays as it was wanted last. Open requests that name the same field or the same pod are
-    superseded; all others are reached together with this one. The answer is ShapeAnswer.
+    Fields that are not named stay as they are wanted. Open requests for the same field or the same pod are superseded;
+    all others are fulfilled together with this one. The answer is ShapeAnswer.
 
     Attributes:
-        change: a size is reached in place where the pod's node has the room, else by pods that take over from the old.
+        change: pods are resized in place if their node has room, otherwise replaced.
         moves: pods to be moved.
-        plan_id: of the plan behind it. The same id asked twice is the same request; empty: each is another one.
-        expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None:
-            whatever it is now.
-        asked_by: who wants it, for the job's history: a policy's name; `reason`: why, in words.
-        timeout_seconds: a request that is not reached by then is given up; the pods that work stay as they are.
-        dry_run: only say whether and how it is possible: the answer has no id, and no reason when it is.
+        plan_id: of the plan. Requests with the same id are one request; empty: each is a separate one.
+        expected_version: refuse unless the wanted shape still has this version (`Profile.shape_version`); None: any.
+        asked_by: the requester, for the job's history, such as the name of a policy; `reason`: in words.
+        timeout_seconds: time after which the request is given up; the working pods stay as they are.
+        dry_run: whether to only check if and how it is possible: the answer has no id, and a reason if it is not.
     """
 
     change: dict[Role, PlacesChange] = {}
@@ -164,13 +164,13 @@ class ChangeShape(Message, frozen=True):
 
 
 class TakeBackShape(Message, frozen=True):
-    """Gives a request for a shape up: what it named is as it was wanted before, and no pod is moved because of it.
+    """Cancels a request for a shape: its fields return to their earlier values, and its pods are not moved.
 
-    The answer is Done. Refused while buckets change hands.
+    The answer is Done. Refused during the hand-over of buckets.
 
     Attributes:
-        frees_plan: its plan may be asked for again. Else who asks for the plan once more finds this request, so that a
-            retry does not undo what a person has decided.
+        frees_plan: whether its plan may be requested again. Otherwise, a repeated request for the plan finds this
+            request, so that a retry does not undo the decision of a user.
     """
 
     request_id: str
@@ -198,10 +198,10 @@ class ShapeOutcome(StrEnum):
 
     OPEN = "open"  # not yet
     DONE = "done"
-    REFUSED = "refused"  # the cluster will never give such a pod, or the pods that it gives do not work
+    REFUSED = "refused"  # the cluster will never create such a pod, or its pods do not work
     SUPERSEDED = "superseded"  # by a later request, or by the end of the job
     TAKEN_BACK = "taken back"
-    TIMED_OUT = "timed out"  # its pods found no room, or it took longer than its asker allows
+    TIMED_OUT = "timed out"  # there was no room for its pods, or it took longer than allowed
     FAILED = "failed"  # rows could not be copied
 
 
@@ -209,7 +209,7 @@ class ShapeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a shape, as GetStatus reports it.
 
     Attributes:
-        wanted: what was asked for, in words.
+        wanted: the requested change, in words.
         plan_id, asked_by: see ChangeShape.
     """
 

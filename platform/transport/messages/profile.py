@@ -1,4 +1,4 @@
-"""What a planner asks a master about the speed of its job: what was measured in which configuration."""
+"""Requests of planners to a master about the speed of its job: measurements by configuration."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from elastrec.platform.transport.messages.job import Message, TableUsage
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the steps that workers made while the job had one configuration and nothing was changing.
+    """Sums over the steps of workers in one configuration of the job, while nothing was changing.
 
-    The older a step is, the less it counts in all of these sums but `steps_ever` (see `specs.metrics.share_kept`).
+    In all sums except `steps_ever`, older steps have a lower weight (see `specs.metrics.share_kept`).
 
     Attributes:
-        steps_ever: all that were made, each counted once.
-        steps: of single workers: a round of four workers counts four times.
-        worker_seconds: of every worker, from heartbeat to heartbeat: all that went by while the steps were made.
+        steps_ever: number of all steps.
+        steps: of single workers; a round of four workers counts four times.
+        worker_seconds: of every worker, from heartbeat to heartbeat: the whole time of the steps.
         pull_seconds, push_seconds: the part of it in which a worker waited for the servers.
     """
 
@@ -30,7 +30,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one table on all servers together after so many samples; lists of one length, rising samples."""
+    """Rows of one table on all servers together, by samples; lists of the same length, with increasing samples."""
 
     table: str
     samples: list[int]
@@ -39,11 +39,11 @@ class TableGrowth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one parameter server now.
+    """The present memory of one parameter server.
 
     Attributes:
-        used_bytes: of the pod, everything.
-        table_bytes: of its rows, as it counts them itself.
+        used_bytes: of the whole pod.
+        table_bytes: of its rows, as counted by the server.
     """
 
     pod: str
@@ -53,10 +53,10 @@ class ServerUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShapeChanged(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the shape that is wanted for the job.
+    """One change of the job's wanted shape.
 
     Attributes:
-        asked_by: who asked for it, as in ChangeShape; empty: nobody said, or the cluster refused what was wanted.
+        asked_by: the requester, as in ChangeShape; empty: unknown, or the cluster refused the wanted shape.
         seconds_ago: on the job's clock.
     """
 
@@ -67,10 +67,10 @@ class ShapeChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GetProfile(Message, frozen=True):
-    """What is known of the job's speed.
+    """Requests the measurements of the job.
 
     Attributes:
-        next_round_seconds: of a round of scaling: the next one comes after so long; 0: it is not said.
+        next_round_seconds: from a round of scaling: the time until the next one; 0: unknown.
     """
 
     next_round_seconds: float = 0.0
@@ -80,23 +80,23 @@ class Profile(Message, frozen=True):
     """Answer to GetProfile.
 
     Attributes:
-        configuration: what the job has now, or is on its way to.
-        is_settled: every pod of it is up and nothing is being changed.
+        configuration: the present or wanted configuration of the job.
+        is_settled: whether every pod of it is running and nothing is being changed.
         measured: one entry per configuration that the job has had, the oldest first.
         remaining_samples: rows still to be trained, all epochs.
         dense_bytes: of the dense parameters, all servers together; 0 before the first worker has sent them.
         tables: rows and bytes on all servers.
-        trained_samples: until now, repeats counted.
-        tables_growth: how every table came to its present size.
-        servers: those that have reported what they use.
+        trained_samples: up to now, including repeats.
+        tables_growth: growth of every table.
+        servers: those that have reported their memory.
         run_id: of the job's MLflow run; empty while it has none.
-        shape_version: of the shape that is wanted for the job (see ChangeShape).
+        shape_version: of the job's wanted shape (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
-        worker_used_bytes: memory in use by the fullest worker; 0: none has reported it.
-        are_servers_settled: every server is up with the size that it is to have, whatever else is being changed.
+        worker_used_bytes: memory in use by the worker that uses most; 0: none has reported it.
+        are_servers_settled: whether every server is running with its wanted size, even if other pods are changing.
         servers_move: whether the number of parameter servers can change now.
-        samples_per_second: of its last windows together, whatever its configuration was; 0: not known yet.
-        speed_deviation: of single windows from it, one standard deviation in samples/s.
+        samples_per_second: mean of its last windows, in any configuration; 0: not known yet.
+        speed_deviation: standard deviation of single windows, in samples/s.
     """
 
     job_json: bytes
