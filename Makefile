@@ -10,7 +10,7 @@ STREAMS ?= 2
 
 help:
 	@echo "make setup        install the locked environment into $(VENV)"
-	@echo "make check        lint, types and every test that starts no service: before each commit"
+	@echo "make check        lint, types and every test that starts no service (the fast lane): before each commit"
 	@echo "make test         all tests"
 	@echo "make quick        the tests of check alone; EXAMPLES=1 for all random examples, ARGS=--lf for what failed last"
 	@echo "make nightly      the tests of quick with fifty times the random examples of make test"
@@ -26,8 +26,9 @@ help:
 
 setup: $(VENV)/.installed
 
-# What every commit passes; .ci/run does all of it and more.
-check: lint types quick
+# What every commit passes; .ci/run does all of it and more. mypy has one core: it runs beside the tests.
+check: lint
+	$(MAKE) --no-print-directory --jobs 2 types quick
 
 # Reinstalls only when the lock or the packaging changes.
 $(VENV)/.installed: requirements.lock pyproject.toml
@@ -45,8 +46,8 @@ lock:
 test: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS)
 
-# The tests that start no services: no node agent, pod, broker, MLflow or Airflow. Minutes instead of half an hour, with
-# a quarter of the random examples that `make test` has.
+# The tests that start no services: no node agent, pod, broker, MLflow or Airflow (tests/suite/services.py). Minutes
+# instead of half an hour, with a quarter of the random examples that `make test` has.
 EXAMPLES ?= 0.25
 quick: setup
 	ELASTREC_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" $(ARGS)

@@ -15,7 +15,8 @@ from hypothesis import settings
 
 from elastrec.trainers.imports import without_collector
 from tests.suite import skips
-from tests.suite.streams import SERVICES, Streams
+from tests.suite.services import Services, has_only_services
+from tests.suite.streams import Streams
 
 # How long one example takes says more about the machine's other work than about the code.
 settings.register_profile("elastrec", deadline=None)
@@ -39,6 +40,7 @@ def examples(usual: int) -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT_OUT] = Counter()
+    config.pluginmanager.register(Services())
 
 
 @pytest.fixture(autouse=True)
@@ -60,17 +62,15 @@ def pytest_collection() -> Any:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The fast lane does not even import the tests of services: Airflow and MLflow alone take half a minute."""
-    if config.option.markexpr != "not services" or not collection_path.is_relative_to(_ROOT):
+    """The fast lane does not even import files of services: some load Airflow, which takes half a minute."""
+    if config.option.markexpr != "not services" or not collection_path.is_relative_to(_ROOT / "tests"):
         return None
-    path = str(collection_path.relative_to(_ROOT)) + ("/" if collection_path.is_dir() else "")
-    return True if path.startswith(SERVICES) else None
+    return True if has_only_services(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(SERVICES):
-            item.add_marker("services")
+        if item.get_closest_marker("services"):
             item.add_marker(_WARNINGS_OF_SERVICES)
     if example_factor() == 1:
         return

@@ -8,6 +8,8 @@ import pytest
 
 from tests.mutants import Mutant, run
 
+pytestmark = pytest.mark.services
+
 CAUGHT = Mutant("caught", "a sum", "checkpoints/add.py", "a + b", "a - b", ("test_add.py::test_sum",))
 MISSED = Mutant("missed", "a name", "checkpoints/add.py", "first", "other", ("test_add.py",))
 

@@ -16,6 +16,8 @@ from tests.bad_input.caller import platform_at, refuse
 from tests.bad_input.case import Case, Place
 from tests.bad_input.page import CASES, PAGE, key, normalised, render
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

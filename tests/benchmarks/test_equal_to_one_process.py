@@ -15,6 +15,8 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.models import embedding_tables
 from elastrec.trainers.parameter_server.plan import plan_of_job
 
+pytestmark = pytest.mark.services
+
 _STEPS = 3
 
 

@@ -7,12 +7,16 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from benchmarks.common.figures import Figure
 from benchmarks.data import reader
 from benchmarks.jobs import calls, shards
 from benchmarks.processes import reader as processes
 from benchmarks.servers import checkpoint, storage
 from elastrec.platform.specs.data import FileFormat
+
+pytestmark = pytest.mark.services
 
 
 def _values(figures: list[Figure]) -> dict[str, float]:

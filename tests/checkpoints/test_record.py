@@ -183,6 +183,7 @@ def _save_forever(root: str, job_json: str, ready: object) -> None:
         ready.set()  # type: ignore[attr-defined]
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_any_moment_the_last_complete_record_opens_whole(
     tmp_path: Path, make_job: MakeJob, seed: int

@@ -10,6 +10,8 @@ import pytest
 from tests.docs.pages import DOCS, ROOT, Shell, follow
 from tests.processes import Elastrec, processes_of, wait_for
 
+pytestmark = pytest.mark.services
+
 RUN_PAGES = [ROOT / "README.md", DOCS / "security.md", DOCS / "tutorial.md"]
 
 

@@ -18,6 +18,8 @@ from elastrec.platform.history import metric_names as names
 from tests.processes import Elastrec, elastrec_at
 from tools.stack.services import default_dags_folder
 
+pytestmark = pytest.mark.services
+
 BATCH, STEPS = 64, 200
 ROWS = BATCH * STEPS
 EVERY_ROW = {"kind": "sgd", "learning_rate": 0.1}

@@ -20,6 +20,8 @@ from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.specs.features import Standardize, Steps
 from tests.processes import Elastrec, elastrec_at
 
+pytestmark = pytest.mark.services
+
 ROWS, BATCH = 6_400, 64
 FEATURES = {
     "I1": [{"step": "clip", "high": 50}, {"step": "log1p"}, {"step": "standardize"}],

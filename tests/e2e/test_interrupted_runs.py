@@ -15,6 +15,8 @@ from elastrec.platform.data.generating.generator import GenerateReport
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 _LONG = ("--from", "2026-01-01", "--set", "spec.training.epochs=200")
 
 

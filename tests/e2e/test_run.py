@@ -23,6 +23,8 @@ from tests.cluster_without_volumes import ENTRY_POINT, NAME, without_volumes
 from tests.e2e.conftest import ROWS_PER_DAY, write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def elastrec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elastrec]:

@@ -12,6 +12,8 @@ from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from tests.e2e.conftest import write_job
 from tests.processes import elastrec_at
 
+pytestmark = pytest.mark.services
+
 
 def test_a_job_of_two_labels_is_trained_judged_by_the_second_and_exported(tmp_path: Path) -> None:
     spec = GenerateSpec(

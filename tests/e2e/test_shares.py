@@ -18,6 +18,8 @@ from elastrec.platform.specs.scaling import ScalingSettings, Team
 from tests.e2e.conftest import job_content
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 SETTINGS = ScalingSettings(teams={"ads": Team(share=0.6)}, least_steps=20)
 BATCH, CORES = 256, 2.2
 

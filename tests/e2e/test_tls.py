@@ -19,6 +19,8 @@ from tests.bad_input.case import Place
 from tests.certificates import certify
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def tls_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -17,6 +17,8 @@ from elastrec.platform.master.reporting.ledger import read_ledger
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 ROWS = 200_000
 BATCH, BATCHES = 128, 20
 SHARDS = math.ceil(ROWS / (BATCH * BATCHES))

@@ -13,6 +13,8 @@ from tests.faults.campaign.plan import draw_run
 from tests.faults.campaign.report import Report, as_page
 from tests.faults.campaign.site import site_at
 
+pytestmark = pytest.mark.services
+
 # Two runs of one shape, so that one undisturbed run is enough: bsp, where all wait for all. The seed is one that draws
 # what the table of faults says of them.
 SEED, NUMBERS = 277510, (6, 7)

@@ -14,6 +14,8 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 from tests.e2e.conftest import write_job
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 ROWS = 200_000
 BATCH, BATCHES, EPOCHS = 256, 20, 2
 TRAINING = {"batch_size": BATCH, "batches_per_shard": BATCHES, "epochs": EPOCHS, "seed": 1}

@@ -20,6 +20,8 @@ from tests.e2e.conftest import write_job
 from tests.faults.mlflow_server import MlflowServer
 from tests.processes import Elastrec, elastrec_at, pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 ROWS, EPOCHS = 100_000, 3
 TRAINING = {"batch_size": 256, "batches_per_shard": 20, "epochs": EPOCHS, "seed": 1}
 LAUNCH_WAIT, PUBLISH_WAIT = "1s", "3s"

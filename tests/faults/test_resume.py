@@ -21,7 +21,7 @@ from tests.faults.surroundings import ROWS, SHARDS, Run, Site, kept, renamed, sm
 from tests.faults.test_surroundings import AUC_TOLERANCE, python_path
 from tests.processes import elastrec_at, wait_for
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.services, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

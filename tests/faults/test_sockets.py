@@ -14,6 +14,8 @@ import pytest
 
 from tests.faults.campaign.sockets import cut, take_port
 
+pytestmark = pytest.mark.services
+
 _ECHO = """
 import socket
 listener = socket.create_server(("127.0.0.1", 0))

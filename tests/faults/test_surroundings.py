@@ -31,7 +31,7 @@ from tests.faults.surroundings import Run, Site, renamed, small_job, write_model
 from tests.processes import wait_for
 
 AUC_TOLERANCE = 0.003
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.services, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")

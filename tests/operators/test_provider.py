@@ -49,6 +49,7 @@ def test_the_provider_is_found_and_its_description_is_valid() -> None:
     jsonschema.validate(get_provider_info(), schema)
 
 
+@pytest.mark.services
 def test_a_connection_reaches_a_node_agent_by_folder_or_by_address_and_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ from tests.platform.clusters.fake_local import FakeLocal
 from tests.spikes.kubernetes.lab import NODE_SIZE, Namespace
 from tests.spikes.testbeds import Bed, FakeBed, KubernetesBed, LocalBed, NodesBed, Observer, spec
 
+pytestmark = pytest.mark.services
+
 LARGE = PodSize(2.5, 1 << 30)
 
 

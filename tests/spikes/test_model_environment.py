@@ -27,6 +27,8 @@ from elastrec.trainers.export.process import export
 from tests.trainers.export.conftest import finished  # noqa: F401 (a fixture)
 from tools.ports import free_ports
 
+pytestmark = pytest.mark.services
+
 if not os.environ.get("ELASTREC_SPIKES"):
     pytest.skip("builds whole environments: `make spikes` runs it", allow_module_level=True)
 

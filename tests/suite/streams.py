@@ -1,4 +1,4 @@
-"""Which tests run side by side, and which start services.
+"""Which tests run side by side.
 
 Two streams of tests run side by side: jobs of real processes mostly wait, while the rest of the suite computes.
 
@@ -16,31 +16,6 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager, WorkerController
 
 WHOLE_JOBS = ("tests/e2e/", "tests/faults/")
-SERVICES = (
-    *WHOLE_JOBS,
-    "tests/bad_input/",
-    "tests/benchmarks/",
-    "tests/docs/test_commands.py",
-    "tests/operators/",
-    "tests/platform/cli/",
-    "tests/platform/clusters/",
-    "tests/platform/data/stream/test_kafka.py",
-    "tests/platform/history/",
-    "tests/platform/jobs/",
-    "tests/platform/master/test_main.py",
-    "tests/spikes/",
-    "tests/test_mutants.py",
-    "tests/suite/test_skips.py",
-    "tests/suite/test_streams.py",
-    "tests/trainers/export/",
-    "tests/trainers/parameter_server/migration/test_struck_in_cut_over.py",
-    "tests/trainers/parameter_server/test_hanging_store.py",
-    "tests/trainers/parameter_server/records/test_killed_with_memory.py",
-    "tests/trainers/parameter_server/test_pod.py",
-    "tests/trainers/worker/",
-)
-"""Rooms and files whose tests start node agents, pods, brokers, MLflow, Airflow, or other long-lived processes:
-`make quick` leaves them out (marker `services`)."""
 _STACK, _SERVERS = "tests/e2e/airflow_stack/", "tests/trainers/parameter_server/"
 TOGETHER = {
     _STACK: _STACK,

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.processes import wait_for
-from tests.suite.streams import FIRST, SERVICES, TOGETHER
+from tests.suite.streams import FIRST, TOGETHER
+
+pytestmark = pytest.mark.services
 
 ROOT = Path(__file__).parents[2]
 _CONFTEST = """
@@ -60,7 +64,7 @@ def test_it(number):
 
 
 def test_every_room_and_file_that_is_named_is_there() -> None:
-    assert [path for path in (*SERVICES, *TOGETHER, *FIRST) if not (ROOT / path).exists()] == []
+    assert [path for path in (*TOGETHER, *FIRST) if not (ROOT / path).exists()] == []
 
 
 def start(folder: Path) -> subprocess.Popen[str]:

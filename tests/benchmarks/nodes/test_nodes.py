@@ -21,6 +21,8 @@ from elastrec.platform.specs.errors import ClusterError, SpecError
 from elastrec.platform.specs.metrics import Role
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 SIZE = PodSize(1.0, 512 << 20)
 # Prints which backends the pod knows.
 PROGRAM = """

@@ -28,7 +28,7 @@ BATCH = 256
 MOST_WORKERS, MOST_ROUNDS = 4, 3
 FASTER, WINDOWS = 1.2, 3
 """By which factor a job that has grown must be faster, in the median of so many windows of its metrics."""
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -38,7 +38,7 @@ from tools.stack.rest import AirflowApiError, AirflowClient
 from tools.stack.services import ServiceStack, answers
 
 STOPPED_SECONDS = 35.0
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 
 def job(log: GenerateReport, name: str, **changes: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from elastrec.platform.clusters.local.agent.volumes import volumes_of
 from elastrec.platform.specs import environment
 from tests.faults.campaign.leftovers import _answers, _is_of_others
@@ -28,6 +30,7 @@ def listener(home: Path) -> Iterator[int]:
         process.kill()
 
 
+@pytest.mark.services
 def test_a_port_counts_where_a_pod_of_the_home_listens(tmp_path: Path) -> None:
     with listener(tmp_path / "one") as port:
         assert _answers(port, tmp_path / "one")

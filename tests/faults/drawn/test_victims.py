@@ -13,6 +13,8 @@ from elastrec.platform.specs import environment
 from tests.faults.campaign.injury import Scene
 from tests.faults.campaign.plan import Fault, Kind, Victim
 
+pytestmark = pytest.mark.services
+
 JOB, POD = "job-1", "job-1-ps-0"
 _PARENT = """
 import subprocess, sys

@@ -13,6 +13,8 @@ from tests.faults.live.contents import setbacks
 from tests.faults.live.jobs import PATIENCE_SECONDS, live_job
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 FIRST, COUNTS = 4, (3, 1, 2)
 STEPS, EPOCHS = 4, 4
 PATIENT = {"lease": "60s", "heartbeat_timeout": "30s"}

@@ -22,6 +22,8 @@ from tests.faults.campaign.site import Site, site_at
 from tests.faults.live.jobs import PATIENCE_SECONDS, SERVERS, LiveJob, live_job
 from tests.processes import pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:

@@ -24,6 +24,8 @@ from tests.faults.campaign.site import Site, site_at
 from tests.faults.live.jobs import PATIENCE_SECONDS, WORKERS, live_job
 from tests.processes import pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 GLOBAL_BATCH = WORKERS * BATCH_ROWS
 STALL_SECONDS = 45.0
 """Longer than a pod takes to get ready on a busy machine."""

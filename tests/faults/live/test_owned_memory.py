@@ -19,6 +19,8 @@ from tests.faults.campaign.site import Site
 from tests.faults.live.jobs import PATIENCE_SECONDS, LiveJob, live_job
 from tests.processes import pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 MEMORY = 64 * 2**20
 
 

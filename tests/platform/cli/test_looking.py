@@ -50,6 +50,7 @@ def test_without_an_agent_none_is_started_and_the_command_says_so(home: Path, ar
     assert not (home / "agent").exists()
 
 
+@pytest.mark.services
 def test_a_job_is_compared_with_the_size_that_the_agent_would_have(home: Path) -> None:
     for size in ({"cores": 7.0, "memory_bytes": 3 << 30}, {"cores": 5.0}):
         start_agent(home / "agent", **size, limits="threads").close()

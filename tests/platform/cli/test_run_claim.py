@@ -28,6 +28,7 @@ def test_of_two_only_the_first_has_the_claim_and_the_second_gets_it_afterwards(t
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.services
 def test_a_process_that_is_killed_leaves_the_claim_to_the_next(tmp_path: Path) -> None:
     program = (
         "import pathlib, signal, sys; from elastrec.platform.cli.run_claim import RunClaim\n"

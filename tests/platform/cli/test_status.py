@@ -158,6 +158,7 @@ def test_watching_one_job_ends_when_it_is_gone(world: World, capsys: pytest.Capt
     assert f"elastrec explain {NAME}" in capsys.readouterr().err
 
 
+@pytest.mark.services
 def test_ctrl_c_ends_a_watch_on_a_terminal_without_an_error(tmp_path: Path) -> None:
     start_agent(tmp_path / "agent", cores=1, memory_bytes=2**30, limits="threads").close()
     main, side = pty.openpty()

@@ -21,6 +21,8 @@ from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs.errors import CollisionError, HistoryError
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 _OPEN = "import sys; from elastrec.platform.history import History; History(sys.argv[1], 'clicks').open_run('a-job')"
 
 

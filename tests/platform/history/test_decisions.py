@@ -27,6 +27,8 @@ from elastrec.platform.specs.errors import HistoryError
 from tests.platform.history.test_scaling_figures import GREW, ONE, THREE
 from tests.platform.scaling.jobs import PLENTY, PRICES, SHAPE, coefficients, measure, profile
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def run_id(history: History, make_prepared: Callable[..., Prepared], allocation: Allocation) -> str:

@@ -21,6 +21,8 @@ from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from tests.platform.history.gates import gate_decision
 
+pytestmark = pytest.mark.services
+
 MakePrepared = Callable[..., Prepared]
 
 

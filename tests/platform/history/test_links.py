@@ -12,6 +12,8 @@ from elastrec.platform.history.connection import experiments_url
 from elastrec.platform.jobs.types import Allocation
 from tests.platform.history.conftest import MakePrepared, TrackingServer
 
+pytestmark = pytest.mark.services
+
 _LOOK_MILLISECONDS = 90_000
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from mlflow.tracking import MlflowClient
 
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.jobs.types import Allocation, Prepared
 from tests.platform.history.gates import gate_decision
+
+pytestmark = pytest.mark.services
 
 
 def test_a_model_is_registered_once_and_promoted(

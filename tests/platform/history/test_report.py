@@ -30,6 +30,8 @@ from elastrec.platform.specs.metrics import FaultCost, Phase
 from tests.platform.scaling.jobs import PLENTY, profile
 from tests.platform.scaling.jobs import PRICES as PRICE_LIST
 
+pytestmark = pytest.mark.services
+
 RECORD = f"file:///{'home/' * 12}checkpoints/clicks/records/000000676768-394a429f-9c16e7cf"
 STORY = Story(
     text="clicks: Succeeded",

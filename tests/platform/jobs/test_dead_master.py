@@ -22,6 +22,8 @@ from tests.platform.jobs.conftest import JOB
 from tests.platform.master.fakes import FakeLauncher
 from tests.processes import pod_processes, wait_for
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def platform(platform_with_master: Platform) -> Platform:

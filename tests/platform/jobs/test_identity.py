@@ -134,6 +134,7 @@ def test_a_refused_master_is_an_error_of_its_launch(prepared: Prepared, tmp_path
         launch(platform, prepared, ALLOCATION)
 
 
+@pytest.mark.services
 def test_running_jobs_stay_reachable_after_a_new_token_of_the_cluster(
     platform_with_master: Platform, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_folder_that_lacks_a_file_is_refused_by_name(
         tls_folder()
 
 
+@pytest.mark.services
 def test_the_work_folder_is_the_owners_alone_in_a_home_that_others_can_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from elastrec.platform.transport.messages.observer import FinishJob, GetStatus, 
 from tests.platform.master.fakes import job, launch
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:

@@ -256,6 +256,7 @@ def test_a_frame_that_stops_in_the_middle_ends_its_connection(monkeypatch: pytes
     server.stop()
 
 
+@pytest.mark.services
 def test_files_of_agent_and_pods_are_the_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ELASTREC_HOME", str(tmp_path / "home"))
     home = home_folder()

@@ -194,6 +194,7 @@ def test_a_refused_stream_request_does_not_end_the_stream(client: RpcClient) -> 
     stream.close()
 
 
+@pytest.mark.services
 def test_a_stream_whose_server_died_raises(server: RpcServer) -> None:
     script = (
         "import sys, msgspec\n"

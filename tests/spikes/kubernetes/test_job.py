@@ -18,6 +18,8 @@ from tests.spikes.kubernetes.lab import TOLERATED_SECONDS, Lab, Namespace
 from tests.spikes.kubernetes.node_pod import NodePod
 from tests.spikes.running_job import JOB, MASTER, TOKEN, RunningJob
 
+pytestmark = pytest.mark.services
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

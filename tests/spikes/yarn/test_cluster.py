@@ -10,6 +10,8 @@ import pytest
 from tests.spikes.yarn.surroundings import missing
 from tools.yarn.cluster import YarnCluster
 
+pytestmark = pytest.mark.services
+
 SHARED = Path("/tmp")
 """Where Java and Hadoop write by default, whatever TMPDIR says."""
 

@@ -31,6 +31,8 @@ from tests.spikes.yarn.surroundings import missing
 from tools.yarn.cluster import YarnCluster
 from tools.yarn.configuration import MOST_MB, NODE_CORES, NODE_MB, STEP_MB
 
+pytestmark = pytest.mark.services
+
 ROOT = Path(__file__).resolve().parents[3]
 # Ends as the file of its name says.
 _PROGRAM = """

@@ -21,6 +21,8 @@ from tests.spikes.yarn.backend import YarnConfig
 from tests.spikes.yarn.launcher import YarnLauncher
 from tools.yarn.cluster import YarnCluster
 
+pytestmark = pytest.mark.services
+
 MEMORY = 320 * 2**20  # a multiple of the scheduler's step above 300 MiB
 
 

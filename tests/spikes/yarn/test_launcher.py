@@ -21,6 +21,8 @@ from tests.spikes.yarn.launcher import YarnLauncher
 from tests.spikes.yarn.sizes import MEGABYTE
 from tools.yarn.configuration import NODE_CORES, NODE_MB, SMALL_QUEUE
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def launcher(config: YarnConfig) -> Iterator[YarnLauncher]:

@@ -107,6 +107,7 @@ def test_the_end_of_a_round_is_said(airflow, said, state, output, words, changes
     assert scaling.changes == changes
 
 
+@pytest.mark.services
 def test_a_parameter_server_is_killed_once_when_the_job_has_grown(airflow, said):
     names = {"ELASTREC_JOB": "job", "ELASTREC_POD": "job-ps-0"}
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, **names}) as server:

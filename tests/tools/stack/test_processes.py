@@ -22,6 +22,8 @@ from tools.stack.processes import (
     wait_until,
 )
 
+pytestmark = pytest.mark.services
+
 # A parent that ignores SIGTERM and a child in a process group of its own, as Airflow's children are.
 FAMILY = """
 import os, pathlib, signal, sys, time

@@ -18,6 +18,8 @@ from tools.stack.processes import ServiceError, stop_sessions
 from tools.stack.services import ServiceStack
 from tools.stack.watching import Watch, keep_running
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture
 def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceStack]:

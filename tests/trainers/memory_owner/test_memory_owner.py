@@ -19,6 +19,8 @@ from elastrec.trainers.memory_owner import __main__ as owner_main
 from elastrec.trainers.memory_owner.restarting import RESTARTS
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 MIB = 2**20
 # Says what it finds in the memory, writes its own number there, and waits.
 CHILD = """

@@ -12,6 +12,8 @@ import pytest
 
 from elastrec.trainers.memory_owner.restarting import HEALTHY_SECONDS, RESTARTS, RestartedProcess
 
+pytestmark = pytest.mark.services
+
 # Writes a line for every process, and kills itself but for the last time.
 CRASHING = """
 import os, signal, sys

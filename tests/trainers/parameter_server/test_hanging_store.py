@@ -20,6 +20,8 @@ from elastrec.platform.transport.messages.observer import SaveNow
 from tests.platform.master.fakes import job
 from tests.platform.master.stage import Stage
 
+pytestmark = pytest.mark.services
+
 SERVER = "clicks-1-ps-0"
 
 

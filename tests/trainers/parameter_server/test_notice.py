@@ -73,6 +73,7 @@ def test_a_server_without_buckets_ends_at_the_first_signal_and_any_other_at_the_
     assert not giver._stopped.is_set(), "others may still fetch what it owned until now"
 
 
+@pytest.mark.services
 def test_a_server_with_notice_serves_until_the_master_lets_it_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_server_with_notice_serves_until_the_master_lets_it_go(
         master.close()
 
 
+@pytest.mark.services
 def test_a_server_with_notice_ends_by_itself_when_its_master_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

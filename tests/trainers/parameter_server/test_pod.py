@@ -36,6 +36,8 @@ from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, routing_of, training_job
 
+pytestmark = pytest.mark.services
+
 LAYOUT = [Parameter("over.weight", (3, 5)), Parameter("over.bias", (3,))]
 
 

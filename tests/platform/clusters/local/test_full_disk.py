@@ -6,9 +6,13 @@ import os
 import signal
 import time
 
+import pytest
+
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodPhase
 from tests.disks import small_disk
+
+pytestmark = pytest.mark.services
 
 MIB = 1 << 20
 _LEAVES = """

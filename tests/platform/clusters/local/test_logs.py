@@ -13,6 +13,8 @@ from elastrec.platform.clusters.local.processes.shim import SegmentedLog
 from elastrec.platform.clusters.pods import RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
+pytestmark = pytest.mark.services
+
 
 def test_lines_of_both_streams_come_in_their_order(cluster, make_pod, until):
     pod = make_pod("import sys\nfor n in range(3): print('out', n); print('err', n, file=sys.stderr)")

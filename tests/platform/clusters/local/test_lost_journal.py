@@ -17,6 +17,8 @@ from elastrec.platform.jobs import Platform
 from elastrec.platform.specs.errors import ClusterError
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 _SIZE = {"cores": 2.0, "memory_bytes": 512 * (1 << 20)}
 _TWO_PROCESSES = (
     "import os, signal, subprocess, sys\n"

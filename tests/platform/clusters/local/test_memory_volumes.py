@@ -14,6 +14,8 @@ from elastrec.platform.clusters.pods import MemoryVolume, PodSize
 from elastrec.platform.specs.errors import ClusterError
 from tests.platform.clusters.local.conftest import MIB, MakePod, Until
 
+pytestmark = pytest.mark.services
+
 # Waits until the node has made the volume, then writes into all of it, which is more than the pod may hold.
 WRITE = """
 import os, mmap, time

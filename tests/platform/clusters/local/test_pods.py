@@ -14,6 +14,8 @@ from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize, PodSta
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 
+pytestmark = pytest.mark.services
+
 MIB = 1 << 20
 
 

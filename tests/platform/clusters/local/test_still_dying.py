@@ -17,6 +17,8 @@ from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.clusters.pods import PodPhase, PodSpec, PodStatus
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 CORES, MEMORY_BYTES = 2.0, 1 << 30
 _FREEZER = Path("/sys/fs/cgroup/freezer")
 

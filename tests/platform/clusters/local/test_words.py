@@ -14,6 +14,8 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.wire.channel import Channel, LostError
 
+pytestmark = pytest.mark.services
+
 LONG = "import time; time.sleep(600)"
 
 

@@ -27,6 +27,8 @@ from elastrec.platform.specs.errors import DataError, TransportError
 from tests.platform.data.stream.rows import change, small_log
 from tools.kafka.broker import Broker, BrokerError, fetch_jars, missing_program
 
+pytestmark = pytest.mark.services
+
 HAS_CLIENT = importlib.util.find_spec("confluent_kafka") is not None
 missing = "confluent-kafka (extra kafka)" if not HAS_CLIENT else missing_program()
 with_broker = pytest.mark.skipif(bool(missing), reason=f"{missing} is not installed")

@@ -14,6 +14,8 @@ from elastrec.platform.jobs.starting.model_check import ModelCheck
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from tests.platform.master.fakes import FakeLauncher, job
 
+pytestmark = pytest.mark.services
+
 
 def _children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))

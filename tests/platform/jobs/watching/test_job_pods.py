@@ -16,6 +16,8 @@ from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.export import EXIT_HISTORY
 from tests.processes import wait_for
 
+pytestmark = pytest.mark.services
+
 JOB = "clicks-1"
 LONG = "import time; time.sleep(600)"
 

@@ -16,6 +16,8 @@ from tests.platform.master.stage import Stage
 from tests.shapes import change
 from tests.trainers.parameter_server.migration.server_processes import Servers, stage_of
 
+pytestmark = pytest.mark.services
+
 OLD, NEW = "clicks-1-ps-0", "clicks-1-ps-1"
 
 

@@ -21,6 +21,8 @@ from tests.trainers.parameter_server.calls import pull, server_of
 from tests.trainers.parameter_server.records.saves import IDS, JOB_ID, Saves, rows
 from tests.trainers.parameter_server.running import routing_of
 
+pytestmark = pytest.mark.services
+
 DENSE_BYTES = 5 * UPLOAD_PART_BYTES // 2
 """So that a part is uploaded in three pieces."""
 

@@ -15,6 +15,8 @@ from elastrec.platform.transport.messages.observer import SaveNow
 from tests.platform.master.stage import Stage
 from tests.trainers.parameter_server.migration.server_processes import Servers, stage_of
 
+pytestmark = pytest.mark.services
+
 PLACE = "clicks-1-ps-0"
 
 

@@ -22,6 +22,7 @@ from tests.trainers.parameter_server.records.saves import IDS, Saves, rows
 from tests.trainers.parameter_server.running import routing_of
 
 
+@pytest.mark.services
 def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
@@ -40,6 +41,7 @@ def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
         restore(saves.server, saves.uri("save-2"), routing_of(["here:1"]), 1)
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("place", ["rows", "index"])
 def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMemory, volume: Path, place: str) -> None:
     saves = Saves(str(tmp_path / "store"), memory)
@@ -62,6 +64,7 @@ def test_a_torn_copy_is_restored_from_the_store(tmp_path: Path, memory: RecordMe
         restore(saves.server, saves.uri("save-1"), routing_of(["here:1"]), 1, memory=opened)
 
 
+@pytest.mark.services
 def test_a_killed_or_cancelled_copy_to_the_store_only_loses_its_part(tmp_path: Path, memory: RecordMemory) -> None:
     saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")
@@ -88,6 +91,7 @@ def test_a_killed_or_cancelled_copy_to_the_store_only_loses_its_part(tmp_path: P
     saves.commit("save-5")
 
 
+@pytest.mark.services
 def test_a_process_that_is_dead_before_it_gets_an_order_is_named_and_closed(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
@@ -103,6 +107,7 @@ def test_a_process_that_is_dead_before_it_gets_an_order_is_named_and_closed(
     saves.commit("save-3")
 
 
+@pytest.mark.services
 def test_a_memory_that_another_process_writes_is_done_without(
     tmp_path: Path, memory: RecordMemory, volume: Path
 ) -> None:

@@ -34,6 +34,7 @@ def started_again() -> ParameterServer:
     return ParameterServer("ps-0", job_spec(optimizers=SGD), capacity_rows=1000)
 
 
+@pytest.mark.services
 def test_a_restored_server_has_its_rows_in_the_pages_that_were_made_for_it(
     tmp_path: Path, memory: RecordMemory
 ) -> None:
@@ -55,6 +56,7 @@ def test_a_restored_server_has_its_rows_in_the_pages_that_were_made_for_it(
     )
 
 
+@pytest.mark.services
 def test_a_model_from_nothing_keeps_none_of_them(tmp_path: Path, memory: RecordMemory) -> None:
     Saves(tmp_path / "store", memory).commit("save-1")
     pages, server = made(memory).take(), started_again()
@@ -62,6 +64,7 @@ def test_a_model_from_nothing_keeps_none_of_them(tmp_path: Path, memory: RecordM
     assert not pages._regions
 
 
+@pytest.mark.services
 def test_no_pages_are_made_beyond_the_memory_of_the_pod(tmp_path: Path, memory: RecordMemory) -> None:
     Saves(tmp_path / "store", memory).commit("save-1")
     with capture_logs() as logs:

@@ -15,6 +15,8 @@ from tests.faults.namespaces import cable
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 
+pytestmark = pytest.mark.services
+
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 SHARD_ROWS, EPOCHS = 100, 40
 SHARDS = EPOCHS * ROWS // SHARD_ROWS

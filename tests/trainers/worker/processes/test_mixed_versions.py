@@ -16,6 +16,8 @@ from elastrec.platform.transport.versions import code_version
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 
+pytestmark = pytest.mark.services
+
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 REPOSITORY = Path(__file__).parents[4]
 

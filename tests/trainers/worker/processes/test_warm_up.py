@@ -12,6 +12,8 @@ from elastrec.platform.transport.messages.job import Mode, Register, Registered
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 
+pytestmark = pytest.mark.services
+
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 
 

@@ -15,6 +15,8 @@ from elastrec.platform.transport.messages.export import ExportRequest, predictio
 from elastrec.platform.transport.messages.job import Mode, SaveOrder
 from elastrec.trainers.export.process import export
 
+pytestmark = pytest.mark.services
+
 ROWS, BATCH = 900, 50  # as in the fixture `tiny_job`
 WORKER, SERVER = "elastrec.trainers.worker", "elastrec.trainers.parameter_server"
 

@@ -19,6 +19,8 @@ from elastrec.platform.specs.metrics import Role
 from tests.platform.clusters.local.conftest import MakePod, Until
 from tests.processes import restart_with_another_token
 
+pytestmark = pytest.mark.services
+
 SIZE = PodSize(0.1, 2**20)
 
 

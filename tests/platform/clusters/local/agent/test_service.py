@@ -23,6 +23,8 @@ from elastrec.platform.clusters.pods import PodPhase, PodStatus, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 from tests.certificates import certify
 
+pytestmark = pytest.mark.services
+
 MIB = 1 << 20
 _SIZE = {"cores": 2.0, "memory_bytes": 512 * MIB}
 _TICK = "import time, os\nprint(os.getpid())\nwhile True: print('tick'); time.sleep(0.05)"

@@ -20,6 +20,8 @@ from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
 
+pytestmark = pytest.mark.services
+
 MIB = 1 << 20
 _BURN = "import time, os\nend = time.time() + {seconds}\nwhile time.time() < end: pass\nprint(time.process_time())"
 _EAT = "blocks = []\nwhile True: blocks.append(bytearray(4 << 20))"

@@ -15,6 +15,8 @@ from elastrec.platform.clusters.local.processes.limits import ThreadLimits
 from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod, _environment
 from elastrec.platform.clusters.pods import PodSize
 
+pytestmark = pytest.mark.services
+
 _SIZE = PodSize(1.0, 1 << 26)
 _ENVIRONMENT = {"PATH": os.environ["PATH"]}
 

@@ -1,0 +1,137 @@
+"""A test without the marker `services` may start none, and a marked file or test that starts none is found."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.suite import skips
+
+ROOT = Path(__file__).resolve().parents[2]
+_CONFTEST = """
+import os, subprocess, sys
+
+import pytest
+
+from tests.suite.services import Services, has_only_services
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "services: x")
+    config.pluginmanager.register(Services())
+
+
+def pytest_ignore_collect(collection_path):
+    return True if has_only_services(collection_path) and "FAST" in os.environ else None
+
+
+@pytest.fixture(scope="session")
+def agent():
+    process = subprocess.Popen(SLEEP)
+    yield process
+    process.kill()
+    process.wait()
+"""
+_FAST = """
+import ctypes.util, subprocess, sys
+
+
+def test_first(agent):
+    pass
+
+
+def test_second(agent):
+    pass
+
+
+def test_calls_and_waits():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    assert subprocess.check_output([sys.executable, "-c", "print(1)"]).strip() == b"1"
+    assert ctypes.util.find_library("c")  # runs ldconfig
+
+
+def test_starts_and_goes_on():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+"""
+_HEAD = "import pytest\n\npytestmark = pytest.mark.services\n\n\n"
+_MARKED = _HEAD + "def test_uses_one(agent):\n    pass\n\n\ndef test_uses_none():\n    pass\n"
+_NONE = _HEAD + "def test_first():\n    pass\n\n\ndef test_last():\n    pass\n"
+_SINGLE = """
+import pytest
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("starts", [True, False])
+def test_marked(starts, request):
+    if starts and {starts}:
+        request.getfixturevalue("agent")
+
+
+def test_other():
+    pass
+"""
+
+
+def run(folder: Path, complete: str) -> tuple[dict[str, str], str]:
+    """The outcomes of the tests in a folder, by name, and what pytest printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder),
+         "--import-mode=importlib", "."],
+        cwd=folder, env=os.environ | {skips.VARIABLE: complete, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    outcomes = re.findall(r"::(test_\w+) (PASSED|FAILED|ERROR)", done.stdout)
+    return {name: ("passed", "failed", "error")["PFE".index(outcome[0])] for name, outcome in outcomes}, done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "conftest.py").write_text(_CONFTEST)
+    (tmp_path / "marked").mkdir()
+    return tmp_path
+
+
+def test_a_service_without_the_marker_fails_every_test_that_uses_it_and_no_other(folder: Path) -> None:
+    (folder / "test_fast.py").write_text(_FAST)
+    (folder / "marked" / "test_marked.py").write_text(_MARKED)
+    outcomes, printed = run(folder, "1")
+    assert outcomes == {
+        "test_first": "failed",
+        "test_second": "failed",
+        "test_calls_and_waits": "passed",
+        "test_starts_and_goes_on": "failed",
+        "test_uses_one": "passed",
+        "test_uses_none": "passed",
+    }
+    assert "starts a service without the marker" in printed and "time.sleep(60)" in printed
+
+
+def test_a_marked_file_without_a_service_fails_a_complete_run(folder: Path) -> None:
+    (folder / "marked" / "test_none.py").write_text(_NONE)
+    outcomes, printed = run(folder, "1")
+    assert outcomes["test_last"] == "error" and "starts no service: test_none.py" in printed
+    assert run(folder, "0")[0] == {"test_first": "passed", "test_last": "passed"}
+
+
+def test_a_marked_test_without_a_service_in_any_of_its_cases_fails_a_complete_run(folder: Path) -> None:
+    (folder / "test_single.py").write_text(_SINGLE.format(starts=False))
+    outcomes, printed = run(folder, "1")
+    assert outcomes["test_other"] == "error" and "starts no service: test_marked" in printed
+    (folder / "test_single.py").write_text(_SINGLE.format(starts=True))
+    assert "error" not in run(folder, "1")[0].values()
+
+
+def test_the_fast_lane_imports_no_marked_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "marked" / "test_none.py").write_text(_NONE + "\nraise AssertionError\n")
+    (folder / "test_single.py").write_text(_SINGLE.format(starts=False))
+    monkeypatch.setenv("FAST", "1")
+    outcomes, printed = run(folder, "0")
+    assert outcomes["test_other"] == "passed" and "AssertionError" not in printed
