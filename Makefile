@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 WAIT ?= 1
 STREAMS ?= 2
+# Tests start hundreds of processes; without bytecode on disk each of them would compile torch's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup check test quick nightly coverage spikes spark mutants changes demo screenshots bench lint types lock clean
 

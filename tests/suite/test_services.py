@@ -85,7 +85,9 @@ def run(folder: Path, complete: str) -> tuple[dict[str, str], str]:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(folder),
          "--import-mode=importlib", "."],
-        cwd=folder, env=os.environ | {skips.VARIABLE: complete, "PYTHONPATH": str(ROOT)},
+        # Installed plug-ins of pytest would take longer to load than the tests run.
+        cwd=folder,
+        env=os.environ | {skips.VARIABLE: complete, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     outcomes = re.findall(r"::(test_\w+) (PASSED|FAILED|ERROR)", done.stdout)

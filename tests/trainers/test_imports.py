@@ -25,7 +25,7 @@ def run(code: str) -> list[str]:
 
 
 def test_the_rest_of_torchrec_is_loaded_when_a_model_asks_for_it_and_not_before() -> None:
-    before, unknown, by_name, by_import = run("""
+    before, shared, unknown, by_name, by_import = run("""
         import os, sys
         from elastrec.trainers import check  # postpones
         from elastrec.trainers.export import embeddings
@@ -39,6 +39,8 @@ def test_the_rest_of_torchrec_is_loaded_when_a_model_asks_for_it_and_not_before(
         import torchrec, torchrec.modules
         getattr(torchrec, "__warningregistry__", None)  # as unittest asks every module
         print(rest(), flush=True)
+        import tensordict  # which the rest imports, and which imports torch._dynamo: once, not in both processes
+        print(rest(), flush=True)
         if os.fork() == 0:
             print(hasattr(torchrec, "no_such_name"), hasattr(torchrec.modules, "no_such_name"))
             from torchrec.modules import embedding_modules
@@ -49,7 +51,7 @@ def test_the_rest_of_torchrec_is_loaded_when_a_model_asks_for_it_and_not_before(
         import torchrec.quant
         print(torchrec.KeyedJaggedTensor is KeyedJaggedTensor, len(rest()))
     """)
-    assert before == "[]"
+    assert (before, shared) == ("[]", "['tensordict', 'torch._dynamo']")
     assert (unknown, by_name, by_import) == ("False False", "True 3", "True 3")
 
 
