@@ -24,7 +24,7 @@ from tests.platform.master.stage import Stage
 from tests.shapes import change
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a cut of sockets in the kernel needs root")
-ROWS = 6000
+ROWS = 2000
 
 
 class Cable:
@@ -66,7 +66,7 @@ class Cable:
 def changing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, silence_seconds: float) -> Any:
     """A job of two servers that is asked for a third, cut off in this stage; until it has succeeded."""
     faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": silence_seconds, "lease": 2 * silence_seconds}
-    s = Stage(tmp_path, job(faults=faults), rows=ROWS, step_seconds=0.01)
+    s = Stage(tmp_path, job(faults=faults), rows=ROWS, step_seconds=0.02)
     s.is_far, cable = True, Cable(s, stage, monkeypatch)
     s.start()
     try:
@@ -98,7 +98,7 @@ def test_a_change_continues_after_a_silence_shorter_than_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     with changing(tmp_path, monkeypatch, stage, silence_seconds=30.0) as s:
-        time.sleep(2.0)
+        time.sleep(1.0)
         assert s.service.state.migration is not None and s.service.state.migration.stage == stage
     state = s.service.state
     assert state.recovery.rollbacks == 0 and not state.membership.losses

@@ -19,11 +19,12 @@ WHOLE_JOBS = ("tests/e2e/", "tests/faults/")
 _STACK, _SERVERS = "tests/e2e/airflow_stack/", "tests/trainers/parameter_server/"
 TOGETHER = {
     _STACK: _STACK,
+    "tests/faults/drawn/test_contents.py": _SERVERS,
     "tests/trainers/deduplication/": _SERVERS,
     "tests/trainers/embedding/": _SERVERS,
     _SERVERS: _SERVERS,
 }
-"""Rooms whose files all run in one process, each with the name of its scope."""
+"""Rooms and files whose tests run in one process, each with the name of its scope."""
 FIRST = (
     _STACK,
     "tests/faults/test_kills.py",

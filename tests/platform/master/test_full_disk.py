@@ -97,7 +97,7 @@ def test_a_job_pauses_while_its_journal_has_no_room_and_then_continues(disk: Sma
         with pytest.raises(TransportError, match="journal cannot be written"):
             RpcClient(s.address, "secret").call(SaveNow(), Done, timeout_seconds=0.5)
         on_disk = s.service.journal.ledger()
-        time.sleep(3.0)  # longer than the lease and the heartbeat timeout
+        time.sleep(2.2)  # longer than the lease and the heartbeat timeout
         assert s.service.journal.ledger() == on_disk and s.service.state.phase is Phase.TRAINING
         disk.free()
         s.wait_for(Phase.SUCCEEDED)
@@ -123,7 +123,7 @@ def test_a_change_of_servers_waits_for_journal_space_and_then_continues(
 
     monkeypatch.setattr(migration, step, take_step_and_fill)
     faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 2}
-    s = Stage(tmp_path, job(faults=faults), disk.folder, rows=6000, step_seconds=0.01)
+    s = Stage(tmp_path, job(faults=faults), disk.folder, rows=2000, step_seconds=0.02)
     s.start()
     try:
         s.wait(lambda: s.service.state.training.done > 20)
@@ -133,11 +133,11 @@ def test_a_change_of_servers_waits_for_journal_space_and_then_continues(
         asking.start()
         s.wait(full.is_set)
         s.wait(lambda: bool(s.service.journal.stall))
-        time.sleep(3.0)  # longer than the lease and the heartbeat timeout
+        time.sleep(2.2)  # longer than the lease and the heartbeat timeout
         disk.free()
         asking.join(60)
         s.wait_for(Phase.SUCCEEDED)
-        assert s.rows_trained() == [1] * 6000
+        assert s.rows_trained() == [1] * 2000
         assert s.service.state.recovery.rollbacks == 0 and not s.service.state.membership.losses
         assert [request.outcome for request in s.service.state.shape_requests] == [ShapeOutcome.DONE]
     finally:
