@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -163,6 +164,8 @@ def test_a_job_of_one_worker_grows_within_three_rounds_and_is_faster_and_no_row_
     assert changed[0] == 1.0 and len(changed) <= MOST_ROUNDS, "rounds that decided about the job"
     pictures = {each.path for each in history.list_artifacts(launched.run_id, "figures")}
     assert {"figures/throughput.png", "figures/scaling_candidates.png"} <= pictures
+    report = Path(history.download_artifacts(launched.run_id, "report.html")).read_text()
+    assert "What could have been done" in report, "why the plan was made"
     assert {seen.phase for seen in watched.seen} == {Phase.TRAINING}, "training paused"
     assert sum(pod.role == Role.WORKER for pod in watched.seen[0].pods) == 1 and watched.seen[-1].generation == 0
     done = ledger.filter(pc.equal(ledger["outcome"], "done"))
