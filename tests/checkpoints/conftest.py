@@ -93,7 +93,10 @@ def webhdfs_uri(hdfs_server: servers.Hdfs, request: pytest.FixtureRequest) -> st
     return f"webhdfs://tester@{hdfs_server.address}/team-{abs(hash(request.node.nodeid))}/checkpoints"
 
 
-@pytest.fixture(params=["file", "s3", "versity", "abfs", "gs", "webhdfs"])
+_SERVERS = [pytest.param(kind, marks=pytest.mark.services) for kind in ("versity", "abfs", "gs", "webhdfs")]
+
+
+@pytest.fixture(params=["file", "s3", *_SERVERS])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Every test that takes this runs on a folder, on moto's S3 server, and on the other servers that are here."""
     found = open_store(

@@ -64,6 +64,8 @@ class Services:
     def __init__(self) -> None:
         self.of_fixtures: dict[tuple[str, str], str] = {}
         """Where a fixture is defined and its name → the service that its set-up started."""
+        self.assigned = 0
+        """So many of the services belong to a fixture or were started before one."""
         self.of_tests: dict[Path, list[tuple[pytest.Function, str | None]]] = {}
         """Of each file, the tests that ran, each with a service that it used."""
         sys.addaudithook(_note)
@@ -72,8 +74,10 @@ class Services:
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
         before = len(_started)
         result = yield
-        if len(_started) > before:
-            self.of_fixtures[fixturedef.baseid, fixturedef.argname] = _started[before]
+        # Without what another fixture has started that this one asked for.
+        if own := _started[max(before, self.assigned) :]:
+            self.of_fixtures[fixturedef.baseid, fixturedef.argname] = own[0]
+        self.assigned = len(_started)
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -106,7 +110,8 @@ class Services:
         return [
             service
             for (place, name), service in self.of_fixtures.items()
-            if name in item.fixturenames and item.nodeid.startswith(place)
+            # Also those that `request.getfixturevalue` has set up.
+            if name in item._request.fixturenames and item.nodeid.startswith(place)
         ]
 
     def _marked_without_service(self, last: pytest.Item) -> str:

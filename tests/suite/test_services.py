@@ -78,6 +78,22 @@ def test_marked(starts, request):
 def test_other():
     pass
 """
+_KINDS = """
+import pytest
+
+
+@pytest.fixture(params=["folder", pytest.param("server", marks=pytest.mark.services)])
+def store(request):
+    return request.param == "server" and request.getfixturevalue("agent")
+
+
+def test_writes(store):
+    pass
+
+
+def test_reads(store):
+    pass
+"""
 
 
 def run(folder: Path, complete: str) -> tuple[dict[str, str], str]:
@@ -114,6 +130,12 @@ def test_a_service_without_the_marker_fails_every_test_that_uses_it_and_no_other
         "test_uses_none": "passed",
     }
     assert "starts a service without the marker" in printed and "time.sleep(60)" in printed
+
+
+def test_only_the_cases_that_use_a_service_need_the_marker(folder: Path) -> None:
+    (folder / "test_kinds.py").write_text(_KINDS)
+    _, printed = run(folder, "1")
+    assert re.search(r"= 4 passed in ", printed), printed
 
 
 def test_a_marked_file_without_a_service_fails_a_complete_run(folder: Path) -> None:
