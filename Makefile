@@ -20,7 +20,7 @@ help:
 	@echo "make spikes       tests against real Kubernetes, YARN, HDFS and object stores, built first"
 	@echo "make spark        tests of clustering with Spark, fetched first (400 MB, once)"
 	@echo "make mutants      break the promises of tests/mutants.toml one by one; ONLY=\"M4 W1\" for some"
-	@echo "make changes      100 changes of servers and workers of one job that trains; COUNT=300 for half an hour"
+	@echo "make changes      100 changes of servers and workers of one job that trains; COUNT=600 for half an hour"
 	@echo "make demo         a click log, Airflow, MLflow and one training, on this machine"
 	@echo "make screenshots  the pictures of README and docs, from a running demo"
 	@echo "make bench        all figures of docs/figures.md"
