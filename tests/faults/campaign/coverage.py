@@ -24,14 +24,14 @@ class Tried(NamedTuple):
 
 _KILLS = "faults/test_kills.py::test_a_killed_process_costs_no_sample_and_hardly_any_quality"
 _SURROUNDINGS = "faults/test_surroundings.py::test_"
-_AGENT_AND_PORTS = f"{_SURROUNDINGS}a_killed_node_agent_and_taken_ports_cost_time_and_nothing_else"
+_AGENT_AND_PORTS = f"{_SURROUNDINGS}a_killed_node_agent_and_used_ports_only_cost_time"
 _CLOCK = f"{_SURROUNDINGS}a_clock_that_jumps_by_an_hour_moves_no_deadline_and_loses_no_record"
 _AIRFLOW = (
     "e2e/airflow_stack/test_daily_retraining.py::"
     "test_stopped_and_killed_services_of_airflow_and_a_cleared_task_attach_to_the_same_job"
 )
 _LIVE_JOBS = "faults/live/test_live_jobs.py::test_"
-_LIVE = f"{_LIVE_JOBS}a_job_whose_servers_change_in_number_size_and_place_"
+_LIVE = f"{_LIVE_JOBS}every_row_counts_once_while_servers_change_in_number_size_and_place"
 _NOTICE = "platform/master/machine/test_notice.py::test_"
 _RESUME = "faults/test_resume.py::test_"
 _STORES = "faults/test_bad_stores.py::test_a_job_whose_"
@@ -56,7 +56,7 @@ _STRUCK = (
     "trainers/parameter_server/migration/test_struck_in_cut_over.py::"
     "test_a_server_struck_in_the_cut_over_leaves_every_bucket_with_one_owner"
 )
-_CUT_OFF = "faults/test_cut_off_master.py::test_a_master_that_"
+_CUT_OFF = "faults/test_cut_off_master.py::test_a_"
 _MOVES = "trainers/parameter_server/migration/test_moves.py::test_"
 _MACHINE = "platform/master/machine/test_migration.py::test_"
 _MEMORY = "trainers/parameter_server/records/test_memory.py::test_a_"
@@ -68,12 +68,12 @@ TRIED = (
     Tried(
         "the master's journal is lost while the master is killed",
         ((Kind.JOURNAL, Victim.MASTER),),
-        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so", RANDOM),
+        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record", RANDOM),
     ),
     Tried(
         "plans for other servers, workers, sizes and places arrive, also while faults strike",
         (),
-        (f"{_LIVE}trains_on_and_every_row_counts_once", RANDOM),
+        (_LIVE, RANDOM),
     ),
     Tried("kill -9 of the node agent", ((Kind.KILL, Victim.AGENT),), (_AGENT_AND_PORTS,)),
     Tried("SIGTERM to a worker", ((Kind.TERMINATE, Victim.WORKER),), (RANDOM,)),
@@ -108,7 +108,7 @@ TRIED = (
     Tried(
         "the master's journal is lost",
         (),
-        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record_and_says_so",),
+        (f"{_TERMS}a_master_without_its_journal_continues_from_the_newest_record",),
     ),
     Tried(
         "the master's journal is damaged, and the job is launched again",
@@ -121,14 +121,14 @@ TRIED = (
     Tried(
         "the job stopped, its home gone, the newest record damaged",
         (),
-        (f"{_RESUME}a_stopped_job_is_resumed_from_its_store_alone_and_trains_every_row_once",),
+        (f"{_RESUME}a_stopped_job_is_resumed_only_from_its_store_and_trains_every_row_once",),
     ),
     Tried(
         "two masters of one job",
         (),
         (
             f"{_TERMS}a_superseded_master_commits_nothing_ends_and_touches_no_pod",
-            f"{_TERMS}a_record_that_an_older_master_commits_late_is_in_nobodys_way",
+            f"{_TERMS}a_late_record_of_an_older_master_is_never_the_newest",
         ),
     ),
     Tried(
@@ -139,14 +139,14 @@ TRIED = (
     Tried(
         "a late event of an earlier pod of that name",
         (),
-        (f"{_RECONCILER}a_late_word_about_an_earlier_pod_of_a_name_replaces_nobody",),
+        (f"{_RECONCILER}a_late_report_about_an_earlier_pod_of_a_name_replaces_no_pod",),
     ),
     Tried(
         "control plane away while pods are wanted",
         (),
         (f"{_RECONCILER}a_cluster_that_is_away_costs_neither_a_record_nor_training",),
     ),
-    Tried("newest record damaged", (), (f"{_STORES}newest_record_is_damaged_goes_on_from_the_one_before_it",)),
+    Tried("newest record damaged", (), (f"{_STORES}newest_record_is_damaged_continues_from_the_one_before",)),
     Tried("checkpoint store away during a rollback", (), (f"{_STORES}store_goes_away_during_a_rollback_waits_for_it",)),
     Tried(
         "first command of a home killed in MLflow's migration, or two of them at once",
@@ -211,7 +211,7 @@ TRIED = (
     Tried(
         "MLflow away from the middle of the training to its end",
         (),
-        (f"{_SURROUNDINGS}mlflow_that_is_away_until_the_end_of_the_training_hears_of_it_afterwards",),
+        (f"{_SURROUNDINGS}figures_reach_mlflow_that_was_away_until_the_end_of_training",),
     ),
     Tried(
         "MLflow away from the launch on, the master killed meanwhile",
@@ -286,8 +286,8 @@ TRIED = (
             "trainers/test_master_client.py::"
             "test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before",
             "trainers/worker/test_session.py::test_progress_waits_for_a_master_that_is_away",
-            f"{_CUT_OFF}hears_of_nobody_for_less_than_the_timeout_goes_on_with_the_change",
-            f"{_CUT_OFF}has_given_up_everybody_meanwhile_reaches_the_change_with_others",
+            f"{_CUT_OFF}change_continues_after_a_silence_shorter_than_the_timeout",
+            f"{_CUT_OFF}master_that_lost_all_pods_completes_the_change_with_new_ones",
         ),
         ((Kind.CUT, Victim.MASTER),),
     ),
@@ -300,7 +300,7 @@ TRIED = (
         "no room for the new pods",
         (),
         (
-            f"{_LIVE}trains_on_and_every_row_counts_once",
+            _LIVE,
             f"{_LIVE_JOBS}a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_has",
             "platform/master/machine/test_stalls.py::"
             "test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack",
@@ -310,7 +310,7 @@ TRIED = (
         "two plans at once, or the second while servers change for the first",
         (),
         (
-            f"{_MACHINE}another_number_that_is_asked_for_meanwhile_is_reached_from_where_the_job_is",
+            f"{_MACHINE}a_new_request_is_fulfilled_from_the_present_state",
             "operators/test_scaling.py::test_two_plans_for_one_job_do_not_take_each_others_place",
             RANDOM,
         ),
@@ -338,7 +338,7 @@ TRIED = (
     Tried(
         "the process that copies a record from memory to the store is killed",
         (),
-        (f"{_MEMORY}copy_to_the_store_that_is_killed_or_given_up_costs_its_part_alone",),
+        (f"{_MEMORY}killed_or_cancelled_copy_to_the_store_only_loses_its_part",),
     ),
     Tried(
         "torn file of a record",
