@@ -43,18 +43,22 @@ def test_a_strike_after_the_end_of_the_job_needs_no_recovery() -> None:
 
 
 class Master:
-    """Answers with these phases, one after the other, the last one for ever."""
+    """Gives these answers, one after the other, and the last one again and again."""
 
-    def __init__(self, *phases: Phase) -> None:
-        self._phases = list(phases)
+    def __init__(self, *answers: Status) -> None:
+        self._answers = list(answers)
 
     def call(self, message: object, answer: type[Status], timeout_seconds: float) -> Status:
-        phase = self._phases.pop(0) if len(self._phases) > 1 else self._phases[0]
-        return Status(metrics_json=TrainingMetrics(job="j", phase=phase).model_dump_json().encode())
+        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+
+
+def in_phase(phase: Phase) -> Status:
+    return Status(metrics_json=TrainingMetrics(job="j", phase=phase).model_dump_json().encode())
 
 
 def test_the_end_of_a_job_is_seen_by_several_observers() -> None:
-    watch = Watch(cast(RpcClient, Master(Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED)))
+    phases = Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED
+    watch = Watch(cast(RpcClient, Master(*map(in_phase, phases))))
 
     def count() -> int:
         # While the servers are counted, over an agent that stands still, the job ends and its caller sees that.
@@ -64,7 +68,7 @@ def test_the_end_of_a_job_is_seen_by_several_observers() -> None:
     watch.count_rows = count
     watch.run()
     assert watch.rows == 7
-    assert [sample.phase for sample in watch.samples] == [Phase.TRAINING, Phase.EVALUATING, Phase.SUCCEEDED]
+    assert [sample.phase for sample in watch.samples] == list(phases)
 
 
 def reported(
@@ -77,18 +81,8 @@ def reported(
     return Status(metrics_json=metrics.model_dump_json().encode(), shape_requests=requests)
 
 
-class Told:
-    """Answers with these, one after the other, the last one for ever."""
-
-    def __init__(self, *answers: Status) -> None:
-        self._answers = list(answers)
-
-    def call(self, message: object, answer: type[Status], timeout_seconds: float) -> Status:
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-
-
 def stage_seen(stage: str, *answers: Status, joining: bool = False) -> MigrationMetrics | None:
-    watch = Watch(cast(RpcClient, Told(*answers)), period_seconds=0.01)
+    watch = Watch(cast(RpcClient, Master(*answers)), period_seconds=0.01, last_look_seconds=0.0)
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:
