@@ -16,6 +16,7 @@ from tests.faults.campaign.plan import AFTER
 _PERIOD_SECONDS, _STAGE_PERIOD_SECONDS = 0.1, 0.01
 """Between two questions; the latter while a stage is waited for, which may be over in a moment."""
 _ANSWER_SECONDS = 0.7
+_LAST_LOOK_SECONDS = 10.0
 _DURING_TRAINING = (Phase.PENDING, Phase.STARTING, Phase.TRAINING, Phase.RECOVERING)
 
 
@@ -48,7 +49,6 @@ class Watch:
         rows: what it said when training was over; None when nobody could be asked.
         requests: for other pods, by id, as the master reported each last; known: those of its last report. A master
             that has lost its journal knows none of before.
-        last_look_seconds: for so long the job's end is asked for when it was not seen.
     """
 
     client: RpcClient
@@ -59,7 +59,6 @@ class Watch:
     requests: dict[str, ShapeRequest] = field(default_factory=dict)
     known: frozenset[str] = frozenset()
     period_seconds: float = _PERIOD_SECONDS
-    last_look_seconds: float = 10.0
     changed: threading.Condition = field(default_factory=threading.Condition)
     is_over: threading.Event = field(default_factory=threading.Event)
 
@@ -74,7 +73,7 @@ class Watch:
                 self.is_over.set()
             time.sleep(self.period_seconds)
         # The master may just be starting again.
-        deadline = time.monotonic() + self.last_look_seconds
+        deadline = time.monotonic() + _LAST_LOOK_SECONDS
         while not (self.samples and self.samples[-1].phase.is_final) and time.monotonic() < deadline:
             self._look()
             time.sleep(self.period_seconds)

@@ -82,14 +82,18 @@ def reported(
 
 
 def stage_seen(stage: str, *answers: Status, joining: bool = False) -> MigrationMetrics | None:
-    watch = Watch(cast(RpcClient, Master(*answers)), period_seconds=0.01, last_look_seconds=0.0)
-    thread = threading.Thread(target=watch.run)
-    thread.start()
-    try:
-        return watch.wait_for_stage(stage, ["r"], 20.0, joining=joining)
-    finally:
-        watch.is_over.set()
-        thread.join()
+    """What `wait_for_stage` returns when it sees every answer of the master."""
+    watch = Watch(cast(RpcClient, Master(*answers)))
+
+    class AskAgain(threading.Condition):
+        """Instead of waiting for another thread, asks the master."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            watch._look()
+            return True
+
+    watch.changed = AskAgain()
+    return watch.wait_for_stage(stage, ["r"], 20.0, joining=joining)
 
 
 DONE = ShapeOutcome.DONE
