@@ -49,8 +49,10 @@ test: setup
 	$(BIN)/python -m pytest tests -n $(STREAMS)
 
 # The tests that start no services: no node agent, pod, broker, MLflow or Airflow (tests/suite/services.py). Minutes
-# instead of half an hour, with a quarter of the random examples that `make test` has.
+# instead of half an hour, with a quarter of the random examples that `make test` has. Three processes, also on two
+# cores: these tests often wait for each other's threads and processes.
 EXAMPLES ?= 0.25
+quick: STREAMS = 3
 quick: setup
 	ELASTREC_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests -n $(STREAMS) -m "not services" $(ARGS)
 
