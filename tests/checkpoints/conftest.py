@@ -7,12 +7,16 @@ from typing import Any
 import fsspec
 import pytest
 
-from elastrec.checkpoints.stores import store as store_module
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
 from tests.s3 import bucket_at, s3_server
 from tools.stores import servers
 from tools.stores.fetching import missing
+
+
+def unique(prefix: str, request: pytest.FixtureRequest) -> str:
+    """A name that no other test uses on the same server."""
+    return f"{prefix}-{abs(hash(request.node.nodeid))}"
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +27,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    return bucket_at(s3_endpoint, f"bucket-{abs(hash(request.node.nodeid))}", monkeypatch)
+    return bucket_at(s3_endpoint, unique("bucket", request), monkeypatch)
 
 
 def require(server: str, library: str = "") -> None:
@@ -43,12 +47,7 @@ def versity_server() -> Iterator[servers.S3]:
 
 @pytest.fixture
 def versity_uri(versity_server: servers.S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    for variable, value in versity_server.environment.items():
-        monkeypatch.setenv(variable, value)
-    store_module._probed.clear()
-    bucket = f"bucket-{abs(hash(request.node.nodeid))}"
-    versity_server.make_bucket(bucket)
-    return f"s3://{bucket}/team/checkpoints"
+    return bucket_at(versity_server.endpoint, unique("bucket", request), monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +60,7 @@ def azure_server() -> Iterator[servers.Azure]:
 @pytest.fixture
 def abfs_uri(azure_server: servers.Azure, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server.connection)
-    container = f"container-{abs(hash(request.node.nodeid))}"
+    container = unique("container", request)
     fsspec.filesystem("abfs", skip_instance_cache=True).mkdir(container)
     return f"abfs://{container}/team/checkpoints"
 
@@ -76,7 +75,7 @@ def gcs_server() -> Iterator[servers.Gcs]:
 @pytest.fixture
 def gs_uri(gcs_server: servers.Gcs, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server.endpoint)
-    bucket = f"bucket-{abs(hash(request.node.nodeid))}"
+    bucket = unique("bucket", request)
     gcs_server.make_bucket(bucket)
     return f"gs://{bucket}/team/checkpoints"
 
@@ -90,7 +89,7 @@ def hdfs_server() -> Iterator[servers.Hdfs]:
 
 @pytest.fixture
 def webhdfs_uri(hdfs_server: servers.Hdfs, request: pytest.FixtureRequest) -> str:
-    return f"webhdfs://tester@{hdfs_server.address}/team-{abs(hash(request.node.nodeid))}/checkpoints"
+    return f"webhdfs://tester@{hdfs_server.address}/{unique('team', request)}/checkpoints"
 
 
 _SERVERS = [pytest.param(kind, marks=pytest.mark.services) for kind in ("versity", "abfs", "gs", "webhdfs")]

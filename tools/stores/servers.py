@@ -46,6 +46,15 @@ class _Server:
                 )
             )
 
+    def _serve(self, command: Sequence[str], url: str) -> None:
+        """Starts the only process of the server; returns once it answers at a URL, or ends it and raises."""
+        try:
+            self._start(command)
+            self._wait_until_answers(url)
+        except BaseException:
+            self.close()
+            raise
+
     def _wait_until_answers(self, url: str, wanted: bytes = b"") -> None:
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -95,16 +104,12 @@ class Azure(_Server):
             f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={_AZURITE_KEY};"
             f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
         )
-        try:
-            # Its clients are often newer than it is; those that are used here ask for nothing that it lacks.
-            self._start(
-                [str(azurite()), "--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
-                 "--blobPort", str(port), "--location", str(self.folder)]
-            )  # fmt: skip
-            self._wait_until_answers(f"http://127.0.0.1:{port}/devstoreaccount1")
-        except BaseException:
-            self.close()
-            raise
+        # Its clients are often newer than it is; those that are used here ask for nothing that it lacks.
+        self._serve(
+            [str(azurite()), "--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
+             "--blobPort", str(port), "--location", str(self.folder)],
+            f"http://127.0.0.1:{port}/devstoreaccount1",
+        )  # fmt: skip
 
 
 class Gcs(_Server):
@@ -121,15 +126,11 @@ class Gcs(_Server):
         super().__init__("gcs")
         (port,) = free_ports(1)
         self.endpoint = f"http://127.0.0.1:{port}"
-        try:
-            self._start(
-                [str(fake_gcs()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "filesystem",
-                 "-filesystem-root", str(self.folder / "objects"), "-public-host", f"127.0.0.1:{port}"]
-            )  # fmt: skip
-            self._wait_until_answers(f"{self.endpoint}/storage/v1/b?project=test")
-        except BaseException:
-            self.close()
-            raise
+        self._serve(
+            [str(fake_gcs()), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "filesystem",
+             "-filesystem-root", str(self.folder / "objects"), "-public-host", f"127.0.0.1:{port}"],
+            f"{self.endpoint}/storage/v1/b?project=test",
+        )  # fmt: skip
 
     def make_bucket(self, name: str) -> None:
         """Makes an empty bucket."""
@@ -164,15 +165,11 @@ class S3(_Server):
         }  # fmt: skip
         objects = self.folder / "objects"
         objects.mkdir()
-        try:
-            self._start(
-                [str(versity()), "--access", self._ACCESS, "--secret", self._SECRET, "--port", f"127.0.0.1:{port}",
-                 "--health", "/health", "--quiet", "posix", str(objects)]
-            )  # fmt: skip
-            self._wait_until_answers(f"{self.endpoint}/health")
-        except BaseException:
-            self.close()
-            raise
+        self._serve(
+            [str(versity()), "--access", self._ACCESS, "--secret", self._SECRET, "--port", f"127.0.0.1:{port}",
+             "--health", "/health", "--quiet", "posix", str(objects)],
+            f"{self.endpoint}/health",
+        )  # fmt: skip
 
     def make_bucket(self, name: str) -> None:
         """Makes an empty bucket."""
