@@ -177,19 +177,17 @@ class Decisions(Connection):
     def gains_picture(self, run_id: str) -> str:
         """Predicted and measured gains of the last plans as a PNG in a data URI; empty: none was measured."""
         with self._explained(f"read the pictures of run {run_id}"):
-            return self._pictures(run_id, *_GAINS_PICTURE.split("/")).get(_GAINS_PICTURE.rpartition("/")[2], "")
+            listed = {each.path for each in self._client.list_artifacts(run_id, _GAINS_PICTURE.rpartition("/")[0])}
+            return self._picture(run_id, _GAINS_PICTURE) if _GAINS_PICTURE in listed else ""
 
-    def _pictures(self, run_id: str, folder: str, only: str = "") -> dict[str, str]:
+    def _pictures(self, run_id: str, folder: str) -> dict[str, str]:
         """Pictures of a folder of the run as data URIs, by file name."""
         listed = [each.path for each in self._client.list_artifacts(run_id, folder) if not each.is_dir]
+        return {path.rpartition("/")[2]: self._picture(run_id, path) for path in sorted(listed)}
+
+    def _picture(self, run_id: str, path: str) -> str:
         with tempfile.TemporaryDirectory() as place:
-            return {
-                path.rpartition("/")[2]: _data_uri(
-                    Path(self._client.download_artifacts(run_id, path, place)).read_bytes()
-                )
-                for path in sorted(listed)
-                if not only or path == f"{folder}/{only}"
-            }
+            return _data_uri(Path(self._client.download_artifacts(run_id, path, place)).read_bytes())
 
     def log_migrations(self, run_id: str, seen: Sequence[MigrationSeen]) -> None:
         """Draws when which server started, copied rows, took them over and left."""
