@@ -1,6 +1,6 @@
-"""The three-stage brain: warm start, plans for running jobs, and what keeps them healthy; formulas and plain values.
+"""Automatic scaling: warm start, plans for running jobs, and protection from out-of-memory; formulas and values.
 
-Nothing here touches a cluster, MLflow, Airflow, a file or a clock: profiles in, plans out. Who reads profiles and who
-applies plans lives elsewhere, so that a simulator and a real cluster drive the same code. torch must never be
-imported here; scipy and pymoo are, so a job's own processes do not import this room.
+This room takes profiles and returns plans. It does not access a cluster, MLflow, Airflow, files or a clock. Other rooms
+read profiles and apply plans, so that the simulator and real clusters use the same code. torch must never be imported
+here; scipy and pymoo are, so a job's own processes do not import this room.
 """

@@ -1,4 +1,4 @@
-"""Amounts that are granted and paid: resources, allocations, prices, capacity. Plain values, no decision.
+"""Resources, allocations, prices and capacity: plain values, no decisions.
 
 Units: bytes, cores (float), currency per hour. Frozen; JSON in and out.
 """
@@ -18,15 +18,15 @@ from elastrec.platform.specs.shape import Shape
 GIBIBYTE = 2**30
 """Bytes."""
 MEMORY_STEP = 256 * 2**20
-"""Memory is planned in whole steps. Chosen: a server's process takes about as much before its first row, so that less
-is no difference for the cluster; every step is a change that a job has to go through."""
+"""Memory is planned in whole steps. Chosen: about the memory of a server's process before its first row; finer steps
+would change jobs more often without a benefit for the cluster."""
 
 CORES_STEP = 0.25
 """Cores are planned in whole steps. Chosen: of pods of a core or more, less is within the error of a prediction."""
 
 
 def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> None:
-    """One way to refuse a number.
+    """Checks a number.
 
     Raises:
         ScalingError: unless `holds`.
@@ -41,7 +41,7 @@ def is_positive(value: float) -> bool:
 
 
 class Resources(msgspec.Struct, frozen=True):
-    """An amount of everything that is granted. Differences may be negative."""
+    """An amount of each resource. Differences may be negative."""
 
     cores: float = 0.0
     memory_bytes: float = 0.0
@@ -53,9 +53,9 @@ class Resources(msgspec.Struct, frozen=True):
         return Resources(self.cores - other.cores, self.memory_bytes - other.memory_bytes)
 
     def fits(self, room: Resources) -> bool:
-        """True when every resource is within `room`; what is given back fits anywhere.
+        """True when every resource is within `room`; negative amounts always fit.
 
-        A resource that is not asked for may be overdrawn already (capacity was taken from under running jobs).
+        A resource that is not requested may be overdrawn already (the cluster has lost capacity that jobs hold).
         """
         # Sums of cores such as 0.1 are inexact; a thousandth of a core is the finest that clusters grant.
         return (self.cores <= max(room.cores, 0.0) + 1e-3) and (self.memory_bytes <= max(room.memory_bytes, 0.0) + 1.0)
@@ -112,7 +112,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def changes(self, other: Allocation) -> frozenset[Change]:
-        """What has to be done to a job of this allocation so that it has the other one."""
+        """The kinds of change from this allocation to the other one."""
         found = set()
         if self.workers != other.workers:
             found.add(Change.WORKERS)
@@ -134,7 +134,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(StrEnum):
-    """A kind of change; a job says which of them it can take while it runs (`JobProfile.movable`)."""
+    """A kind of change; `JobProfile.movable` lists those that a job supports while it runs."""
 
     WORKERS = "workers"
     SERVERS = "servers"
@@ -178,11 +178,11 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """S of eq. 13 as a plan sees it.
+    """S of eq. 13.
 
     Attributes:
-        free: what may be granted above what the running jobs hold; negative when capacity was taken from under them.
-        largest_pod: no pod may be larger (the biggest node's free room); None where only `free` limits.
+        free: capacity that no running job holds; negative when the cluster has lost capacity that jobs hold.
+        largest_pod: no pod may be larger (the largest free capacity of a node); None: no such limit.
     """
 
     free: Resources

@@ -1,4 +1,4 @@
-"""Why: every candidate of a job with its numbers and the reason for which it was chosen or not, for who pays."""
+"""The explanation of a plan: every candidate of a job, its numbers, and why it was or was not chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plans_of(
     """Plans with their explanation: those that save first, then those that cost, then those that stay.
 
     Args:
-        free: the capacity that the choice was made with.
+        free: the capacity before the choice.
     """
     plans = [
         _plan(policy, proposal, chosen, free, choice.left, weights)
@@ -95,7 +95,7 @@ def _why_stay(considered: Sequence[Considered], proposal: Proposal) -> str:
 
 
 def rows(plan: Plan) -> list[dict[str, str | float | bool | None]]:
-    """The explanation as a table, dearest first: for MLflow (`log_table`), the terminal and JSON."""
+    """The explanation as a table, most expensive first: for MLflow (`log_table`), the terminal and JSON."""
     ordered = sorted(plan.considered, key=lambda each: -each.candidate.cost_per_hour)
     return [
         {

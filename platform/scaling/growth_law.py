@@ -1,6 +1,6 @@
 """The law of a table's growth, compiled or not (`memory.fit_growth`). Shape legend: P points.
 
-What stands here is Python that numba compiles as it is, in one function: it knows no other ones of ours.
+The function is compiled by numba as a whole, and calls no other functions of this package.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
         residual_P[p] = y_P[p] - (log_k + exponent * x_P[p])
         squares += weight * residual_P[p] ** 2
         weight_squares += weight * weight
-    # Kish: points that weigh little count as fewer.
+    # Kish's effective sample size.
     effective = total**2 / weight_squares
     scatter = np.sqrt(squares / total * effective / max(effective - 2.0, 0.5))
-    # Consecutive counts of one table share their errors, so that residuals understate the slope's: by (1 + r) / (1 − r)
-    # of the lag-1 autocorrelation r points carry the news of one.
+    # Consecutive counts of one table have correlated errors, so that residuals understate the error of the slope: with
+    # the lag-1 autocorrelation r, (1 + r) / (1 − r) points have the information of one.
     total, lagged = 0.0, 0.0
     for p in range(count):
         total += residual_P[p] ** 2
@@ -71,7 +71,7 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
             lagged += residual_P[p] * residual_P[p - 1]
     r = min(max(lagged / total, 0.0), 0.9) if total > 0 and count >= 4 else 0.0
     variance = scatter**2 / spread * (1.0 + r) / (1.0 - r)
-    # A curve that bends says itself how far its exponent may move: the later half, at least three points, against all.
+    # In a bent curve, the exponent of the later half (at least three points) differs from that of all points.
     later = min(count // 2, count - 3)
     center, mean = float(np.mean(x_P[later:])), float(np.mean(y_P[later:]))
     spread, together = 0.0, 0.0

@@ -1,4 +1,4 @@
-"""The one place where it is decided what a round may ask of a job: live and simulated jobs go through it alike."""
+"""Decides which changes of a job a round may request; live and simulated jobs use the same code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Obse
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a master knows of its job, or the simulator in its place. No field has a default: each has to be said.
+    """The state of a job, from its master or from the simulator. No field has a default.
 
     Attributes:
         observations: the older a step is, the less it counts in them (`specs.metrics.share_kept`).
         prior: of the most similar finished job; None: none is similar.
-        memory: what was measured of it, `largest_bytes` of a pod by the nodes alone; None: the job's memory is no
-            subject (a simulated job without tables).
+        memory: measurements of it; `largest_bytes` of a pod as the nodes allow; None: memory is not planned (a
+            simulated job without tables).
         changes: the latest ones of its shape.
         is_settled: every pod is up and at work, and nothing is being changed or saved.
-        are_servers_settled: every server is up with the size that it is to have, whatever else is going on.
-        steps: of single workers, ever made in the present configuration; `least_steps`: so many are needed.
+        are_servers_settled: every server is up and has its target size, whatever happens to other pods.
+        steps: of all single workers in the present configuration; `least_steps`: the number that is needed.
 
     The others are those of `JobProfile`.
     """
@@ -47,13 +47,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotNow(msgspec.Struct, frozen=True):
-    """A running job of which no plan can be made this round, and why.
+    """A running job for which no plan can be made in this round, and why.
 
     Attributes:
-        holder: what it can give back all the same; None where it takes no part in scaling.
+        holder: its workers that the quota may reclaim all the same; None: the job is not scaled.
         shape_version: see JobProfile.
-        memory: the job for a forecast of its memory, which waits for less than other plans do: a job is killed in the
-            middle of a save, too, and in its first minute. None where its servers are being changed.
+        memory: the job for a forecast of its memory, which is made earlier than other plans: servers can also run out
+            of memory during a save and in the first minute. None while its servers are being changed.
     """
 
     job_id: str
@@ -64,7 +64,7 @@ class NotNow(msgspec.Struct, frozen=True):
 
 
 def decidable(known: JobFacts) -> JobProfile | NotNow:
-    """The profile that a decision about the job is made from, or why none can be made now."""
+    """The profile for a decision about the job, or why none can be made now."""
     outlook = _outlook(known)
     profile = _profile(known, outlook)
     if not known.is_settled:
@@ -91,7 +91,7 @@ def decidable(known: JobFacts) -> JobProfile | NotNow:
 
 
 def job_profile(known: JobFacts) -> JobProfile:
-    """What a decision about the job needs, whether or not one can be made now."""
+    """The profile for a decision about the job, whether or not one can be made now."""
     return _profile(known, _outlook(known))
 
 
@@ -100,7 +100,7 @@ def _outlook(known: JobFacts) -> MemoryOutlook | None:
     if seen is None:
         return None
     if seen.servers is not None and known.movable & {Change.SERVERS, Change.SERVER_SIZE}:
-        # Beyond it memory comes with more servers. Where neither can be planned, the master is asked for memory.
+        # Above it, more servers bring memory. Where neither can be planned, the request for memory goes to the master.
         most = max(known.limits.parameter_server_memory_bytes[1], known.allocation.parameter_server_memory_bytes)
         if most < seen.servers.largest_bytes:
             servers = msgspec.structs.replace(seen.servers, largest_bytes=most)

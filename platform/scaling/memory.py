@@ -1,4 +1,4 @@
-"""When servers will run out of memory, and what to do about it before they do (DLRover-RM §5.3).
+"""When servers will run out of memory, and the plan that prevents it (DLRover-RM §5.3).
 
     M_emb(n) = Σ_tables bytes_per_row · φ_t(n),   φ_t(n) = min(cap_t, k_t · n^b_t), b ≤ 1     n samples trained
 
@@ -26,23 +26,23 @@ from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.numba_cache import kernels_of
 
 _CURVE_POINTS = 33
-"""Of the curve that pictures of a forecast show."""
+"""Points of the curve in pictures of a forecast."""
 _NEVER = (math.inf, math.inf, math.inf)
 
 Band = tuple[float, float, float]
-"""Two ends and, between them, what is most likely."""
+"""The two ends of a band and, between them, the likely value."""
 Law = tuple[bool, int, float, float, float, float, float, float]
-"""What `heaps_law` returns."""
+"""The type of `heaps_law`."""
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table was seen to have.
+    """Measured row counts of one table.
 
     Attributes:
         samples: trained so far, rising.
         rows: of all servers together at those moments.
         bytes_per_row: row, optimiser state and the map's share.
-        cap: rows that it cannot exceed (hash_size); None without.
+        cap: the maximum of rows (hash_size); None: no maximum.
     """
 
     table: str
@@ -58,7 +58,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         exponent_error: one standard deviation of b.
         scatter: standard deviation of log φ around the curve.
-        last_samples, last_rows: the curve is moved to go through the last point; it is where the table is now.
+        last_samples, last_rows: the last point; the curve is moved so that it contains this point.
     """
 
     table: str
@@ -72,7 +72,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     cap: float
 
     def at(self, samples: float, deviations: float = 0.0) -> float:
-        """Rows at so many samples (≥ the last seen), moved by so many standard deviations."""
+        """Rows at a number of samples (≥ the last one), plus a number of standard deviations."""
         ahead = math.log(max(samples, self.last_samples) / self.last_samples)
         error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
         power = min(max(self.exponent * ahead + deviations * error, 0.0), ahead)
@@ -81,9 +81,9 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self, samples: Floats, deviations: Floats | float = 0.0) -> Floats:
         """`at` for arrays of shapes that broadcast."""
         ahead = np.log(np.maximum(samples, self.last_samples) / self.last_samples)
-        # Only the exponent's error matters from a point that is known; its scatter does not grow with distance.
+        # From a known point, only the exponent's error matters; the scatter does not grow with distance.
         error = np.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * np.minimum(ahead, 1.0))
-        # A table never grows faster than by one row per id of a sample: b ≤ 1 holds for the band too.
+        # A table never grows faster than by one row per id of a sample, so that b ≤ 1 holds for the band too.
         power = np.minimum(np.maximum(self.exponent * ahead + deviations * error, 0.0), ahead)
         return np.asarray(np.minimum(self.last_rows * np.exp(power), max(self.cap, self.last_rows)))
 
@@ -127,7 +127,8 @@ def fit_growth(history: TableHistory) -> Growth:
 
 
 def _law() -> Callable[..., Law]:
-    """Compiled where numba is loaded already, as for the search of plans: it alone takes 130 MB, which masters save."""
+    """The compiled function if numba is loaded already, as for the search of plans: numba takes 130 MB, too much for
+    masters."""
     return _compiled_law() if "numba" in sys.modules else heaps_law
 
 
@@ -139,7 +140,7 @@ def _compiled_law() -> Callable[..., Law]:
 
 
 class Action(StrEnum):
-    """What a forecast asks for."""
+    """The change that a forecast requests."""
 
     NONE = "none"
     MORE_MEMORY = "more memory per server"
@@ -147,15 +148,15 @@ class Action(StrEnum):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the fullest server, and what to do.
+    """Memory of the fullest server, and the requested change.
 
     Attributes:
-        samples_to_limit: (early, likely, late): more of them to be trained until the limit less its margin is reached;
-            infinity: never, and for all three where nothing is to be done.
+        samples_to_limit: (early, likely, late): samples until the limit less its margin is reached; infinity: never,
+            and for all three if no change is needed.
         seconds_to_limit: the same in time, with the band of the speed on top; None: the speed is not known.
         bytes_at_end: (low, likely, high) when the job has trained all of its samples.
         needed_bytes: per server at `needed_servers` servers, margin included, for the high end of the band.
-        base_bytes: of a server, besides its rows; `rows_bytes`: of all rows at the end, high end of the band.
+        base_bytes: of a server without its rows; `rows_bytes`: of all rows at the end, high end of the band.
     """
 
     action: Action
@@ -170,11 +171,11 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How careful a forecast is.
+    """Margins of a forecast.
 
     Attributes:
-        margin: share of the limit that must stay free. Chosen: what servers hold besides rows is taken to stay, and
-            rises while they save or hand rows over.
+        margin: share of the limit that must stay free. Chosen: a forecast assumes that memory besides rows is constant,
+            but it rises while servers save or move rows.
         deviations: standard deviations of the band on either side; 2 is about 95 %.
     """
 
@@ -187,13 +188,13 @@ class MemoryRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """The servers of a job as they are.
+    """The present servers of a job.
 
     Attributes:
         used_bytes: of the fullest one, measured now.
         limit_bytes: of each.
         imbalance: rows of the fullest over the mean, ≥ 1.
-        largest_bytes: no pod can have more.
+        largest_bytes: the maximum of a pod.
     """
 
     count: int
@@ -214,18 +215,19 @@ def forecast(
     speed_deviation: float = 0.0,
     fresh_samples: float = math.inf,
 ) -> Forecast:
-    """Whether the fullest server reaches its limit before the job ends, and what prevents it.
+    """Whether the fullest server reaches its limit before the job ends, and the change that prevents it.
 
-    What a server holds besides rows (measured use less its rows) is taken to stay. Action is asked for as soon as the
-    pessimistic end of the band reaches the limit before the job's end: a question of samples, which needs no speed.
+    A server's memory besides rows (measured use less its rows) is assumed to be constant. A change is requested as soon
+    as the pessimistic end of the band reaches the limit before the job's end. This depends on samples alone, not on the
+    speed.
 
     Args:
-        samples_per_second: at the moment; None: not known. Only the times in the answer depend on it.
+        samples_per_second: at present; None: not known. Only the times in the forecast depend on it.
         speed_deviation: one standard deviation of it, samples/s.
         fresh_samples: of the remaining ones, those that may bring new ids: a second epoch brings none.
 
     Raises:
-        ScalingError: a speed or counts that mean nothing.
+        ScalingError: an invalid speed or invalid counts.
     """
     rules = rules or MemoryRules()
     if samples_per_second is not None:
@@ -338,7 +340,7 @@ def memory_curve(
     rules: MemoryRules,
     fresh_samples: float,
 ) -> MemoryCurve:
-    """What `forecast` looks at, from now to the job's end; arguments as there."""
+    """The curve that `forecast` uses, from now to the job's end; the same arguments."""
     samples_S = np.linspace(trained_samples, trained_samples + remaining_samples, _CURVE_POINTS)
     share = servers.imbalance / servers.count
     rows_3S = share * _rows_bytes(growths, trained_samples + fresh_samples, rules)(samples_S[None, :])
@@ -350,7 +352,7 @@ def memory_curve(
 
 
 def _samples_to(bytes_at: Callable[[Floats], Floats], safe: float, now: float) -> Band:
-    """Samples until each of three rising curves passes `safe`: doublings, then 64 parts of the interval five times.
+    """Samples until each of three rising curves exceeds `safe`: by doubling, then by dividing in 64 parts five times.
 
     Infinity where it does not within 2^60 ×.
 
@@ -364,7 +366,7 @@ def _samples_to(bytes_at: Callable[[Floats], Floats], safe: float, now: float) -
     for _ in range(5):
         parts_3S = low_3[:, None] + (high_3 - low_3)[:, None] * np.linspace(0.0, 1.0, 65)
         inside_3S = bytes_at(parts_3S) > safe
-        # The upper end passes: that is how the interval was found.
+        # The upper end always exceeds `safe`, because the interval was chosen so.
         inside_3S[:, -1] = True
         part_3 = np.maximum(inside_3S.argmax(axis=1), 1)
         low_3, high_3 = parts_3S[curves, part_3 - 1], parts_3S[curves, part_3]

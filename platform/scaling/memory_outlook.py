@@ -1,4 +1,4 @@
-"""What memory a job's plans must have, from what its servers and tables were seen to hold: live and simulated alike."""
+"""The memory that a job's plans must have, from measurements of its servers and tables; live and simulated jobs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from elastrec.platform.scaling.types import Limits, MemoryCurve, MemoryNeed, Mem
 from elastrec.platform.specs.errors import ScalingError
 
 LEAST_POINTS = 3
-"""Of a table, different numbers of samples: a law with two unknowns and one point to doubt it by."""
+"""Least points of a table at different numbers of samples: two for the unknowns of the law, one for its error."""
 
 
 class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of a job's memory.
+    """Measurements of a job's memory.
 
     Attributes:
-        servers: None: no server, or not every one, has reported what it uses.
+        servers: None: some servers have not reported their use.
         worker_used_bytes: of the fullest worker; 0: none has reported it.
         trained, remaining: samples; `fresh`: of the remaining ones, those that may bring new ids.
-        samples_per_second: at the moment, whatever was measured of the job's configurations; None: not known.
+        samples_per_second: at present, also in a configuration without a full measurement; None: not known.
         speed_deviation: one standard deviation of it, samples/s.
     """
 
@@ -46,11 +46,11 @@ class MemorySeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What plans must have, and what the forecast says.
+    """The memory that plans must have, and the forecast.
 
     Attributes:
-        forecast: None while too little was seen of a table.
-        problem: why there is none, where what was measured means nothing.
+        forecast: None while a table has too few points.
+        problem: why there is no forecast, if measurements are invalid.
     """
 
     need: MemoryNeed
@@ -59,7 +59,7 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """What a person who looks at the job should know of it."""
+        """The outlook as text for users."""
         if self.forecast is not None:
             return self.forecast.reason
         return self.problem or "not forecast before its servers were seen and its tables counted three times"
@@ -68,8 +68,8 @@ class MemoryOutlook(msgspec.Struct, frozen=True, kw_only=True):
 def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
     """The memory that every plan of the job must have.
 
-    As long as it is unknown how the tables grow, servers need all the memory that they have together: what a plan
-    took back, it could not give again in time.
+    As long as the growth of the tables is unknown, servers keep all of their memory: if a plan reduced it, a later one
+    could not restore it in time.
     """
     rules = MemoryRules()
     worker = math.ceil(seen.worker_used_bytes / (1.0 - rules.margin)) or allocation.worker_memory_bytes
@@ -117,9 +117,11 @@ def _need_of(found: Forecast, servers: Servers, worker_bytes: int, rules: Memory
 
 
 def wish_of(allocation: Allocation, found: Forecast | None, limits: Limits) -> MemoryWish | None:
-    """What a forecast asks for; None where memory lasts, or the job has it already, or as much as it is allowed.
+    """The change that a forecast requests; None if memory is sufficient, or the job has the requested or the allowed
+    memory.
 
-    Fewer servers than are needed are asked for where the job is not allowed more: the limit is reached later.
+    If the job is not allowed the needed number of servers, it requests the allowed number: the limit is then reached
+    later.
     """
     if found is None or found.action is Action.NONE:
         return None

@@ -1,7 +1,7 @@
-"""A look at a job's memory between two rounds: what a round would ask for, where the next one may come too late.
+"""Checks of a job's memory between two rounds, for the case that the next round would be too late.
 
-The job's master looks, a real and a simulated one alike. It is the same forecast and the same plan as a round's; only
-whether it can wait is decided here.
+The master of the job makes the checks, a real and a simulated one alike. Forecast and plan are those of a round; this
+module only decides whether the plan can wait for the next round.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from elastrec.platform.scaling.types import JobProfile, Plan
 from elastrec.platform.specs.metrics import WINDOW_SECONDS
 
 MEMORY = "memory-forecast"
-"""Policy of the plans that a memory forecast asks for."""
+"""Policy name of plans that a memory forecast requests."""
 LEAST_SECONDS = WINDOW_SECONDS
-"""Between two looks: nothing new is known before."""
+"""Shortest time between two checks: measurements do not change sooner."""
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look found.
+    """The result of one check.
 
     Attributes:
-        plan: to be carried out now; None: nothing is needed, or the next round is early enough.
-        seconds: until the next look.
+        plan: to be applied now; None: nothing is needed, or the next round is early enough.
+        seconds: until the next check.
     """
 
     plan: Plan | None
@@ -31,7 +31,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_plan(job: JobProfile) -> Plan | None:
-    """What the memory forecast asks for; None where memory lasts."""
+    """The plan that the memory forecast requests; None if memory is sufficient."""
     wish = job.memory_wish
     if wish is None:
         return None
@@ -41,15 +41,15 @@ def memory_plan(job: JobProfile) -> Plan | None:
 
 
 def look(known: JobFacts, plan_seconds: float) -> Look:
-    """Gives memory where the limit may be reached before a plan that is made later could be carried out.
+    """Plans more memory if the limit may be reached before a later plan could be applied.
 
-    No sooner: every count of rows narrows the band, and what a wide one asks for may be several times too much. So what
-    a round comes for in time is left to the round. A forecast is trusted for half of the time that it leaves, and of
-    the time that the job has trained: speeds and tables may change meanwhile.
+    Not earlier, because every count of rows narrows the band, and with a wide band the request may be several times too
+    large. If the next round is early enough, the round decides. A forecast is used for half of the time until its
+    limit, and of the time that the job has trained, because speeds and tables may change.
 
     Args:
-        known: `until_next_change_seconds` is the time between two rounds, and the longest between two looks.
-        plan_seconds: that carrying a plan out takes at most.
+        known: `until_next_change_seconds` is the time between two rounds, and the longest time between two checks.
+        plan_seconds: the longest time in which a plan is applied.
     """
     decided = decidable(known)
     job = decided.memory if isinstance(decided, NotNow) else decided
@@ -70,9 +70,9 @@ def look(known: JobFacts, plan_seconds: float) -> Look:
 
 
 def _was_given_up(known: JobFacts) -> bool:
-    """Whether memory was asked for within the time of a round, and the job is not to have it any more.
+    """Whether memory was requested within the time of a round, and the job's shape no longer includes it.
 
-    The cluster had no room for it, or somebody took it back: rounds ask no more often, either.
+    The cluster had no capacity for it, or the request was cancelled. Rounds do not repeat such a request sooner either.
     """
     now = known.allocation
     return any(

@@ -1,6 +1,6 @@
-"""Keeps what a native library prints out of standard output, where commands write JSON.
+"""Keeps the output of native libraries out of standard output, where commands write JSON.
 
-HiGHS, the solver in scipy, has a line that it prints whatever its options say.
+HiGHS, the solver in scipy, prints a line that no option suppresses.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def native_output_to_stderr() -> Iterator[None]:
-    """While inside, file descriptor 1 is standard error, so nothing that anybody prints meanwhile is lost.
+    """Redirects file descriptor 1 to standard error, so that no output is lost.
 
-    Python's own `sys.stdout` is not touched: what stands in its buffer is written where it belongs afterwards.
+    Python's `sys.stdout` is unchanged: its buffer is written to standard output afterwards.
     """
     library = ctypes.CDLL(None)
     kept = os.dup(1)
     try:
-        # What the C library holds back would be written to whatever descriptor 1 is later.
+        # The C library's buffer would otherwise be written after descriptor 1 is restored.
         library.fflush(None)
         os.dup2(2, 1)
         yield

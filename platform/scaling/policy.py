@@ -1,4 +1,4 @@
-"""The plug-in point: what a scaling policy is, how it is found, and how its mistakes are kept from the jobs.
+"""Scaling policies as plug-ins: their interface, their registration, and the protection of jobs from their errors.
 
 A policy is any class with a `name` and the two methods of `ScalingPolicy`, registered in a package's metadata:
 
@@ -34,7 +34,7 @@ GROUP = "elastrec.scaling_policies"
 
 @dataclass(frozen=True)
 class View:
-    """All that a policy knows of the cluster and of the wishes of who runs it."""
+    """The cluster's capacity and the operator's settings, as a policy gets them."""
 
     capacity: Capacity
     prices: PriceList
@@ -47,15 +47,15 @@ class View:
 
 @runtime_checkable
 class ScalingPolicy(Protocol):
-    """Two pure steps; equal arguments give equal answers. No clock, no cluster, no state between rounds."""
+    """Two pure functions: equal arguments give equal results. No clock, no cluster, no state between rounds."""
 
     name: str
 
     def propose(self, job: JobProfile, view: View) -> Proposal:
-        """What one job could do; its first candidate is to stay. Called once per job, in any order or process.
+        """The candidates of one job; the first one is to stay. Called once per job, in any order or process.
 
         Raises:
-            ScalingError: nothing can be said about this job; it keeps its allocation and the reason is shown.
+            ScalingError: no prediction is possible; the job keeps its allocation, and the reason is shown.
         """
         ...
 
@@ -70,7 +70,7 @@ class Round:
 
     Attributes:
         plans: one per job, in the order in which they are to be applied; jobs that stay are among them.
-        problems: what a policy did wrong or could not say, by job id; "" stands for all jobs.
+        problems: errors of a policy, by job id; "" stands for all jobs.
     """
 
     plans: tuple[Plan, ...]
@@ -122,7 +122,7 @@ def keep(job: JobProfile, policy: str, reason: str) -> Plan:
 
 
 def propose_safely(policy: ScalingPolicy, job: JobProfile, view: View) -> tuple[Proposal | None, str]:
-    """(proposal, "") or (None, what went wrong): the answer of one job's mapped task."""
+    """(proposal, "") or (None, error): the result of one job's mapped task."""
     try:
         proposal = policy.propose(job, view)
         _require_proposal(proposal, job)
@@ -154,7 +154,7 @@ def select_safely(
     view: View,
     problems: dict[str, str] | None = None,
 ) -> Round:
-    """The round of these proposals. What a policy does wrong is named, and the jobs that it hits keep their plans.
+    """The round of these proposals. Errors of a policy are reported, and affected jobs keep their allocation.
 
     Args:
         jobs: all running jobs, also those without a proposal.
@@ -181,7 +181,7 @@ def select_safely(
 def _sound(
     policy: ScalingPolicy, jobs: Sequence[JobProfile], wanted: Sequence[object], view: View, problems: dict[str, str]
 ) -> dict[str, Plan]:
-    """The plans that may be applied, in their order; what is wrong with the others goes to `problems`."""
+    """The plans that may be applied, in their order; errors of the others are added to `problems`."""
     known = {job.job_id: job for job in jobs}
     counts = Counter(each.job_id for each in wanted if isinstance(each, Plan))
     free, sound = view.capacity.free, dict[str, Plan]()
@@ -217,7 +217,7 @@ def _text(amount: Resources) -> str:
 
 
 def decide(policy: ScalingPolicy, jobs: Sequence[JobProfile], view: View) -> Round:
-    """Both steps for all jobs in this process: what a simulator and a command line call."""
+    """Both steps for all jobs in this process; for the simulator and the command line."""
     answers = [(job, *propose_safely(policy, job, view)) for job in jobs]
     problems = {job.job_id: problem for job, _, problem in answers if problem}
     proposals = [proposal for _, proposal, _ in answers if proposal is not None]

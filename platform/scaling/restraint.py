@@ -1,7 +1,7 @@
-"""What is open to a job now: no plan with less memory than its rows need, none too soon after a change or back again.
+"""Restrictions of a job's plans: enough memory for its rows, a pause after a change, no reversal.
 
-The same for every policy: what is not open is taken out of a proposal before anybody chooses, so that nobody counts on
-what it would have given back.
+They apply to every policy: forbidden candidates are removed from a proposal before the choice, so that the choice does
+not use the capacity that they would free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ URGENCY = {
     CandidateKind.STAY: Urgency.EXPLORE,
 }
 UNLIMITED = Resources(float("inf"), float("inf"))
-"""What is free is divided among all jobs later."""
+"""The free capacity is divided among all jobs later."""
 _WORDS = {
     "workers": "workers",
     "parameter_servers": "parameter servers",
@@ -31,7 +31,7 @@ _WORDS = {
 
 
 def moves_of(before: Allocation, after: Allocation) -> dict[str, tuple[float, float]]:
-    """What differs, under the names that people read."""
+    """The differences, by the names that users read."""
     return {
         words: (float(one), float(other))
         for name, words in _WORDS.items()
@@ -52,7 +52,7 @@ def past_of(job: JobProfile) -> tuple[Done, ...]:
 
 
 def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: StrategySettings) -> Proposal:
-    """The proposal without the candidates that are not open to the job; its notes say why they are not."""
+    """The proposal without the forbidden candidates; its notes contain the reasons."""
     if len(proposal.candidates) == 1:
         return proposal
     longest = max(settings.cool_down_seconds, settings.reversal_seconds)

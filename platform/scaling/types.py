@@ -1,7 +1,7 @@
-"""The plain values of scaling: what was measured on a job, what may be done with it, what was decided.
+"""The plain values of scaling: measurements of a job, its limits, and decisions about it.
 
-Units: seconds, bytes, samples, cores (float), currency per hour. Every value is frozen and is JSON in and out
-(`msgspec.json`), so that it can travel through XCom, an artifact of a run, or a simulator's file.
+Units: seconds, bytes, samples, cores (float), currency per hour. Every value is frozen and can be encoded as JSON
+(`msgspec.json`), for XCom, for an artifact of a run, or for a file of the simulator.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job measured at one allocation. Not checked when made: profiles come from runs of all kinds.
+    """A job's measurement at one allocation. The constructor does not check it, because profiles come from runs of all
+    kinds.
 
     Attributes:
         iteration_seconds: mean step of a worker without its wait for data; T_iter of eq. 1.
-        compute_seconds: the part of it that the worker computed (T_grad, eq. 2); None where it was not measured.
-        iterations: steps that the means are over.
+        compute_seconds: the part of it in which the worker computed (T_grad, eq. 2); None where it was not measured.
+        iterations: number of steps of the means.
     """
 
     allocation: Allocation
@@ -55,17 +56,17 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overheads(msgspec.Struct, frozen=True, kw_only=True):
-    """What changing a job costs on one cluster, from its own measured starts and migrations (`objectives`).
+    """The costs of changes on one cluster, from its own measured starts and migrations (`objectives`).
 
     The two `…_start_core_seconds` are what `benchmarks.jobs.startup` measured on 2026-11-24; the other defaults are
     assumed.
 
     Attributes:
-        worker_start_seconds, server_start_seconds: from the request to training; the job trains on meanwhile.
+        worker_start_seconds, server_start_seconds: from the request to training; the job continues to train.
         migration_pause_seconds: training pauses when servers or their size change.
-        migration_copy_seconds: rows are copied to other servers; the job trains on meanwhile.
-        worker_start_core_seconds, server_start_core_seconds: that a pod computes until it works.
-        measured: how many starts and migrations stand behind the seconds; 0: the defaults.
+        migration_copy_seconds: for copying rows to other servers; the job continues to train.
+        worker_start_core_seconds, server_start_core_seconds: CPU time of a pod until it trains.
+        measured: number of measured starts and migrations; 0: the defaults.
     """
 
     worker_start_seconds: float = 60.0
@@ -83,7 +84,7 @@ class Overheads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that a job must have at the end of its horizon, whatever its throughput.
+    """Memory that a job must have at the end of its horizon, independently of its throughput.
 
     Attributes:
         worker_bytes: of one worker.
@@ -98,12 +99,13 @@ class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
     imbalance: float = 1.1
 
     def server_bytes(self, servers: int) -> int:
-        """Of the fullest of so many servers."""
+        """Need of the fullest server, by the number of servers."""
         return math.ceil(self.server_base_bytes + self.imbalance * self.embedding_bytes / servers)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one job's plans, both ends included. Where both are what the job has, plans leave it as it is."""
+    """Bounds of one job's plans, both ends included. Plans do not change a value whose bounds are both the present
+    one."""
 
     workers: tuple[int, int] = (1, 64)
     parameter_servers: tuple[int, int] = (1, 16)
@@ -118,7 +120,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             require(0 < low <= high, f"limits.{field}", (low, high), "0 < low ≤ high", "correct the job's limits")
 
     def broken_by(self, before: Allocation, after: Allocation) -> str:
-        """What a change takes beyond a bound, or farther beyond; empty: nothing."""
+        """The values that a change moves beyond a bound, or farther beyond it; empty: none."""
         for field in self.__struct_fields__:
             low, high = getattr(self, field)
             now, wanted = getattr(before, field), getattr(after, field)
@@ -128,7 +130,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a memory forecast asks for so that servers do not run out of it before the job ends.
+    """The change that a memory forecast requests so that servers do not run out of memory before the job ends.
 
     Attributes:
         seconds_to_limit: until the limit less its margin is reached, at the earliest; None: the speed is not known.
@@ -140,12 +142,12 @@ class MemoryWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of the fullest server over samples, as it was forecast at one moment: for pictures.
+    """Forecast memory of the fullest server over samples, for pictures.
 
     Attributes:
-        samples: from that moment to the job's end, rising.
-        low, likely, high: bytes at each of them, the band of `memory.MemoryRules.deviations`.
-        safe_bytes: the limit of each server less what must stay free.
+        samples: from the time of the forecast to the job's end, rising.
+        low, likely, high: bytes at each of them; the band of `memory.MemoryRules.deviations`.
+        safe_bytes: the limit of each server less the margin that must stay free.
     """
 
     samples: tuple[float, ...]
@@ -156,14 +158,14 @@ class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EXPLORING = "exploring"
-"""Who asks for a change that is only made to learn from it (`Plan.asked_by`)."""
+"""The value of `Plan.asked_by` for a change that is only made to measure its effect."""
 
 
 class PastChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was made to the job's shape, by whomever.
+    """A change of the job's shape.
 
     Attributes:
-        asked_by: a policy, `EXPLORING`, or empty where nobody said.
+        asked_by: a policy, `EXPLORING`, or empty: unknown.
     """
 
     before: Allocation
@@ -173,21 +175,21 @@ class PastChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a decision about one running job needs.
+    """The input of a decision about one running job.
 
     Attributes:
-        allocation: what it has now.
+        allocation: the present one.
         remaining_samples: Φ of eq. 14.
         observations: of this job; any order, any number, not yet cleaned. Plans that save may not fall far below the
             fastest of their allocations, however many there are.
-        prior: what is known before the first measurement, the most similar finished job's coefficients.
+        prior: the coefficients of the most similar finished job, for the time before the first measurement.
         memory: None when memory is not forecast: plans then keep the memory per pod.
-        memory_wish: a change that a forecast asks for; None while memory lasts.
-        movable: what can be changed while it runs; plans change nothing else.
+        memory_wish: a change that a forecast requests; None: memory is sufficient.
+        movable: the kinds of change that are possible while it runs; plans contain no others.
         until_next_change_seconds: the window until the job may be rescaled again (cool-down included).
         priority: multiplies its weight; 1 is normal.
-        changes: what was changed lately, in any order: a job rests after a change, and does not go back and forth.
-        shape_version: of the shape that the job is to have; who carries a plan out refuses one for another version.
+        changes: the latest ones, in any order, so that a job is not changed too often or back and forth.
+        shape_version: of the target shape; the master refuses a plan for another version.
     """
 
     job_id: str
@@ -218,14 +220,14 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
             require(good, "changes.seconds_ago", each.seconds_ago, "0 or more", remedy)
 
     def lacks_memory(self, planned: Allocation) -> str:
-        """What a plan has less of than the rows are known to need; empty: nothing, or it leaves those pods alone."""
+        """Why a plan has too little memory for the rows; empty: it has enough, or does not change those pods."""
         need, now = self.memory, self.allocation
         if need is None:
             return ""
         servers, each = planned.parameter_servers, planned.parameter_server_memory_bytes
         if (servers, each) != (now.parameter_servers, now.parameter_server_memory_bytes):
             if each < now.parameter_server_memory_bytes:
-                # They get smaller at once; others that take rows from them are still to start.
+                # They get smaller at once, before new ones that take rows from them have started.
                 servers = min(servers, now.parameter_servers)
             needed = need.server_bytes(servers)
             if each < needed:
@@ -244,11 +246,11 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     """α and β of eq. 2–5, in seconds per unit of their feature; all ≥ 0. The last ones are those of `step_form`.
 
     Attributes:
-        fixed: Σβ. The four β are not separately identifiable: each is a constant added to T_iter.
-        compute_fixed: the part of `fixed` that belongs to T_grad; None where compute was not measured by itself.
-        fan_out: of a worker for each server, per core of the worker.
-        fan_in: of a server for each worker, per core of the server.
-        overlap: q: 1, the parts of a step add up; the larger, the more of them passes at the same time. No unit.
+        fixed: Σβ. The four β are not separately identifiable, because each is a constant summand of T_iter.
+        compute_fixed: the part of `fixed` that belongs to T_grad; None where compute was not measured separately.
+        fan_out: a worker's cost for each server, per core of the worker.
+        fan_in: a server's cost for each worker, per core of the server.
+        overlap: q; 1: the parts of a step add up; the larger, the more they overlap. No unit.
     """
 
     gradient: float
@@ -262,7 +264,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
     overlap: float = 1.0
 
     def at_level(self, factor: float) -> Coefficients:
-        """Of the same job on nodes on which every step takes so many times as long."""
+        """The coefficients of the same job on nodes on which every step takes `factor` times as long."""
         compute = None if self.compute_fixed is None else self.compute_fixed * factor
         return Coefficients(
             gradient=self.gradient * factor, update=self.update * factor, synchronise=self.synchronise * factor,
@@ -272,11 +274,11 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prior(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a young job's model starts.
+    """The starting point of a young job's model.
 
     Attributes:
-        source: for people, the id of the finished job.
-        strength: how many measured configurations it is worth at first.
+        source: the id of the finished job, for users.
+        strength: its initial weight, as a number of measured configurations.
     """
 
     coefficients: Coefficients
@@ -285,7 +287,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CandidateKind(StrEnum):
-    """What a candidate is for."""
+    """The purpose of a candidate."""
 
     STAY = "stay"
     GROW = "grow"
@@ -294,15 +296,15 @@ class CandidateKind(StrEnum):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that could be done with a job, and what it is predicted to bring.
+    """A possible change of a job and its predicted outcome.
 
     Attributes:
         samples_per_second: Ψ with it.
         relative_error: of that prediction, one standard deviation.
         gain: TG of eq. 8, samples/s, overhead taken off.
         overhead: samples/s.
-        cost_per_hour: RC of eq. 7, against what the job has now; negative: it saves.
-        needs: resources against what the job has now; negative: given back.
+        cost_per_hour: RC of eq. 7, against the present allocation; negative: it saves.
+        needs: resources against the present allocation; negative: freed.
     """
 
     allocation: Allocation
@@ -316,11 +318,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """One job's candidates, the first of which is always to stay; the value that mapped tasks hand on.
+    """One job's candidates, the first of which is always to stay; the result of a mapped task.
 
     Attributes:
         samples_per_second: Ψ now.
-        notes: for people: how far the model is to be trusted and why.
+        notes: for users: the reliability of the model, with reasons.
     """
 
     job_id: str
@@ -334,7 +336,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, job: JobProfile, candidates: Sequence[Candidate], notes: Sequence[str] = ()) -> Proposal:
-        """What is proposed for a job; `candidates` begins with to stay, which predicts Ψ now."""
+        """The proposal for a job; the first of `candidates` is to stay, with the prediction of Ψ now."""
         return cls(
             job_id=job.job_id,
             allocation=job.allocation,
@@ -348,12 +350,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate after the choice: a line of the explanation.
+    """A candidate after the choice; a row of the explanation.
 
     Attributes:
         weight: WG of eq. 14.
         value: RE · WG of eq. 12; None where RC ≤ 0, for which RE is not defined.
-        why: why it was chosen, or why not.
+        why: the reason for which it was or was not chosen.
     """
 
     candidate: Candidate
@@ -364,17 +366,17 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to become of one job. Applying it is somebody else's work.
+    """The decision about one job. Other components apply it.
 
     Attributes:
-        before: the allocation that the plan was made for; a plan is stale when the job has another one.
-        allocation: the wanted one.
+        before: the allocation for which the plan was made; a plan is stale when the job has another one.
+        allocation: the target.
         predicted: the chosen candidate.
         considered: all candidates, the chosen one among them.
-        plan_id: of this plan alone; carried out twice, it is one change. Empty: it is not to leave this process.
-        shape_version: of the shape that it was made for; None: nothing is compared when it is carried out.
-        expires_unix_seconds: when it is too old to be carried out; None: never.
-        memory: the forecast when it was made; None: there was none, or it was not asked for.
+        plan_id: of this plan alone; applied twice, it is one change. Empty: for use within this process only.
+        shape_version: of the shape for which it was made; None: not compared when it is applied.
+        expires_unix_seconds: when it is too old to be applied; None: never.
+        memory: the forecast when it was made; None: there was none, or it was not requested.
     """
 
     job_id: str
@@ -391,11 +393,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_by(self) -> str:
-        """Its policy, or `EXPLORING`: what a job only tried it may take back at once."""
+        """Its policy, or `EXPLORING`: a job may undo an exploring change at once."""
         is_trial = self.predicted is not None and self.predicted.kind is CandidateKind.EXPLORE
         return EXPLORING if is_trial else self.policy
 
     @property
     def changes(self) -> frozenset[Change]:
-        """Empty: the job stays as it is."""
+        """The kinds of change; empty: the job stays as it is."""
         return self.before.changes(self.allocation)

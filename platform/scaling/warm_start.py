@@ -1,4 +1,4 @@
-"""Start-up sizes of a new job from similar finished ones (DLRover-RM Algorithm 1), and why exactly these.
+"""Start-up sizes of a new job from similar finished ones (DLRover-RM Algorithm 1), with their explanation.
 
 rank the k most similar jobs so that the most similar one is last
 Â_0 = A_0,  Â_i = μ·A_i + (1−μ)·Â_{i−1}       eq. 10;  start with Â_{k−1}
@@ -16,23 +16,23 @@ from elastrec.platform.scaling.model.columns import FIELDS, Columns, Floats
 from elastrec.platform.scaling.types import Coefficients, Prior
 
 _MEMORY_STEP = MEMORY_STEP // 2
-"""Half a step of plans: a start is free of what a change costs, so that it may be closer."""
+"""Half a step of plans: a start does not have the costs of a change, so that its sizes may be finer."""
 _STAYS_FREE = 0.2
-"""Of a server's memory. Twice the margin of a forecast: the next job's ids are others, and it may not be able to get
-more while it runs."""
+"""Margin of a server's memory. Twice the margin of a forecast, because the next job has other ids and may not be able
+to get more memory while it runs."""
 _ROWS = "training_rows"
 _NAME = "name"
 MEMORY_NUMBERS = (_ROWS, "embedding_dimension", "tables")
-"""What the memory of a job's servers depends on: rows of how many tables, of which size."""
+"""The numbers on which the memory of a job's servers depends: rows, tables and their sizes."""
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job is, before it runs. Missing entries are allowed on both sides and make jobs less similar.
+    """Features of a job that are known before it runs. Missing entries are allowed and make jobs less similar.
 
     Attributes:
         categories: equal or not, for example name, architecture, optimiser; not who owns the job.
         numbers: compared by their ratio, for example training_rows, embedding_dimension; ≥ 0.
-        sets: compared by what they share, for example the names of tables.
+        sets: compared by their intersection, for example the names of tables.
     """
 
     categories: dict[str, str] = {}
@@ -45,10 +45,10 @@ class PastJob(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         allocation: the last one it trained with.
-        needed: what it turned out to need, where that is known: more than it had for a job that ran out of memory,
-            less for one that had too much; else None.
+        needed: its need, if known: more than it had for a job that ran out of memory, less for one that had too much;
+            otherwise None.
         coefficients: its fitted model, for the new job's prior.
-        ended_unix_seconds: breaks ties: the later one counts as more similar.
+        ended_unix_seconds: of equally similar jobs, the later one counts as more similar.
     """
 
     job_id: str
@@ -63,8 +63,8 @@ class Similarity(msgspec.Struct, frozen=True, kw_only=True):
     """0 (nothing in common) to 1 (alike), by type of feature; a type that neither job has is None.
 
     Attributes:
-        memory: of that one of MEMORY_NUMBERS in which they differ most: a table of a thousand times the rows is not
-            made similar by its dimension.
+        memory: of the number among MEMORY_NUMBERS in which they differ most, because an equal dimension does not make a
+            table of a thousand times the rows similar.
     """
 
     categories: float | None
@@ -75,7 +75,7 @@ class Similarity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Contribution(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the explanation.
+    """A row of the explanation.
 
     Attributes:
         share: of the start-up sizes that come from this job; all shares add up to 1.
@@ -89,7 +89,7 @@ class Contribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a new job starts.
+    """The start-up sizes of a new job.
 
     Attributes:
         smoothed: the numbers before rounding, by field of Allocation.
@@ -103,18 +103,18 @@ class WarmStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WarmStartSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the past is believed. Algorithm 1 leaves all of it open.
+    """The weight of finished jobs. Algorithm 1 gives none of these values.
 
     Attributes:
-        most: k, jobs that are looked at. Chosen: with μ = 0.6 a sixth one would count for less than 1 %.
-        smoothing: μ, the weight of the more similar job in every step. Chosen: the most similar job counts for more
-            than all others together, which smooth what was special about its last run.
-        least_similarity: jobs below it, in all or in what memory depends on, say nothing about this one. Chosen: more
-            of a job differs then than is equal.
-        half_ratio: numbers that differ by this factor are half as similar as equal ones. Chosen: a job that trains
-            four days at once is still like one that trains one.
-        weights: of categories, numbers and sets in the total. Chosen: the name says as much as the size; which tables
-            they are says less than how many rows.
+        most: k, the number of jobs. Chosen: with μ = 0.6, a sixth one would have a weight below 1 %.
+        smoothing: μ, the weight of the more similar job in every step. Chosen: the most similar job has more weight
+            than all others together, which smooth the peculiarities of its last run.
+        least_similarity: jobs below it, in total or in memory, are ignored. Chosen: below it, more of a job differs
+            than is equal.
+        half_ratio: numbers that differ by this factor are half as similar as equal ones. Chosen: a job that trains four
+            days at once is still similar to one that trains one day.
+        weights: of categories, numbers and sets in the total. Chosen: the name is as important as the size; the names
+            of tables are less important than their number of rows.
     """
 
     most: int = 5
@@ -152,7 +152,7 @@ def _is_close(found: Similarity, settings: WarmStartSettings) -> bool:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    # fsum: the order of a set's elements must not show.
+    # fsum: the result must not depend on the order of a set's elements.
     return math.fsum(values) / len(values) if values else None
 
 
@@ -182,12 +182,12 @@ def warm_start(
 ) -> WarmStart:
     """Algorithm 1 on the most similar jobs.
 
-    A job whose name has not run among them has no less memory than its owner asks for: neither a worker, nor a server,
-    nor all servers together. What other models needed is no measure of it.
+    If no job of this name is among them, the job gets at least the memory in its job file: each worker, each server,
+    and all servers together. The needs of other models are no measure of it.
 
     Args:
-        default: the cold start, what the job file asks for; taken when no finished job is similar.
-        capacity: what can be granted; pods and their number are cut to it.
+        default: the cold start, from the job file; used when no finished job is similar.
+        capacity: the limit of pods and of their number.
     """
     settings = settings or WarmStartSettings()
     scored = [(similarity(features, past.features, settings), past) for past in history]
@@ -240,9 +240,9 @@ def warm_start(
 
 
 def prior_of(features: Features, history: Sequence[PastJob], settings: WarmStartSettings | None = None) -> Prior | None:
-    """Where the throughput model of such a job starts: with the fitted model of the most similar finished one.
+    """The starting point of a new job's throughput model: the fitted model of the most similar finished job.
 
-    None where none of them is similar and has one.
+    None if no similar one has a model.
     """
     settings = settings or WarmStartSettings()
     scored = [
@@ -257,12 +257,12 @@ def prior_of(features: Features, history: Sequence[PastJob], settings: WarmStart
 
 
 def with_memory_used(allocation: Allocation, server_bytes: float) -> Allocation:
-    """What a finished job needed: its own allocation, its servers without memory that the fullest never used.
+    """The need of a finished job: its own allocation, less the server memory that the fullest server never used.
 
-    Tables only grow, so that what is in use at the end is the most that ever was.
+    Tables only grow, so that the use at the end is the maximum.
 
     Args:
-        server_bytes: in use by the fullest server when the job was last looked at.
+        server_bytes: used by the fullest server at the last measurement.
     """
     needed = math.ceil(server_bytes / (1.0 - _STAYS_FREE) / _MEMORY_STEP) * _MEMORY_STEP
     least = min(max(needed, _MEMORY_STEP), allocation.parameter_server_memory_bytes)
@@ -270,7 +270,8 @@ def with_memory_used(allocation: Allocation, server_bytes: float) -> Allocation:
 
 
 def _for_as_many_rows(past: PastJob, features: Features) -> Allocation:
-    """What a past job counts with. What it needed is enough for its own rows; tables grow at most as rows do."""
+    """The need of a past job, scaled to this one. Its memory is enough for its own rows; tables grow at most as rows
+    do."""
     if past.needed is None:
         return past.allocation
     now, then = features.numbers.get(_ROWS, 0.0), past.features.numbers.get(_ROWS, 0.0)
@@ -281,7 +282,7 @@ def _for_as_many_rows(past: PastJob, features: Features) -> Allocation:
 
 
 def _memory_for(closest: Allocation, servers: int) -> float:
-    """Of each of so many servers, to hold what those of the most similar job hold: its tables are as large on fewer."""
+    """Memory of each of so many servers for the tables of the most similar job, which are as large on fewer servers."""
     return closest.parameter_servers * closest.parameter_server_memory_bytes / servers
 
 
@@ -291,13 +292,13 @@ def _rows(allocations: Sequence[Allocation]) -> Floats:
 
 
 def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[Allocation, str]:
-    """Rounded to what clusters grant, and cut to this one; (allocation, what was cut, for the reason)."""
+    """Rounded to whole steps and limited to the capacity; (allocation, a description of the limits applied)."""
 
     def stepped(value: float, step: float) -> float:
         return max(step, round(value / step) * step)
 
     def memory(value: float) -> int:
-        # Rounded up: too little memory ends the job, too much only costs.
+        # Rounded up, because too little memory ends the job and too much only costs.
         return max(_MEMORY_STEP, math.ceil(value / _MEMORY_STEP - 1e-9) * _MEMORY_STEP)
 
     workers = max(1, round(smoothed["workers"]))

@@ -1,1 +1,1 @@
-"""The choice across jobs and teams: whose capacity it is, and at most one change per job (DLRover-RM §4.3)."""
+"""The choice across jobs and teams: quotas, and at most one change per job (DLRover-RM §4.3)."""

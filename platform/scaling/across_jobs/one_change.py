@@ -1,8 +1,8 @@
-"""One change per job and round: the memory forecast, the quota and the plan across jobs each want something of a job.
+"""One change per job and round, although the memory forecast, the quota and the policy may each propose one.
 
-`strategy.choose_strategy` decides by validate → sort → optimise. What cannot be done while a job runs loses by its
-objection, and is put to the job's master all the same: its refusal is then in the job's history, ahead of the failure
-that it was to prevent.
+`strategy.choose_strategy` decides by validate → sort → optimise. A change that is impossible while the job runs is
+rejected, but is sent to the job's master all the same, so that the job's history contains the refusal before the
+failure that the change should have prevented.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan
 def one_change(
     decided: Round, jobs: Sequence[JobProfile | NotNow], settings: StrategySettings | None = None
 ) -> tuple[Round, dict[str, Verdict]]:
-    """The round with what memory forecasts ask for, and the verdict of each job in which strategies competed.
+    """The round with the changes that memory forecasts request, and the verdict for each job with several proposals.
 
-    Plans that prevent a failure come first. A plan of the policy that brings as much memory as the forecast asks for
-    stands for both. A forecast counts alone for a job that the policy was not asked about or has no plan for.
+    Plans that prevent a failure come first. A plan of the policy that brings the requested memory fulfils both. The
+    forecast's request is used alone for a job without a plan of the policy.
 
     Args:
         jobs: all that train, also those of which no other plan can be made now.
@@ -42,7 +42,7 @@ def one_change(
         if plan is not None and plan.changes and _has_memory_of(plan, memory):
             plans.append(plan)
             continue
-        # What is free was divided among the plans already; whether more memory can be had is the cluster's to say.
+        # The free capacity is already divided among the plans; only the cluster knows whether more memory is available.
         wishes = [_of_memory(memory, job), *map(_of_plan, kept)]
         verdict = choose_strategy(wishes, past_of(job), UNLIMITED, settings)
         verdicts[job.job_id] = verdict
@@ -57,7 +57,7 @@ def one_change(
 
 
 def _has_memory_of(plan: Plan, needed: Plan) -> bool:
-    """Whether a plan gives the servers together, and each of them, what is needed."""
+    """Whether a plan gives enough memory to all servers together and to each of them."""
     ours, wanted = plan.allocation, needed.allocation
     return (
         ours.parameter_servers >= wanted.parameter_servers

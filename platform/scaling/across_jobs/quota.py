@@ -1,16 +1,17 @@
-"""Whose capacity it is: teams grow into what is idle, and give it back when somebody asks for what is theirs by right.
+"""Quotas of teams: a team may borrow idle capacity, and returns it when its owner requests it.
 
-A team is entitled to a share of every resource of the cluster. Above it, it holds borrowed capacity; what the listed
-shares leave over belongs to nobody. Three rules, in this order:
+A team is entitled to a share of every resource of the cluster. Capacity above its entitlement is borrowed; capacity
+beyond all listed shares has no owner. Three rules, in this order:
 
-1. What a team asks for within its entitlement, and what the cluster has lost, is taken back at once: from the team that
-   holds most for its share, of its job that matters least, worker by worker, never below a job's least number.
+1. Capacity that a team requests within its entitlement, and capacity that the cluster has lost, is reclaimed at once:
+   from the team with most capacity per share, from its job of lowest priority, worker by worker, never below a job's
+   minimum.
 2. Growth within entitlements is chosen next, each team by itself, the one with the highest priority first.
-3. Everything that is left is idle, and all jobs compete for it by the policy's own rules.
+3. The remaining capacity is idle, and all jobs compete for it by the policy's own rules.
 
-Borrowed capacity is taken only in whole workers that leave the lender with its entitlement, so that nobody gives back
-today what it may claim tomorrow. A worker that leaves hands its shards back at the last applied gradient: what is
-reclaimed costs the batches in flight. A team's size is its dominant share: the larger one of cores and memory.
+Borrowed capacity is reclaimed only in whole workers, and no team falls below its entitlement, so that it need not claim
+the same capacity again in the next round. A leaving worker returns its shards at the last applied gradient: a reclaimed
+worker costs only the batches in flight. A team's size is its dominant share: the larger one of cores and memory.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ POLICY = "quota"
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """One running job as the quota sees it; it need not have measured anything.
+    """A running job as the quota uses it; no measurements are needed.
 
     Attributes:
         allocation: what it has, or is on its way to.
-        least_workers: it never has fewer.
-        pending_workers: of its workers, those that wait for room; to give one up frees nothing.
+        least_workers: the minimum.
+        pending_workers: its workers that wait for capacity; removing one of them frees nothing.
     """
 
     job_id: str
@@ -51,12 +52,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Shares:
-    """Who owns the cluster, and who holds it.
+    """The entitlements and the present holdings of teams.
 
     Attributes:
         total: of the cluster.
         entitled: share by team, 0 to 1, together at most 1; a team that is not named is entitled to nothing.
-        held: by team, all of its pods, masters too; pods that wait for room hold nothing.
+        held: by team, all of its pods, with masters; pods that wait for capacity hold nothing.
     """
 
     total: Resources
@@ -72,14 +73,14 @@ class Shares:
 
     @property
     def free(self) -> Resources:
-        """Negative where capacity was taken from under running jobs."""
+        """Negative where the cluster has lost capacity that jobs hold."""
         free = self.total
         for held in self.held.values():
             free = free - held
         return free
 
     def claim(self, team: str) -> Resources:
-        """What the team may still ask for by right."""
+        """The rest of the team's entitlement."""
         held, share = self.held.get(team, Resources()), self.entitled.get(team, 0.0)
         return Resources(
             max(0.0, share * self.total.cores - held.cores),
@@ -87,7 +88,7 @@ class Shares:
         )
 
     def dominant(self, amount: Resources) -> float:
-        """The larger share of the cluster that an amount is."""
+        """The larger of an amount's shares of the cluster's cores and memory."""
         shares = [
             part / whole if whole > 0 else math.inf
             for part, whole in (
@@ -101,11 +102,11 @@ class Shares:
 
 @dataclass(frozen=True)
 class Reclaimed:
-    """What is taken back.
+    """Reclaimed capacity.
 
     Attributes:
-        plans: of the jobs that give workers up; they go before everything else.
-        rightful: by team, what it asks for by right and has not got yet: nobody else may grow into it.
+        plans: of the jobs that lose workers; they are applied first.
+        rightful: by team, requests within its entitlement that are not yet granted: no other team may use them.
     """
 
     plans: tuple[Plan, ...]
@@ -113,11 +114,11 @@ class Reclaimed:
 
 
 def reclaim(holders: Sequence[Holder], shares: Shares, waiting: Mapping[str, Sequence[Resources]]) -> Reclaimed:
-    """Rule 1: who gives how many workers back.
+    """Rule 1: the number of workers that each job loses.
 
     Args:
         holders: the jobs that can be made smaller.
-        waiting: by team, the pods that it asks for and has not got.
+        waiting: by team, the pods that are requested and not yet granted.
     """
     rightful = {team: _within(pods, shares.claim(team)) for team, pods in sorted(waiting.items())}
     wanted = sum(rightful.values(), Resources())
@@ -125,7 +126,7 @@ def reclaim(holders: Sequence[Holder], shares: Shares, waiting: Mapping[str, Seq
     for team in taking.lenders():
         while _is_missing(wanted, shares.free + taking.freed) and taking.take(team, borrowed_only=True):
             pass
-    # Capacity that is gone is gone for everybody: now entitlements, which have shrunk with it, protect nobody.
+    # Entitlements are shares of the capacity that is left, so that they give no protection from its loss.
     while _is_missing(Resources(), shares.free + taking.freed) and (team := taking.richest()):
         taking.take(team, borrowed_only=False)
     askers = ", ".join(team for team, asked in rightful.items() if _is_missing(asked, Resources()))
@@ -146,25 +147,25 @@ class _Taking:
         self.freed = Resources()
 
     def _excess(self, team: str) -> float:
-        """How much a team holds for its share; infinity where it is entitled to nothing."""
+        """A team's holdings relative to its share; infinity where it is entitled to nothing."""
         share, held = self._shares.entitled.get(team, 0.0), self._shares.dominant(self._held.get(team, Resources()))
         return held / share if share else math.inf if held else 0.0
 
     def lenders(self) -> list[str]:
-        """Teams that hold borrowed capacity, the most over-served one first."""
+        """Teams with borrowed capacity, by falling holdings relative to their share."""
         return sorted((team for team in self._by_team if self._excess(team) > 1.0), key=lambda t: (-self._excess(t), t))
 
     def richest(self) -> str:
-        """The team that holds most for its share and has a worker to spare; empty when none has."""
+        """The team with most capacity relative to its share that can give up a worker; empty without one."""
         able = [team for team in self._by_team if self._next(team, borrowed_only=False)]
         return min(able, key=lambda team: (-self._excess(team), team), default="")
 
     def _waits(self, holder: Holder) -> bool:
-        """Whether the next worker of a job to go is one that waits for room; the last come go first."""
+        """Whether the next worker to be removed waits for capacity; the newest are removed first."""
         return self._taken[holder.job_id] < holder.pending_workers
 
     def _next(self, team: str, *, borrowed_only: bool) -> Holder | None:
-        """The worker to go: of the job of least priority, and among equals of the one with most to spare."""
+        """The job that loses a worker: of lowest priority, among equals with most workers above its minimum."""
         held, share = self._held.get(team, Resources()), self._shares.entitled.get(team, 0.0)
         able = []
         for holder in self._by_team[team]:
@@ -175,7 +176,7 @@ class _Taking:
         return min(able)[3] if able else None
 
     def take(self, team: str, *, borrowed_only: bool) -> bool:
-        """Takes one worker of a team; false when it has none to give."""
+        """Takes one worker of a team; false when it can give none up."""
         holder = self._next(team, borrowed_only=borrowed_only)
         if holder is None:
             return False
@@ -200,7 +201,7 @@ class _Taking:
 
 
 def _within(pods: Sequence[Resources], claim: Resources) -> Resources:
-    """As many of the pods as fit into a claim: half a pod is of no use to anybody."""
+    """As many whole pods as fit into a claim."""
     asked = Resources()
     for pod in pods:
         if (asked + pod).fits(claim):
@@ -209,7 +210,7 @@ def _within(pods: Sequence[Resources], claim: Resources) -> Resources:
 
 
 def _is_missing(wanted: Resources, free: Resources) -> bool:
-    """Whether some of the wanted is not free. Cores are compared to a thousandth, the finest that clusters grant."""
+    """Whether some requested resource is not free. Cores are compared to a thousandth, the finest unit of clusters."""
     return wanted.cores > free.cores + 1e-3 or wanted.memory_bytes > free.memory_bytes + 1.0
 
 

@@ -4,12 +4,12 @@
     WG(A) = (priority / (Φ / Ψ_A + ε))^ρ          eq. 14, Φ / Ψ_A seconds left with the plan
     maximise Σ RE·WG  subject to  Σ A ≤ S         eq. 12, 13: a multiple-choice knapsack
 
-The paper knows no priority. Outside of the power it would hardly count: with ρ = 2.5 a job with twice the time left
-would need priority 5.7 to tie. Inside, a priority of 2 counts as half of the time left, whatever ρ is; for |ρ| below 1
-it counts as it stands.
+The paper has no priority. Outside of the power it would have little effect: with ρ = 2.5 a job with twice the time left
+would need priority 5.7 for the same weight. Inside, a priority of 2 has the effect of half of the time left, whatever ρ
+is; for |ρ| below 1 it multiplies the weight.
 
-Plans that save are taken first, because RE says nothing about them and they free what others want; where there is room
-all the same, a job grows instead. Steps that only explore come last and have what is left. Shape legend: J jobs, I
+Plans that save are chosen first, because RE is not defined for them and they free capacity for others; with enough free
+capacity, a job grows instead. Steps that only explore come last and get the remaining capacity. Shape legend: J jobs, I
 items (a job's plan that costs).
 """
 
@@ -36,7 +36,7 @@ STAY = 0
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
-    """How jobs are weighed against each other.
+    """The weights of jobs.
 
     Attributes:
         rho: ρ of eq. 14; above 0 jobs that end soon go first (the paper: 2.5), 0 all are equal, below 0 long ones.
@@ -53,7 +53,7 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def power(self) -> float:
-        """Of the priority: a larger one always counts for more, also where long jobs go first."""
+        """Exponent of the priority, so that a higher priority increases the weight even where long jobs go first."""
         return max(1.0, abs(self.rho))
 
 
@@ -78,11 +78,11 @@ class Items:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen: for each proposal the index of its candidate, STAY where it keeps what it has.
+    """The choice: for each proposal the index of its candidate; STAY: no change.
 
     Attributes:
         value: Σ RE·WG of the plans that cost.
-        left: capacity after everything that was chosen.
+        left: capacity that remains free.
     """
 
     chosen: tuple[int, ...]
@@ -91,8 +91,9 @@ class Choice:
 
 
 _PRICE_STEPS, _PRICE_MOVES = 40, (2.0, 0.02)
-"""How often shadow prices are moved, and by which power of e at most, at first and at last. Chosen: the last moves are
-of 2 %, within the error of a prediction; `benchmarks/scaling/selection.py` compares the choice with the exact one."""
+"""Number of updates of the shadow prices, and the largest power of e of the first and of the last one. Chosen: the last
+moves are of 2 %, within the error of a prediction; `benchmarks/scaling/selection.py` compares the choice with the exact
+one."""
 
 Knapsack = Callable[[Items, Resources], npt.NDArray[np.intp]]
 """Chooses items, at most one per job, within the resources; returns their indexes."""
@@ -144,7 +145,7 @@ def _fill(items: Items, order: npt.NDArray[np.intp], free: Resources) -> npt.NDA
 
 
 def _shares(items: Items, free: Resources) -> Floats:
-    """What each item takes of what is free, shape (2, I)."""
+    """Each item's share of the free capacity, shape (2, I)."""
     return np.stack(
         [
             np.maximum(items.cores, 0.0) / max(free.cores, 1e-9),
@@ -154,10 +155,10 @@ def _shares(items: Items, free: Resources) -> Floats:
 
 
 def _shadow_prices(items: Items, shares_2I: Floats) -> Floats:
-    """What a whole capacity of each resource is worth when every job takes its best item at these prices. Shape (2,).
+    """The price of all free capacity of each resource, when every job takes its best item at these prices. Shape (2,).
 
-    A resource that is wanted beyond what is free gets dearer, one that is left over cheaper (the dual of eq. 12–13, by
-    multiplicative steps: values of jobs differ by many orders of magnitude).
+    The price of a resource rises where more is requested than free, and falls otherwise (the dual of eq. 12–13, by
+    multiplicative steps, because values of jobs differ by many orders of magnitude).
     """
     order = np.argsort(items.job, kind="stable")
     starts = np.flatnonzero(np.diff(items.job[order], prepend=-1))
@@ -191,7 +192,7 @@ def greedy(items: Items, free: Resources) -> npt.NDArray[np.intp]:
     shares = shares[:, fits]
     best = _best_of_each_job(wanted)
     if (shares[:, best].sum(axis=1) <= 1.0).all():
-        # Nobody has to give way: there is nothing to weigh.
+        # All items fit.
         return fits[best]
     paid = _shadow_prices(wanted, shares) @ shares
     scores = [
@@ -234,7 +235,7 @@ def exact(items: Items, free: Resources, limit_seconds: float = 30.0) -> npt.NDA
 
 
 def _best_saving(proposal: Proposal) -> int:
-    """The plan that saves most without loss; if all lose, the one that saves most. STAY without any."""
+    """The plan that saves most without loss of speed; if all lose some, the one that saves most. STAY: none."""
     saving = [(c, each) for c, each in enumerate(proposal.candidates) if each.kind is CandidateKind.SAVE]
     if not saving:
         return STAY
@@ -242,7 +243,7 @@ def _best_saving(proposal: Proposal) -> int:
 
 
 def _beyond(items: Items, proposals: Sequence[Proposal], chosen: Sequence[int]) -> Items:
-    """Items of jobs for which a plan is chosen already need what goes beyond it."""
+    """Items of a job with a chosen plan need only the resources beyond that plan's."""
     taken = [proposal.candidates[c].needs for proposal, c in zip(proposals, chosen, strict=True)]
     cores_J = np.array([each.cores for each in taken], dtype=np.float64)
     bytes_J = np.array([each.memory_bytes for each in taken], dtype=np.float64)
@@ -260,11 +261,11 @@ def choose(
 ) -> Choice:
     """One candidate per job: first every plan that saves, then, with what is free, plans that grow.
 
-    A job that could save grows instead where its growth is worth more than that of others: both raise it by the rules,
-    and a job that saved a little in every round would never get to its size.
+    A job that could save grows instead where its growth is worth more than that of others: the rules allow both, and a
+    job that saved a little in every round would never reach its best size.
 
     Args:
-        free: capacity above what the jobs hold; where it is negative nothing grows until savings have made it good.
+        free: capacity that no job holds; while it is negative, no job grows.
     """
     weights = weights or Weights()
     chosen = [STAY] * len(proposals)
@@ -281,7 +282,7 @@ def choose(
     rows = knapsack(items, free)
     for row in rows:
         j = int(items.job[row])
-        # What a plan that saves would have given back is part of what growing takes.
+        # To grow, a job also needs the capacity that its plan that saves would have freed.
         free = take(j, int(items.candidate[row]), free + proposals[j].candidates[chosen[j]].needs)
     for j in (j for j in range(len(proposals)) if chosen[j] == STAY):
         for c, each in enumerate(proposals[j].candidates):

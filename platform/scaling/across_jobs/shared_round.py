@@ -1,7 +1,7 @@
-"""One round over the jobs of several teams: what is theirs by right first, then what is idle (see `quota`).
+"""One round over the jobs of several teams: first their entitlements, then idle capacity (see `quota`).
 
-The policy chooses as ever; here only the capacity that it may give away is divided. Without shares this is one choice
-over all that is free.
+The policy makes the choices; this module only divides the capacity of each choice. Without shares, there is one choice
+over all free capacity.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elastrec.platform.scaling.types import JobProfile, Plan, Proposal
 
 @dataclass(frozen=True)
 class Standing:
-    """Who holds what, for one round.
+    """The holdings of jobs and teams in one round.
 
     Attributes:
-        holders: jobs that can give workers back, whether they can be decided about or not.
-        waiting: by team, pods that wait for room.
+        holders: jobs that can lose workers, with or without a plan in this round.
+        waiting: by team, pods that wait for capacity.
     """
 
     shares: Shares
@@ -32,14 +32,14 @@ class Standing:
 
 
 def view_of(team: str, view: View, shares: Shares) -> View:
-    """What a job's candidates may need: what is free, or what its team could have back, whichever is more."""
+    """The limit of a job's candidates: the free capacity or its team's unused entitlement, whichever is more."""
     free, claim = view.capacity.free, shares.claim(team)
     room = Resources(max(free.cores, claim.cores), max(free.memory_bytes, claim.memory_bytes))
     return replace(view, capacity=msgspec.structs.replace(view.capacity, free=room))
 
 
 def decide_shared(policy: ScalingPolicy, jobs: Sequence[JobProfile], view: View, standing: Standing) -> Round:
-    """Both steps for all jobs in this process: what a command line calls."""
+    """Both steps for all jobs in this process; for the command line."""
     answers = [(job, *propose_safely(policy, job, view_of(job.team, view, standing.shares))) for job in jobs]
     problems = {job.job_id: problem for job, _, problem in answers if problem}
     proposals = [proposal for _, proposal, _ in answers if proposal is not None]
@@ -54,21 +54,21 @@ def select_shared(
     standing: Standing,
     problems: Mapping[str, str],
 ) -> Round:
-    """The three rules of `quota` in their order; jobs that give workers back come first in the round."""
+    """The three rules of `quota` in their order; jobs that lose workers come first in the round."""
     selection = _Selection(policy, jobs, proposals, view, standing.shares, problems)
     wishes = {team: [*standing.waiting.get(team, ()), *selection.unmet(team)] for team in selection.teams}
     reclaimed = reclaim(standing.holders, standing.shares, {**standing.waiting, **wishes})
     selection.take_back(reclaimed)
-    # What is asked for by right and is not there yet is nobody's to grow into.
+    # Requests within an entitlement that are not yet granted are reserved.
     selection.keep_free(reclaimed.rightful.values())
     together = selection.rest()
     short = [selection.grow_if_short(team, together) for team in selection.teams]
-    # Without a team that chose first, all jobs have chosen together already.
+    # If no team chose first, the choice over all jobs was made already.
     return selection.rest() if any(short) else together
 
 
 class _Selection:
-    """A round in the making."""
+    """The state of a round while it is computed."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Selection:
             priority[job.team] = max(job.priority, priority.get(job.team, 0.0))
         entitled = [team for team in priority if shares.entitled.get(team, 0.0) > 0]
         self.teams = sorted(entitled, key=lambda team: (-priority[team], team))
-        """Those with running jobs and a share, the highest priority first."""
+        """Teams with running jobs and a share, the highest priority first."""
 
     def _select(self, jobs: Sequence[JobProfile], free: Resources, problems: dict[str, str]) -> Round:
         known = {job.job_id for job in jobs}
@@ -100,7 +100,7 @@ class _Selection:
         return [job for job in self._jobs if job.team == team]
 
     def unmet(self, team: str) -> list[Resources]:
-        """Workers that the policy would add to a team's jobs within its claim, if what is free sufficed."""
+        """Workers that the policy would add to a team's jobs within its claim, if enough capacity were free."""
         wanted, missing = self._select(self._of(team), self._shares.claim(team), {}), list[Resources]()
         free = self._free
         for plan in wanted.plans:
@@ -114,14 +114,14 @@ class _Selection:
 
     def take_back(self, reclaimed: Reclaimed) -> None:
         self._add(reclaimed.plans)
-        # What comes back is for who asked for it; it is granted when it is there, in the next round.
+        # Reclaimed capacity is reserved for the team that requested it, and granted in the next round, when it is free.
 
     def keep_free(self, amounts: Iterable[Resources]) -> None:
         for amount in amounts:
             self._free = self._free - amount
 
     def grow_if_short(self, team: str, together: Round) -> bool:
-        """Rule 2: a team to which one choice over all jobs gives less than it could take by right chooses first.
+        """Rule 2: a team that gets less than its entitlement from one choice over all jobs chooses first.
 
         Returns:
             Whether it did.
@@ -143,7 +143,7 @@ class _Selection:
         )
 
     def rest(self) -> Round:
-        """Rule 3: all jobs without a plan compete for what is left."""
+        """Rule 3: all jobs without a plan compete for the remaining capacity."""
         found = self._select(self._jobs, self._free, dict(self._problems))
         return Round((*self._plans, *found.plans), found.problems, self._proposals)
 

@@ -1,12 +1,12 @@
-"""How many data executors a job needs (Primus §3.2, eq. 1): too few starve the workers, too many idle.
+"""The number of a job's data executors (Primus §3.2, eq. 1): with too few, workers wait; with too many, some idle.
 
     L_u = w · u,   u = [buffer fill, CPU, memory] of the data executors, shares of 0 to 1
     L_u < L_θ: the workers take faster than executors deliver, add; L_u > L_θ: remove
 
 The paper sets no band around L_θ and no step. Here nothing happens within `band`, a step is in proportion to the
 distance and at most `largest_step`, and a cool-down keeps one change from being judged before it works. A buffer's fill
-is the sum of what executors delivered too much: acting on it alone overshoots and swings, so that where the load is
-heading (`damping`) counts as well.
+is the integral of the surplus: a control by it alone overshoots and oscillates, so that the trend of the load
+(`damping`) is used as well.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HorizontalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The paper gives no value of L_θ and w. All are chosen: executors come to rest where the need does not
-    change, and near what is needed where it does (`benchmarks/simulator/data_executors.py`).
+    """The paper gives no value of L_θ and w. All are chosen: the number of executors settles under a constant load, and
+    follows a changing one (`benchmarks/simulator/data_executors.py`).
 
     Attributes:
-        weights: w of eq. 1. The buffer alone by default: a full buffer is what a surplus of executors looks like, while
-            a busy CPU may mean either. Weights of at least 0 that add up to 1.
-        threshold, band: L_θ, and how far on either side of it nothing is done.
-        damping: of the load's change over its window, this much is taken to go on.
+        weights: w of eq. 1. The buffer alone by default: a full buffer shows a surplus of executors, while a busy CPU
+            may mean either. Weights of at least 0 that add up to 1.
+        threshold, band: L_θ, and the distance on either side of it within which the number stays.
+        damping: share of the load's change over its window that is expected to continue.
         gain: share of executors changed per share of distance to L_θ.
-        largest_step: most of the executors that one change adds or removes.
+        largest_step: largest share of the executors that one change adds or removes.
         cool_down_seconds: between two changes of a job.
         memory_limit: executors are not removed when the others' memory would be above it. As full as a server may be
             (`memory.MemoryRules`).
@@ -108,7 +108,7 @@ def scale_horizontally(
     seconds_since_change: float,
     settings: HorizontalSettings | None = None,
 ) -> HorizontalPlan:
-    """The number of data executors, from the mean load over a window and where it is heading.
+    """The number of data executors, from the mean and the trend of the load over a window.
 
     Args:
         loads: since the last change, equally spaced; at least one.
@@ -143,7 +143,7 @@ def scale_horizontally(
         return answer(wanted, f"{text}: workers take faster than executors deliver{bounded}")
     wanted = max(executors - step, low)
     memory = math.fsum(each.memory for each in loads) / len(loads)
-    # What the removed ones hold goes to the others.
+    # The remaining executors take over the memory of the removed ones.
     while wanted < executors and memory * executors / wanted > settings.memory_limit:
         wanted += 1
     bounded = "" if wanted < executors else ", but none can be spared (least number or memory)"

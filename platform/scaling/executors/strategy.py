@@ -1,8 +1,7 @@
-"""One strategy at a time for a job: validate, sort, optimise (Primus §3.2), with the reason for every one left out.
+"""One strategy at a time for a job: validate, sort, optimise (Primus §3.2), with a reason for each rejected one.
 
 Several strategies may want to change the same job in one round: a memory forecast, a plan across jobs, data executors,
-the size of a pod. The effects of two at once could not be separated afterwards, so that one is chosen and the
-others wait.
+the size of a pod. The effects of two changes at once could not be separated, so that one is chosen and the others wait.
 """
 
 from __future__ import annotations
@@ -30,15 +29,14 @@ class Urgency(IntEnum):
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What one strategy wants of a job.
+    """A change of a job that a strategy requests.
 
     Attributes:
-        strategy: who wants it, for example `memory`, `plan`, `horizontal`, `vertical`.
-        moves: before and after by what is changed, for example `workers` or `data executor memory`; where both are
-            equal, nothing is wanted of it.
+        strategy: for example `memory`, `plan`, `horizontal`, `vertical`.
+        moves: (before, after) by target, for example `workers` or `data executor memory`; equal values: no change.
         needs: resources against what the job has now.
         reason: the strategy's own.
-        objection: why it cannot be done now, where that is known before; empty otherwise.
+        objection: why it cannot be done now, if that is known in advance; otherwise empty.
     """
 
     strategy: str
@@ -50,13 +48,13 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float:
-        """Size of the largest change against what there is."""
+        """Size of the largest change, relative to the present value."""
         found = (abs(after - before) / before if before else math.inf for before, after in self.moves.values())
         return max(found, default=0.0)
 
     @property
     def directions(self) -> dict[str, int]:
-        """1 up, -1 down, by what is changed; what stays is not in it."""
+        """1 up, -1 down, by target; without targets that stay."""
         return directions_of(self.moves)
 
 
@@ -65,7 +63,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         moves: as those of a Wish.
-        is_trial: it was made to learn from it, and may be taken back.
+        is_trial: it was made to measure its effect, and may be undone.
     """
 
     strategy: str
@@ -80,11 +78,12 @@ def directions_of(moves: Mapping[str, tuple[float, float]]) -> dict[str, int]:
 
 
 class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a job is left in peace.
+    """Limits of the frequency of changes of a job.
 
     Attributes:
-        cool_down_seconds: after any change; failures are prevented all the same.
-        reversal_seconds: so long after a change its target does not go the other way, failures apart.
+        cool_down_seconds: after any change; does not apply to changes that prevent a failure.
+        reversal_seconds: time after a change in which its target is not changed in the other direction, except to
+            prevent a failure.
         least_share: smaller changes are not worth a disturbance. Chosen: within the noise of a measured step.
     """
 
@@ -94,7 +93,7 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`chosen` is None when the job stays as it is; `left_out` has (wish, reason) of every other one, in order."""
+    """`chosen` is None when the job stays as it is; `left_out` has (wish, reason) of all others, in order."""
 
     chosen: Wish | None
     reason: str
@@ -102,7 +101,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def objection(wish: Wish, past: Sequence[Done], free: Resources, settings: StrategySettings) -> str:
-    """Validate: why this wish cannot be granted now; empty when it can."""
+    """Validate: why this wish cannot be fulfilled now; empty when it can."""
     if not wish.directions:
         return f"wants nothing: {wish.reason}"
     if wish.objection:
@@ -136,8 +135,8 @@ def choose_strategy(
     """At most one wish.
 
     Validate: capacity, cool-down, size, no reversal. Sort: by urgency; among equals the strategy that has waited
-    longest, then what frees resources, then the larger change. Optimise: of the wishes for the first one's target that
-    are as urgent and go the same way, the one that goes farthest makes the others unnecessary.
+    longest, then changes that free resources, then the larger change. Optimise: of the equally urgent wishes for the
+    same target and direction, the largest includes the others.
 
     Args:
         past: changes of this job, any order.

@@ -1,4 +1,4 @@
-"""The size of one executor from what it used (Primus §3.2, eq. 2–3), for cores and for memory alike.
+"""The size of one executor from its use (Primus §3.2, eq. 2–3), for cores and for memory.
 
 D(N) = Σ_{i=1..N} w(i) · (R_i − R_{i−1}) / N,   w(i) = 1 / (N − i + 1)       eq. 2: recent changes weigh more
 R'_alloc = R_used + R_x + R_s                                                eq. 3: R_x = D over the window
@@ -20,13 +20,13 @@ class VerticalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The paper names R_s, R_θ and a window of 10 minutes, and gives no other value.
 
     Attributes:
-        safety: R_s as a share of what was used at most; never below `least_safety` (in the resource's unit). Chosen: at
-            most 1 % of the work waits, however much the use changes from minute to minute; where that is known, less
-            will do (`benchmarks/simulator/data_executors.py`).
-        threshold: R_θ as a share of the allocation. Chosen: half of the safety, which is left where nothing is changed.
+        safety: R_s as a share of the highest use; never below `least_safety` (in the resource's unit). Chosen: at most
+            1 % of the work waits, however much the use changes from minute to minute; a known use needs less
+            (`benchmarks/simulator/data_executors.py`).
+        threshold: R_θ as a share of the allocation. Chosen: half of the safety, so that half of it remains where the
+            allocation stays.
         cool_down_seconds: between two changes.
-        step: the allocation is rounded to whole steps, which clusters can grant: to the nearest one as long as half of
-            the safety is left, else up.
+        step: the allocation is rounded to whole steps: to the nearest one if half of the safety remains, otherwise up.
     """
 
     safety: float = 0.2
@@ -86,7 +86,7 @@ def scale_vertically(
     safety = max(settings.safety * most, settings.least_safety)
     wanted = most + change + safety
     stepped = round(wanted / settings.step) * settings.step
-    # Safety is there for what cannot be foreseen: always rounding up would be a second one on top.
+    # Rounding up always would be a second margin in addition to the safety.
     if stepped < wanted - 0.5 * safety - 1e-9:
         stepped = math.ceil(wanted / settings.step - 1e-9) * settings.step
     stepped = min(max(stepped, low), high)

@@ -1,1 +1,1 @@
-"""The resource-performance model (DLRover-RM §4.1): how long a step takes, fitted to what a job measured."""
+"""The resource-performance model (DLRover-RM §4.1): the time of a step, fitted to a job's measurements."""

@@ -20,7 +20,7 @@ from elastrec.platform.scaling.types import ModelShape
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 _MOST_KNOWN = 8
-"""Values that are kept of columns: as many as a job of some age needs at once."""
+"""Size of the cache of values: as many as an old job needs at once."""
 TERMS = ("gradient", "update", "synchronise", "embedding")
 """Columns of `features` before the fixed part; the fields of `Coefficients`."""
 
@@ -41,14 +41,14 @@ class Columns:
     """N allocations.
 
     Attributes:
-        table_FN: float64 of shape (F, N), in the order of FIELDS; what kernels are given.
+        table_FN: float64 of shape (F, N), in the order of FIELDS; the argument of kernels.
     """
 
     table_FN: Floats
 
     @staticmethod
     def of(allocations: Sequence[Allocation]) -> Columns:
-        """Of these allocations; kept between rounds, so its arrays are not to be written to."""
+        """The columns of these allocations. They are cached between rounds: do not write to their arrays."""
         return _columns_of(tuple(allocations))
 
     def __len__(self) -> int:
@@ -105,11 +105,11 @@ class Columns:
         return {}
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` computes of these columns, the first time alone: a job's ladders are looked at in every round,
-        and most of what they imply stays the same. Arrays are not to be written to.
+        """The cached result of `make` for these columns, because most of a job's ladders stay the same between rounds.
+        Do not write to the arrays.
 
         Args:
-            key: what is computed, and what it depends on besides the columns.
+            key: the kind of the value, and what it depends on besides the columns.
         """
         if key in self._known:
             return cast(Value, self._known[key])
@@ -129,17 +129,17 @@ def _columns_of(allocations: tuple[Allocation, ...]) -> Columns:
 
 
 def forget_columns() -> None:
-    """Drops what `Columns.of` keeps, and with it what was computed of those columns."""
+    """Clears the cache of `Columns.of`, with the values computed from those columns."""
     _columns_of.cache_clear()
 
 
 def features(shape: ModelShape, columns: Columns) -> Floats:
-    """What the α of eq. 2–5 are multiplied with, in the order of `TERMS`; float64 of shape (N, 4)."""
+    """The factors of the α of eq. 2–5, in the order of `TERMS`; float64 of shape (N, 4)."""
     return rows_of(shape, columns, by_request=False)[:, : len(TERMS)]
 
 
 def rows_of(shape: ModelShape, columns: Columns, *, by_request: bool) -> Floats:
-    """What all coefficients are multiplied with, in the order of `step_form.COLUMNS`; float64 of shape (N, 7)."""
+    """The factors of all coefficients, in the order of `step_form.COLUMNS`; float64 of shape (N, 7)."""
     rows_NK: Floats = kernels().rows(columns.table_FN, constants_of(shape, by_request=by_request))
     return rows_NK
 
@@ -155,7 +155,7 @@ def constants_of(shape: ModelShape, *, by_request: bool) -> tuple[float, ...]:
 
 @cache
 def kernels() -> ModuleType:
-    """Loaded when they are needed: processes that only know what an allocation is do without numba."""
+    """Imported on first use, because most processes do not need numba."""
     from elastrec.platform.scaling.model import kernels
 
     return kernels

@@ -1,6 +1,6 @@
-"""The compiled loops around a fit: what it is fitted to, and what is known of its coefficients afterwards.
+"""The compiled loops around a fit: its equations, and the precision of its coefficients.
 
-A fit has some dozens of rows. In numpy each operation on them costs more than all of their numbers.
+A fit has some dozens of rows. In numpy, the overhead of each operation exceeds the arithmetic.
 
 Shape legend: C configurations, R rows (equations), K coefficients (`step_form.COLUMNS`), F fields (`columns.FIELDS`).
 """
@@ -16,13 +16,12 @@ from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__, model_kernels.__file__, linear_kernels.__file__)(error_model="numpy")
 _LEAST_SECONDS = 1e-300
-"""Of a step, so that logarithms and shares of it are numbers."""
+"""Shortest time of a step, so that logarithms and shares of it are finite."""
 
 
 @_kernel
 def around(table_FC):  # type: ignore[no-untyped-def]
-    """The measured allocations, then those in which each count and size, by itself, is a quarter and four times as
-    much: [F, 9C], the measured ones first."""
+    """The measured allocations, then copies in which one count or size is multiplied by 1/4 or by 4: [F, 9C]."""
     fields, count = table_FC.shape
     found = np.empty((fields, 9 * count))
     for block in range(9):
@@ -37,10 +36,10 @@ def around(table_FC):  # type: ignore[no-untyped-def]
 
 @_kernel
 def assumed(table_FC, constants, seconds, shares):  # type: ignore[no-untyped-def]
-    """The sum whose parts have these shares of the first configuration's step; what is left of it is fixed.
+    """The sum whose parts have these shares of the first configuration's step; the rest is fixed.
 
     Args:
-        shares: of gradient, update, synchronise and embedding; a part that does not depend on anything has none.
+        shares: of gradient, update, synchronise and embedding; 0 for a part that depends on nothing.
     """
     row = rows(table_FC[:, :1], constants)[0]
     left = 1.0
@@ -56,11 +55,11 @@ def assumed(table_FC, constants, seconds, shares):  # type: ignore[no-untyped-de
 def equations(  # type: ignore[no-untyped-def]
     table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, prior_weight
 ):  # fmt: skip
-    """Rows [R, K], seconds [R] and weights [R] of a fit: one per configuration, of the measured compute parts, and,
-    where a prior has weight, of what lies around.
+    """Rows [R, K], seconds [R] and weights [R] of a fit: of the configurations, of their measured compute parts, and,
+    if a prior has weight, of allocations around them.
 
-    With compute parts β is in two columns. A prior speaks in its own form about its shape alone: a similar job's level
-    differs with the nodes, so that one factor is taken from what was measured.
+    With compute parts, β is in two columns. A prior determines, in its own form, only the shape: the level of a similar
+    job depends on the nodes, so that one factor comes from the measurements.
 
     Args:
         compute_C: NaN where no part was measured.
@@ -102,11 +101,11 @@ def knowledge(  # type: ignore[no-untyped-def]
     rows_RK, seconds_R, theta_K, steps, doubted, servers_from, servers_to, overlap, unknowns, least_error, prior_error
 ):  # fmt: skip
     """The root mean squared log error of the measured steps, and the precision of the coefficients, [K, K]: Σ x·xᵀ/σ²
-    over relative rows of what was measured and, as one configuration of `prior_error`, of what is assumed.
+    over relative rows of the measurements and, as one configuration of `prior_error`, of the assumptions.
 
     Args:
-        steps: so many first rows were measured; rows from `doubted` on are assumed.
-        unknowns: of the fit.
+        steps: number of measured rows, which come first; rows from `doubted` on are assumed.
+        unknowns: their number in the fit.
     """
     own_RK = rows_RK[:, : len(theta_K)]
     slopes_RK = np.empty(own_RK.shape)

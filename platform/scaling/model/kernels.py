@@ -1,6 +1,6 @@
 """The compiled loops of the throughput model: steps of many allocations, and fits of their logarithms.
 
-Loaded where a model is fitted and nowhere before: numba alone takes a quarter of a second.
+Imported only to fit a model, because the import of numba takes a quarter of a second.
 
 Shape legend: R rows (equations), K coefficients, S starts, N allocations, F fields (`columns.FIELDS`).
 """
@@ -17,20 +17,20 @@ from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__, linear_kernels.__file__)(error_model="numpy")
 _ROUNDS = 200
-"""Steps of a fit at most, after which it is as good as it is."""
+"""Most steps of a fit."""
 _LEAST_SHARE = 1e-4
-"""A step is halved until it improves, down to this share of it."""
+"""A step is halved until it improves the loss, at most down to this share."""
 _CONVERGED = 1e-12
-"""Improvement of the loss, relative, at which steps end."""
+"""Relative improvement of the loss below which a fit ends."""
 _RANKED = 1e-6
-"""Singular values below so large a share of the highest are 0 but for the noise of a measurement."""
+"""Singular values below this share of the largest are treated as 0, because measurements have noise."""
 _LEAST_GUESS = 1e-6
-"""A prediction of 0 counts as so large a share of the measurement."""
+"""A prediction is at least this share of the measurement."""
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 class Constants(NamedTuple):
-    """Of `ModelShape`, and whether requests have a price of their own (0 or 1)."""
+    """The constants of `ModelShape`, and whether requests have a cost of their own (0 or 1)."""
 
     batch_size: float
     dense_bytes: float
@@ -54,7 +54,7 @@ class Fitted(NamedTuple):
 
 @_kernel
 def _row(table_FN, n, constants):  # type: ignore[no-untyped-def]
-    """What the coefficients of one allocation are multiplied with; that of `fixed` is 1."""
+    """The factors of the coefficients for one allocation; that of `fixed` is 1."""
     workers, servers, worker_cores, server_cores = table_FN[0, n], table_FN[1, n], table_FN[2, n], table_FN[3, n]
     return (
         constants.batch_size / worker_cores,  # eq. 2
@@ -109,7 +109,7 @@ def all_seconds(table_FN, constants, fitted):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _slope(table_FN, n, constants, fitted):  # type: ignore[no-untyped-def]
-    """Of the logarithm of one allocation's T_iter by each coefficient."""
+    """Derivatives of the logarithm of one allocation's T_iter by each coefficient."""
     row = _row(table_FN, n, constants)
     own = row[0] * fitted.gradient + row[5] * fitted.fan_out + fitted.fixed
     servers = (
@@ -139,13 +139,13 @@ def _spread(slope, covariance_KK):  # type: ignore[no-untyped-def]
 
 @_kernel
 def variance(table_FN, n, constants, fitted, covariance_KK):  # type: ignore[no-untyped-def]
-    """Of the logarithm of one allocation's T_iter, by the covariance of the coefficients."""
+    """Variance of the logarithm of one allocation's T_iter, from the covariance of the coefficients."""
     return _spread(_slope(table_FN, n, constants, fitted), covariance_KK)
 
 
 @_kernel
 def variance_of_change(table_FN, n, other_F1, constants, fitted, covariance_KK):  # type: ignore[no-untyped-def]
-    """Of the logarithm of what T_iter of one allocation is to that of another one: 0 where both are equal."""
+    """Variance of the logarithm of the ratio of two allocations' T_iter: 0 where both are equal."""
     one, other = _slope(table_FN, n, constants, fitted), _slope(other_F1, 0, constants, fitted)
     difference = (
         one[0] - other[0], one[1] - other[1], one[2] - other[2], one[3] - other[3], one[4] - other[4],
@@ -168,7 +168,7 @@ def step_and_slopes(rows_RK, theta_K, servers_from, servers_to, overlap, slopes_
     """Seconds of `step_form`, [R], and their derivatives by the coefficients, written to `slopes_RK`.
 
     Args:
-        servers_from, servers_to: the columns of what a worker waits for servers.
+        servers_from, servers_to: the columns of a worker's waits for servers.
         overlap: q; 1: the sum.
     """
     count, columns = rows_RK.shape
@@ -219,7 +219,7 @@ def least_log_errors(rows_RK, targets_R, weights_R, starts_SK, servers_from, ser
     for _ in range(_ROUNDS):
         for r in range(count):
             root = np.sqrt(weights_R[r])
-            # A far-off row asks for a negative time; its most is zero.
+            # The linear approximation may give a negative time far away from its origin; it is cut at zero.
             wanted_R[r] = max(root * (np.log(targets_R[r] / guess_R[r]) + 1.0), 0.0)
             for k in range(columns):
                 relative_RK[r, k] = slopes_RK[r, k] * (root / guess_R[r])
@@ -227,7 +227,7 @@ def least_log_errors(rows_RK, targets_R, weights_R, starts_SK, servers_from, ser
         share, trial = 1.0, np.inf
         trial_K, seconds_R = np.empty(columns), guess_R
         while share > _LEAST_SHARE:
-            # Between two points ≥ 0 all points are.
+            # The points between two points ≥ 0 are ≥ 0, too.
             for k in range(columns):
                 trial_K[k] = best_K[k] + share * (wanted_K[k] - best_K[k])
             seconds_R = step_and_slopes(rows_RK, trial_K, servers_from, servers_to, overlap, tried_RK)
@@ -247,7 +247,7 @@ def least_log_errors(rows_RK, targets_R, weights_R, starts_SK, servers_from, ser
 
 @_kernel
 def least_relative(rows_RK, targets_R, weights_R):  # type: ignore[no-untyped-def]
-    """`least_squares.fit_relative`: of the sum, from the better one of the plain and of the reweighted solution."""
+    """`least_squares.fit_relative` of the sum, from the better of the plain and the reweighted solution."""
     count, columns = rows_RK.shape
     root_R, relative_RK = np.empty(count), np.empty((count, columns))
     for r in range(count):

@@ -13,7 +13,7 @@ from elastrec.platform.scaling.model.columns import Floats, kernels, linear_kern
 
 
 def log_errors(rows_RK: Floats, targets_R: Floats, coefficients_K: Floats) -> Floats:
-    """log of predicted over measured, shape (R,); a prediction of 0 counts as a millionth of the measurement."""
+    """log of predicted over measured, shape (R,); a prediction is at least a millionth of the measurement."""
     return np.log(np.maximum(rows_RK @ coefficients_K, 1e-6 * targets_R) / targets_R)
 
 
@@ -32,8 +32,8 @@ def fit_relative(rows_RK: Floats, targets_R: Floats, weights_R: Floats) -> Float
     """Coefficients ≥ 0 of least RMSLE: Gauss–Newton steps on the log residuals, each one an NNLS. Shape (K,).
 
     Around θ0: log Aθ ≈ log Aθ0 + (Aθ − Aθ0) / Aθ0, so rows are divided by their own prediction. A step is shortened
-    until it improves, and the start is the best of the plain and of the reweighted solution: the result is never
-    worse in RMSLE than `fit_plain`.
+    until it improves the loss, and the start is the better of the plain and the reweighted solution, so that the result
+    is never worse in RMSLE than `fit_plain`.
 
     Args:
         rows_RK: features, ≥ 0.
@@ -55,10 +55,10 @@ def fit_curve(
     """The same for steps of a form of `step_form`; never worse than the best of the starts.
 
     Seconds are homogeneous in the coefficients: their derivatives at θ0 times θ0 are the seconds, so that derivatives
-    stand in for the rows.
+    replace the rows.
 
     Args:
-        servers: columns of what a worker waits for servers.
+        servers: columns of a worker's waits for servers.
         overlap: q; 1: the sum, whatever `servers` are.
     """
     found_K: Floats = kernels().least_log_errors(

@@ -13,11 +13,11 @@ from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__)(error_model="numpy")
 _DEPENDENT = 1e-14
-"""A column that has so small a share of its length outside of the others' span is one of them."""
+"""A column with a smaller share of its length outside of the others' span counts as linearly dependent."""
 _SWEEPS = 60
-"""Of rotations over all columns, at most: few are needed, and columns that floats cannot separate end here."""
+"""Most sweeps of rotations: few are needed, except for columns that floats cannot separate."""
 _ORTHOGONAL = 1e-15
-"""A product of two columns by the product of their lengths, up to which no rotation is worth its rounding."""
+"""A product of two columns, relative to their lengths, below which a rotation adds only rounding errors."""
 
 
 @_kernel
@@ -77,7 +77,7 @@ def _solved(triangle_MK, targets_M, passive_K, count):  # type: ignore[no-untype
 
 @_kernel
 def non_negative(rows_RK, targets_R):  # type: ignore[no-untyped-def]
-    """Coefficients ≥ 0 of least squares, [K], with columns brought to length 1: their sizes differ by 10^9.
+    """Coefficients ≥ 0 of least squares, [K], with columns scaled to length 1, because their sizes differ by 10^9.
 
     Lawson and Hanson, "Solving Least Squares Problems", 1974, §23.3, on the triangle that has the same solutions.
     """
@@ -129,7 +129,7 @@ def non_negative(rows_RK, targets_R):  # type: ignore[no-untyped-def]
             for i in range(count):
                 k = passive_K[i]
                 value = found_K[k] + share * (tried[i] - found_K[k])
-                # The one that sets the share is 0 but for rounding.
+                # The coefficient that limits the share is 0, except for rounding.
                 if value > 0 and not (tried[i] <= 0 and found_K[k] / (found_K[k] - tried[i]) <= share):
                     found_K[k] = value
                     passive_K[kept] = k

@@ -1,6 +1,6 @@
-"""A job's observations made fit for use: refused where they mean nothing, one row per configuration.
+"""A job's cleaned observations: invalid ones are refused, and each configuration has one row.
 
-Configurations are what the throughput model can distinguish: pods and cores. Memory does not enter.
+A configuration is a set of pods and cores. Memory is no part of it, because the throughput model does not use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from elastrec.platform.scaling.types import Observation
 from elastrec.platform.specs.errors import ScalingError
 
 CONTRADICTION = 2.0
-"""Half of a configuration's observations lie this factor or more from its median: it contradicts itself."""
+"""A configuration is contradictory if half of its observations differ by this factor or more from their median."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Profile:
     """One row per configuration. C configurations; arrays are float64 of shape (C,).
 
     Attributes:
-        allocations: one that has the configuration; its memory is that of any observation.
+        allocations: an allocation with the configuration; its memory is that of some observation.
         iteration_seconds: median over the observations.
         compute_seconds: likewise, NaN where none was measured.
-        spread: median factor by which an observation misses the median, ≥ 1.
-        observations: how many stand behind the row.
-        notes: what was refused or contradicts itself, for people.
+        spread: median factor between an observation and the median, ≥ 1.
+        observations: their number.
+        notes: refused observations and contradictory configurations, for users.
     """
 
     allocations: tuple[Allocation, ...]
@@ -63,12 +63,12 @@ def _configuration(of: Allocation) -> tuple[int, int, float, float]:
 
 
 _FEW = 100
-"""Observations up to so many are summarised one by one: numpy takes longer over each operation on them."""
+"""Up to this number, observations are summarised one by one, because numpy's overhead per operation is larger."""
 
 
 def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
-    """The profile of few observations, all of them usable; None of others, and where a configuration contradicts
-    itself. Most are the means that masters keep, one for each configuration: it is its own median."""
+    """The profile of few, usable observations; None for others and for a contradictory configuration. Most observations
+    are means of masters, one for each configuration, which are their own medians."""
     groups: dict[tuple[int, int, float, float], list[Observation]] = {}
     for each in observations[: _FEW + 1]:
         step, part = each.iteration_seconds, each.compute_seconds
@@ -98,7 +98,7 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
 
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """The two values between which the median lies, of an odd number twice the same; NaN of none."""
+    """The two values between which the median lies; of an odd number, twice the same value; NaN of none."""
     if len(values) < 2:
         return (values[0], values[0]) if values else (math.nan, math.nan)
     ordered = sorted(values)
@@ -119,8 +119,9 @@ def _means(pairs: Sequence[tuple[float, float]]) -> Floats:
 def summarise(observations: Sequence[Observation]) -> Profile:
     """Cleans and groups what a job measured; 10^6 observations take seconds.
 
-    A time that is no number, zero or negative is refused and counted in the notes; a compute time that is so, or is
-    above its step, is left out alone. Medians, not means: one pause of a node must not move a row.
+    A time that is not a number, zero or negative is refused and counted in the notes. A compute time that is invalid or
+    longer than its step is ignored without its observation. Medians are used, because a single pause of a node would
+    change a mean.
     """
     if (few := _summarise_few(observations)) is not None:
         return few
@@ -171,7 +172,7 @@ def summarise(observations: Sequence[Observation]) -> Profile:
 
 
 def require_rows(profile: Profile, job_id: str) -> None:
-    """Refuses a profile of which nothing is left.
+    """Checks that a profile has usable observations.
 
     Raises:
         ScalingError: with what was wrong with the observations.

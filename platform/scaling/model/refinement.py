@@ -1,8 +1,8 @@
-"""Whether a job's steps are more than the paper's sum: each form is fitted, and the one best supported is taken.
+"""The choice of the form of a job's steps: each form is fitted, and the best supported one is used.
 
-A refined form always fits what was measured at least as well. Whether it is worth its unknowns says the Bayesian
-information criterion (Schwarz 1978): C·ln(mean squared log error) + k·ln(C), with k the unknowns that the sum does not
-have. Pure.
+A refined form always fits the measurements at least as well as the paper's sum. The Bayesian information criterion
+(Schwarz 1978) decides whether it is worth its unknowns: C·ln(mean squared log error) + k·ln(C), with k the unknowns
+that the sum does not have. Pure.
 
 Shape legend: R rows (equations), C of them measured steps and first among the rows, K coefficients.
 """
@@ -23,10 +23,10 @@ from elastrec.platform.scaling.model.step_form import SERVERS, Form
 LEAST_CONFIGURATIONS = 10
 """Fewer cannot distinguish forms of up to eight unknowns."""
 FORMS = tuple(Form(overlap, by_request) for overlap in (1.0, 1.5, 2.0, 3.0, 8.0) for by_request in (False, True))
-"""The paper's sum first. At q = 8 a step is as long as its longer part: pods that are held by quotas spend theirs in
-bursts, and the side that runs out first sets the pace for all."""
+"""The paper's sum first. At q = 8, a step is about as long as its longer part: pods spend their CPU quotas in bursts,
+and the side whose quota ends first determines the time of the step."""
 _LEAST_SQUARE = 1e-6
-"""Mean squared log error below which forms are equally good: a thousandth of a step."""
+"""Mean squared log error below which forms count as equally good: a thousandth of a step."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def solve(form: Form, equations: Equations) -> Fitted:
     summed_K = equations.summed_K
     if form.overlap == 1.0:
         return Fitted(form, summed_K, equations)
-    # Where one part is nothing, its derivative is too: the other start has some of everything.
+    # A part that is 0 has the derivative 0; in the other start, no part is 0.
     size_K = rows_RK.max(axis=0)
     little_K = np.where(size_K > 0, 0.1 * np.median(seconds_R) / np.where(size_K > 0, size_K, 1.0), 0.0)
     starts = [summed_K, np.where(summed_K > 0, summed_K, little_K)]
@@ -74,18 +74,18 @@ def _squares(form: Form, equations: Equations, theta_K: Floats, steps: int | Non
 
 
 def criterion(fitted: Fitted, steps: int) -> float:
-    """How little the first `steps` rows support a form: the smaller, the better."""
+    """The information criterion of a form on the first `steps` rows: the smaller, the better."""
     mean = max(_squares(fitted.form, fitted.equations, fitted.theta_K, steps) / steps, _LEAST_SQUARE)
     return steps * math.log(mean) + fitted.form.unknowns * math.log(steps)
 
 
 def choose(equations_of: Callable[[Form], Equations], steps: int, good_enough: float) -> Fitted:
-    """The form that is supported best; never one that describes the steps worse than the sum.
+    """The best supported form; never one that fits the steps worse than the sum.
 
     Args:
-        equations_of: of one form, whose overlap makes no difference to them; the first `steps` rows are the measured
-            steps.
-        good_enough: a sum whose typical log error is not above this is not looked behind.
+        equations_of: the equations of one form, which do not depend on its overlap; the first `steps` rows are the
+            measured steps.
+        good_enough: if the typical log error of the sum is at most this, no other form is fitted.
     """
     known = {FORMS[0].by_request: equations_of(FORMS[0])}
     best = solve(FORMS[0], known[FORMS[0].by_request])

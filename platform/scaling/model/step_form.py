@@ -1,14 +1,14 @@
-"""How the parts of a step make up the step: one after the other as in DLRover-RM §4.1, or partly at the same time.
+"""The forms of a step's time: the sum of its parts as in DLRover-RM §4.1, or parts that overlap.
 
     T_own  = α_grad·m/λ_w + α_out·p/λ_w + β                                          what a worker does itself
     T_srv  = α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p + α_in·w/λ_p         what it waits for servers
     T_iter = (T_own^q + T_srv^q)^(1/q)
 
-q = 1 and α_out = α_in = 0 is the paper's sum. Pods that are held to their cores by quotas do not spend theirs while
-they wait, and catch up afterwards; workers also wait for servers at different moments. Then a step takes hardly longer
-than the longer of the two: q grows. Every request has a price at both ends, however little it carries: a worker sends
-one to each server (α_out), and a server answers one of each worker (α_in), so that more servers are not as much less
-work for each of them.
+q = 1 and α_out = α_in = 0 is the paper's sum. Pods with CPU quotas do not use them while they wait, and catch up
+afterwards; workers also wait for servers at different moments. Then a step takes hardly longer than the longer of the
+two parts, and q is larger. Every request has a cost at both ends, whatever its size: a worker sends one to each server
+(α_out), and a server answers one of each worker (α_in), so that the work of each server falls less than their number
+rises.
 
 Shape legend: R rows (equations), K coefficients, in the order of `COLUMNS`. No fitting here.
 """
@@ -23,14 +23,14 @@ from elastrec.platform.scaling.model.columns import TERMS, Columns, Floats, rows
 from elastrec.platform.scaling.types import Coefficients, ModelShape
 
 COLUMNS = (*TERMS, "fan_in", "fan_out", "fixed")
-"""Of a row; a split β has one column more, its part that belongs to T_grad."""
+"""Columns of a row; a split β has one more column, its part in T_grad."""
 SERVERS = slice(1, len(TERMS) + 1)
-"""Columns of what a worker waits for servers."""
+"""Columns of a worker's waits for servers."""
 _FAN_OUT = COLUMNS.index("fan_out")
 
 
 def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: float) -> Floats:
-    """T_iter of both parts, which are ≥ 0 and of one shape."""
+    """T_iter from its two parts, which are ≥ 0 and have one shape."""
     if overlap == 1.0:
         return np.asarray(own + servers)
     longer = np.maximum(np.maximum(own, servers), np.finfo(np.float64).tiny)
@@ -39,7 +39,7 @@ def together(own: Floats | np.float64, servers: Floats | np.float64, overlap: fl
 
 @dataclass(frozen=True)
 class Form:
-    """Which of the shapes above a job's steps have.
+    """The form of a job's steps.
 
     Attributes:
         overlap: q ≥ 1.
@@ -51,21 +51,21 @@ class Form:
 
     @staticmethod
     def of(coefficients: Coefficients) -> Form:
-        """That coefficients were fitted in."""
+        """The form in which coefficients were fitted."""
         return Form(coefficients.overlap, coefficients.fan_out > 0 or coefficients.fan_in > 0)
 
     @property
     def refinements(self) -> int:
-        """By how much it goes beyond the paper's sum: 0 to 2."""
+        """The number of refinements of the paper's sum: 0 to 2."""
         return (self.overlap != 1.0) + self.by_request
 
     @property
     def unknowns(self) -> int:
-        """How many numbers it has beyond those of the paper's sum: q, and two prices of a request."""
+        """The number of unknowns beyond those of the paper's sum: q, and the two costs of a request."""
         return (self.overlap != 1.0) + 2 * self.by_request
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
-        """What the coefficients are multiplied with, float64 of shape (N, K); not to be written to."""
+        """The factors of the coefficients, float64 of shape (N, K); do not write to them."""
         return columns.once(
             (shape, self.by_request), lambda: rows_of(shape, columns, by_request=self.by_request)
         )  # fmt: skip

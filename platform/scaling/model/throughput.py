@@ -1,9 +1,9 @@
-"""The resource–performance model of DLRover-RM §4.1: fitted to what a job measured, asked what another allocation does.
+"""The resource–performance model of DLRover-RM §4.1: fitted to a job's measurements, it predicts other allocations.
 
     T_iter = α_grad·m/λ_w + α_upd·w/(p·λ_p) + α_sync·(M/p)/(B/w) + α_emb·m·D/p + β        eq. 2–5
     Ψ      = w·m / T_iter                                                                 eq. 1, samples/s
 
-One β: the four of the paper are all multiplied with 1, so that only their sum can be known. Where workers measured
+One β: the four of the paper have the constant factor 1, so that only their sum can be known. Where workers measured
 their compute time by itself, T_grad = α_grad·m/λ_w + β_compute is fitted beside the total, and β has two known parts.
 Where many configurations are known and the sum does not predict them well, `refinement` looks for a form that does.
 
@@ -33,25 +33,25 @@ from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape
 from elastrec.platform.specs.errors import ScalingError
 
 FADED_AFTER = 10
-"""So many measured configurations leave nothing of a prior's weight. Chosen: from as many on, a job's own measurements
-choose even the form of its steps (`refinement.LEAST_CONFIGURATIONS`)."""
+"""Number of measured configurations at which a prior has no weight. Chosen: from this number on, a job's own
+measurements choose even the form of its steps (`refinement.LEAST_CONFIGURATIONS`)."""
 PRIOR_ERROR = 0.3
-"""How far a prior's shape is believed to be off, relative, where nothing was measured. Chosen: more than a rule trusts
-(`Rules.trusted_error`), so that nothing big is done on a prior's word alone."""
+"""Relative error of a prior's shape where nothing was measured. Chosen: above `Rules.trusted_error`, so that no large
+change is made because of a prior alone."""
 LEAST_ERROR = 0.03
-"""Two runs of one configuration differ by this much on a shared cluster; no fit is believed to be better."""
+"""Relative difference of two runs of one configuration on a shared cluster; no fit has a smaller error."""
 CONDITION_LIMIT = 100.0
-"""Above it, noise of 1 % in the times may move coefficients by their own size."""
+"""Condition above which noise of 1 % in the times may change coefficients by their own size."""
 COMPUTE_WEIGHT = 0.03
-"""Of a measured compute part against a measured step. Pulls and pushes cost a worker CPU time too, so that the part
-says less than T_grad: it is to decide where steps leave the gradient open, not against them. Where they leave nothing
-open, it only breaks ties."""
+"""Weight of a measured compute part against a measured step. Pulls and pushes cost a worker CPU time too, so that the
+part is not exactly T_grad. It determines the gradient where steps leave it open, and must not outweigh them. Where they
+leave nothing open, it only breaks ties."""
 _ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
-"""Of T_iter, by TERMS, the rest is fixed: assumed of a job without a prior, with a weight that only breaks ties.
-Chosen: they decide which of several fits that are equally good is taken."""
+"""Shares of T_iter by TERMS, the rest is fixed: assumed for a job without a prior, with a weight that only breaks ties.
+Chosen: they decide between fits that are equally good."""
 _TIE_BREAK = 1e-3
-"""Weight of what only breaks ties, against 1 of a measured configuration. Chosen: it moves a fitted step by far
-less than the noise, and stays above what rounding loses."""
+"""Weight of assumptions that only break ties, against 1 of a measured configuration. Chosen: it changes a fitted step
+by far less than the noise, and is above rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +69,23 @@ class Prediction:
 
     @cached_property
     def relative_error(self) -> Floats:
-        """One standard deviation of the two others, as a share; computed only where it is asked for."""
+        """Relative standard deviation of the two others; computed on first access."""
         return self.model.relative_error(self.columns)
 
 
 @dataclass(frozen=True)
 class ThroughputModel:
-    """A fitted model, and how far it is to be trusted.
+    """A fitted model and its reliability.
 
     Attributes:
         rmsle: of this fit on the measured steps.
         configurations: distinct ones that were measured.
-        rank, condition: of the measured rows alone, columns brought to one length; the rank is at most `columns`.
-        columns: coefficients that this job's steps depend on (no dense parameters: no synchronisation).
+        rank, condition: of the measured rows alone, with columns scaled to one length; the rank is at most `columns`.
+        columns: number of coefficients on which this job's steps depend (no dense parameters: no synchronisation).
         identified: the measured rows alone determine every coefficient.
-        notes: for people; why it is not identified, what was refused, what was assumed.
-        form: how the parts make up the step.
-        information_KK: Σ x·xᵀ/σ² over relative rows, K × K: confidence comes from it.
+        notes: for users: why it is not identified, which observations were refused, what was assumed.
+        form: of the step's time.
+        information_KK: Σ x·xᵀ/σ² over relative rows, K × K; the source of standard deviations.
     """
 
     shape: ModelShape
@@ -101,11 +101,11 @@ class ThroughputModel:
     information_KK: Floats
 
     def predict(self, columns: Columns) -> Prediction:
-        """What these allocations would do."""
+        """Predictions for these allocations."""
         return Prediction(columns, kernels().all_seconds(columns.table_FN, *self.terms), self)
 
     def relative_error(self, columns: Columns) -> Floats:
-        """One standard deviation of what is predicted for these allocations, as a share; shape (N,)."""
+        """Relative standard deviation of the predictions for these allocations, shape (N,)."""
         variance_N = kernels().all_variances(columns.table_FN, *self.terms, self.covariance_KK)
         return np.asarray(np.sqrt(variance_N + LEAST_ERROR**2))
 
@@ -128,7 +128,7 @@ class ThroughputModel:
     def parts(self, columns: Columns) -> dict[str, Floats]:
         """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
 
-        They add up to T_iter: of what passes at the same time each term counts with its share in the step's growth.
+        They add up to T_iter: if parts overlap, each term is weighted by its derivative.
         """
         _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), self._theta_K)
         return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
@@ -137,7 +137,7 @@ class ThroughputModel:
 def _prior_terms(
     prior: Prior | None, shape: ModelShape, profile: Profile
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:  # fmt: skip
-    """`kernels.Constants` and `kernels.Fitted` of what is believed; without a prior documented shares of the first
+    """`kernels.Constants` and `kernels.Fitted` of the prior; without one, of documented shares of the first
     configuration's step."""
     if prior is None:
         constants = constants_of(shape, by_request=False)
@@ -159,14 +159,14 @@ def fit(
     *,
     refine: bool = True,
 ) -> ThroughputModel:
-    """The model that fits best, in RMSLE, what was measured; α, β ≥ 0.
+    """The model with the smallest RMSLE on the measurements; α, β ≥ 0.
 
     A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. Without one, as long
     as measurements leave coefficients open, documented shares decide among the fits that are equally good. The form of
     a young job's steps is its prior's; later its own measurements choose it (`refinement`).
 
     Args:
-        refine: False for the paper's sum, whatever the measurements say: what a refined form is compared with.
+        refine: False: always the paper's sum, for comparisons with a refined form.
 
     Raises:
         ScalingError: there is no usable observation, or the prior predicts no time at all.
@@ -200,7 +200,7 @@ def fit(
 
     mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
     believed = _prior_terms(prior, shape, profile)
-    # Steps that leave nothing open need no help; what is left to the compute part is how β divides.
+    # If steps determine all coefficients, the compute part only determines how β is split.
     of_compute = _TIE_BREAK if mature else COMPUTE_WEIGHT
 
     def equations_of(form: Form) -> Equations:
@@ -230,7 +230,7 @@ def _described(form: Form) -> str:
 def _model(
     shape: ModelShape, profile: Profile, fitted: Fitted, known: tuple[int, int, float], notes: tuple[str, ...]
 ) -> ThroughputModel:
-    """What is known of a fit; `known`: rank, columns, condition."""
+    """Notes on a fit; `known`: rank, columns, condition."""
     count, (rank, columns, condition) = len(COLUMNS), known
     form, equations = fitted.form, fitted.equations
     # A split β is in the last two columns; of a total both are 1.

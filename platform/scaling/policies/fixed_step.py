@@ -19,13 +19,13 @@ from elastrec.platform.scaling.types import CandidateKind, JobProfile, Plan, Pro
 
 
 def step_of(now: Allocation, change: Change, by: int) -> Allocation:
-    """So many workers or servers more, or fewer; sizes stay."""
+    """The allocation with a changed number of workers or servers; sizes stay."""
     field = "workers" if change is Change.WORKERS else "parameter_servers"
     return msgspec.structs.replace(now, **{field: max(1, getattr(now, field) + by)})
 
 
 def steps_of(job: JobProfile, view: View, changes: Sequence[Change], step: int) -> Proposal:
-    """Candidates one step away. Adding must shorten what is left of the job; removing must not slow it.
+    """Candidates one step away. Adding must shorten the rest of the job; removing must not slow it.
 
     Raises:
         ScalingError: the model cannot be fitted.
@@ -43,7 +43,7 @@ def steps_of(job: JobProfile, view: View, changes: Sequence[Change], step: int) 
     }
     candidates = [stay(situation)]
     if near:
-        # A set of values has no order of its own.
+        # Sets are unordered.
         outcomes = situation.outcomes(Columns.of(sorted(near, key=str)))
         for row in np.flatnonzero(outcomes.gain > 0):
             kind = CandidateKind.GROW if outcomes.cost_per_hour[row] > 0 else CandidateKind.SAVE
@@ -52,7 +52,7 @@ def steps_of(job: JobProfile, view: View, changes: Sequence[Change], step: int) 
 
 
 def by_marginal_gain(policy: str, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
-    """The steps that save; then, as long as there is room, the step that shortens its job most per core it adds."""
+    """The steps that save; then, within the capacity, the step that shortens its job most per added core."""
     chosen, free, value = [STAY] * len(proposals), view.capacity.free, 0.0
     steps = []
     for j, proposal in enumerate(proposals):

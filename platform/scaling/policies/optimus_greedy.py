@@ -1,10 +1,10 @@
-"""Optimus (Peng et al., EuroSys 2018, §4.1) with each round carried through to its end: as many pods as still pay.
+"""Optimus (Peng et al., EuroSys 2018, §4.1) with complete rounds: pods are added as long as they pay.
 
 The paper's allocation starts all jobs at one worker and one server in every round and adds one pod at a time to the job
 with the largest marginal gain until nothing is left or nothing gains. Here jobs train already: a round starts from what
 each job has, and is otherwise the same. Marginal gains are those of the speed alone, as in the paper: the pause of a
-change is the same for one server and for eight, so that it is set against all that a job is given, and not against its
-first pod. `optimus` is the variant that DLRover-RM §6 compares with, one pod per round.
+change is the same for one server and for eight, so that it is compared with the gain of all pods together, not of the
+first one. `optimus` is the variant that DLRover-RM §6 compares with, one pod per round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 MOST_STEPS = 64
 """Pods that one job may gain in a round (chosen: more than any job of the benchmarks can have)."""
 LEAST_RISE = 1e-3
-"""Of the speed, by which a step must raise it to be worth a pod (chosen: far below what noise hides)."""
+"""Least relative gain of speed for which a pod is added (chosen: far below the noise)."""
 
 
 class GreedyOptimus:
@@ -49,8 +49,8 @@ class GreedyOptimus:
         return Proposal.of(job, path, situation.model.notes)
 
     def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
-        """One step at a time for the job whose step saves the most time per core; a step that does not fit ends its
-        job's growth for this round. Then a job whose growth does not pay for its pause stays as it is."""
+        """One step at a time, for the job whose step saves the most time per core; a step that does not fit ends its
+        job's growth in this round. In the end, a job whose growth does not pay for its pause stays as it is."""
         chosen, free, value = [STAY] * len(proposals), view.capacity.free, 0.0
         steps = [_next_step(j, proposal, STAY) for j, proposal in enumerate(proposals) if len(proposal.candidates) > 1]
         heapq.heapify(steps)
@@ -72,7 +72,7 @@ class GreedyOptimus:
 
 
 def _best_step(situation: Situation, view: View, at: Candidate) -> Candidate | None:
-    """The pod that adds most samples per second per core, and fits into what is free; None where none pays."""
+    """The pod that adds most samples per second per core and fits into the free capacity; None where none pays."""
     job = situation.job
     near = [
         moved
@@ -96,7 +96,8 @@ def _count(allocation: Allocation, change: Change) -> int:
 
 
 def _next_step(j: int, proposal: Proposal, at: int) -> tuple[float, int]:
-    """(− seconds saved per core by the step after point `at`, j): the heap's least is the best (Optimus, eq. 9)."""
+    """(− seconds saved per core by the step after point `at`, j): the smallest in the heap is the best (Optimus, eq.
+    9)."""
     now, then = proposal.candidates[at], proposal.candidates[at + 1]
     before, after = now.samples_per_second, then.samples_per_second
     saved = proposal.remaining_samples * (1.0 / before - 1.0 / after) * proposal.priority

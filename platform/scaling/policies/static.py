@@ -1,4 +1,4 @@
-"""The baseline without scaling: a job keeps what it was started with. The shortest policy there is."""
+"""The baseline without scaling: a job keeps its first allocation. The shortest possible policy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Static:
     name = "static"
 
     def propose(self, job: JobProfile, view: View) -> Proposal:
-        """To stay is all there is; nothing is predicted."""
+        """Only the candidate to stay; nothing is predicted."""
         stay = Candidate(
             allocation=job.allocation, kind=CandidateKind.STAY, samples_per_second=0.0, gain=0.0, overhead=0.0,
             cost_per_hour=0.0, needs=Resources(),
@@ -23,7 +23,7 @@ class Static:
         return Proposal.of(job, [stay])
 
     def select(self, proposals: Sequence[Proposal], view: View) -> Sequence[Plan]:
-        """Everybody stays."""
+        """All jobs stay as they are."""
         return [
             Plan(
                 job_id=each.job_id,

@@ -23,7 +23,7 @@ class ThreeStage:
         self._knapsack = knapsack
 
     def propose(self, job: JobProfile, view: View) -> Proposal:
-        """The job's Pareto front by its fitted model, and what would teach the model more."""
+        """The job's Pareto front by its fitted model, and steps that would improve the model."""
         situation = Situation(job, fit_job(job), view.prices, view.overheads, view.rules)
         return propose(situation, view.capacity, view.search)
 

@@ -1,1 +1,1 @@
-"""Plans of one job: the space, its Pareto front, what each plan costs and brings (DLRover-RM §4.2 and §4.3)."""
+"""Plans of one job: the space, its Pareto front, costs and gains of plans (DLRover-RM §4.2 and §4.3)."""

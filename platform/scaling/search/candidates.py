@@ -1,4 +1,4 @@
-"""One job's candidates: stay, what its Pareto front offers, and steps that teach the model something (§4.3)."""
+"""One job's candidates: to stay, the plans of its Pareto front, and steps that improve the model (§4.3)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from elastrec.platform.scaling.types import Candidate, CandidateKind, ModelShape
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DEFAULTS = SearchSettings()
 _SIZES_COMPARED = 200
-"""Points all over the space at which parts of a step are compared, to tell people which cannot be told apart."""
+"""Points all over the space at which parts of a step are compared, to report which cannot be distinguished."""
 _SAME = 1e-6
-"""Parts of a step that differ by less over all sizes are one."""
+"""Parts of a step whose difference over all sizes is smaller count as one."""
 
 
 def stay(situation: Situation) -> Candidate:
@@ -39,10 +39,10 @@ def stay(situation: Situation) -> Candidate:
 
 
 def propose(situation: Situation, capacity: Capacity, settings: SearchSettings | None = None) -> Proposal:
-    """What one job could do, `stay` first; pure and seeded, so that one mapped task per job may compute it.
+    """The candidates of one job, `stay` first; pure and seeded, so that one mapped task per job may compute it.
 
-    Plans whose prediction is not to be trusted (`objectives`) are not proposed for their gain; what would make them
-    trustworthy is (`explore`). The notes say in plain words how far predictions go, and what is missing.
+    Plans with an untrusted prediction (`objectives`) are not proposed for their gain; instead, steps that improve the
+    prediction are proposed (`explore`). The notes describe the quality of predictions and missing measurements.
     """
     job, model, settings = situation.job, situation.model, settings or _DEFAULTS
     space = space_of(job, capacity)
@@ -57,12 +57,12 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
 
 
 def sizes_needed(situation: Situation, space: Space) -> int:
-    """How many different sizes a job has to have been measured in before all others can be predicted.
+    """The number of different sizes that must be measured before all others can be predicted.
 
-    As many as there are parts of a step (eq. 2–5 and what is fixed) that differ within what may be changed: with
-    workers alone two, one part that grows with their number and one that does not.
+    The number of the parts of a step (eq. 2–5 and the fixed part) that differ within the allowed changes: with workers
+    alone two, one part that grows with their number and one that does not.
     """
-    # Memory is no part of a step: any will do.
+    # The time of a step does not depend on memory: any value is correct.
     return _parts_that_differ((*space.ladders[:-1], (1.0,)), situation.model.shape)
 
 

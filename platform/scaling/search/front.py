@@ -1,7 +1,7 @@
 """The Pareto front of one job's plans: all points of a small space; `genetic` has NSGA-II for a large one (§4.3).
 
-Minimised are RC and −TG. −TG orders plans as the paper's 1/TG does, without its pole at 0, and goes on below 0, where
-plans that save lie. Shape legend: N points, 5 decisions.
+RC and −TG are minimised. −TG has the order of the paper's 1/TG without its pole at 0, and includes plans that save, for
+which TG is below 0. Shape legend: N points, 5 decisions.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from elastrec.platform.scaling.search.space import Indexes, Space
 from elastrec.platform.scaling.types import JobProfile
 
 _LOOKED_AT = 500
-"""Points of the grid that exploring looks at where the front is NSGA-II's. Chosen: half of `coarse_points`."""
+"""Points of the grid for exploration if the front comes from NSGA-II. Chosen: half of `coarse_points`."""
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard plans are looked for.
+    """The extent of the search for plans.
 
     Attributes:
-        exhaustive_points: spaces up to this size are gone through whole.
+        exhaustive_points: spaces up to this size are searched completely.
         population, generations: of NSGA-II.
-        coarse_points: of a grid that is looked at with every value of each single decision, and with its neighbours; 0:
-            NSGA-II instead. On 24 random problems of 10^5 plans (`benchmarks.scaling.candidates`) the grid covers at
-            least 0.998 of the exact front in 18 ms of CPU time, NSGA-II 0.997 in 450 ms.
-        polish_rounds: how often the neighbours of the front found are looked at afterwards.
+        coarse_points: size of a grid that is searched with every value of each single decision, and with the neighbours
+            of its front; 0: NSGA-II instead. On 24 random problems of 10^5 plans (`benchmarks.scaling.candidates`) the
+            grid covers at least 0.998 of the exact front in 18 ms of CPU time, NSGA-II 0.997 in 450 ms.
+        polish_rounds: number of searches among the neighbours of the front.
         most: candidates kept of a front, spread along it.
     """
 
@@ -59,12 +59,12 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Front:
-    """Allowed plans that no other allowed plan beats in both cost and gain, by rising cost.
+    """Allowed plans that no other allowed plan dominates in cost and gain, by rising cost.
 
     Attributes:
         points: indexes into the space's ladders, int64 of shape (N, 5).
-        looked_at: what the points that the search began with would bring, all over the space.
-        exhaustive: these are all of its points.
+        looked_at: the outcomes of the points with which the search began, all over the space.
+        exhaustive: whether these are all points of the space.
     """
 
     points: Indexes
@@ -74,7 +74,7 @@ class Front:
 
 
 def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floats:
-    """By how much plans break capacity or memory, as shares; ≤ 0 where they fit. Shape (N, 4)."""
+    """The amounts by which plans exceed capacity or memory, as shares; ≤ 0 where they fit. Shape (N, 4)."""
     found_N4: Floats = kernels().excess(outcomes.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity))
     return found_N4
 
@@ -82,7 +82,7 @@ def excess(situation: Situation, capacity: Capacity, outcomes: Outcomes) -> Floa
 def room_of(job: JobProfile, capacity: Capacity) -> tuple[float, ...]:
     """`kernels.Room`."""
     need, now, most = job.memory, job.allocation.resources, capacity.largest_pod
-    # What cannot be changed is no reason against a plan that leaves it as it is.
+    # A resource that the job cannot change is no objection to a plan that leaves it as it is.
     of_servers = need if job.movable & {Change.SERVERS, Change.SERVER_SIZE} else None
     of_workers = need if Change.WORKER_SIZE in job.movable else None
     found: tuple[float, ...] = kernels().Room(
@@ -102,10 +102,10 @@ def room_of(job: JobProfile, capacity: Capacity) -> tuple[float, ...]:
 
 
 def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes, *, doubted: bool = False) -> Rows:
-    """Which plans fit the cluster, obey the rules and have a prediction to be trusted; their indexes, rising.
+    """The rising indexes of plans that fit the cluster, obey the rules and have a trusted prediction.
 
     Args:
-        doubted: those of which all holds but the last.
+        doubted: instead, those that fit and obey the rules, but have an untrusted prediction.
     """
     model = situation.model
     found: Rows = kernels().permitted(
@@ -116,7 +116,7 @@ def allowed_rows(situation: Situation, capacity: Capacity, outcomes: Outcomes, *
 
 
 def front_of(situation: Situation, capacity: Capacity, space: Space, numbers: Indexes, rounds: int) -> Front:
-    """The front of these points, then of its own neighbours, until it stays the same; at most so many rounds.
+    """The front of these points, then of its neighbours, until it stays the same; at most the given number of rounds.
 
     Args:
         numbers: of points, rising (`Space`).
@@ -138,10 +138,10 @@ def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> 
 def coarse_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
     """The front of a grid of at most `coarse_points`, spread by ratio over every ladder, then of its neighbours.
 
-    Every value of each single decision is looked at, too: a job whose next size is too small a step for the rules must
-    not rest as long as a larger step is allowed. So are the neighbours of what the job has. Where nothing of it is
-    allowed, chains of neighbours are followed (`kernels.front_of`): on a full cluster only plans that make some pods
-    smaller to have more of others may fit.
+    Every value of each single decision is searched, too, because a larger step may be allowed where the next size is
+    too small a step for the rules. So are the neighbours of the job's allocation. If none of these points is allowed,
+    chains of neighbours are followed (`kernels.front_of`): on a full cluster, perhaps only plans fit that make some
+    pods smaller to have more of others.
     """
     return front_of(situation, capacity, space, space.grid(settings.coarse_points), settings.polish_rounds)
 
@@ -152,9 +152,9 @@ def pareto_front(situation: Situation, capacity: Capacity, space: Space, setting
         return exhaustive_front(situation, capacity, space)
     if settings.coarse_points:
         return coarse_front(situation, capacity, space, settings)
-    # pymoo takes a second to load; most jobs that only move workers never need it.
+    # The import of pymoo takes a second; most jobs that only change workers never need it.
     from elastrec.platform.scaling.search.genetic import genetic_front
 
-    # Its population crowds along the front; who explores looks all over the space.
+    # Its population is concentrated along the front, but exploration needs points all over the space.
     looked_at = situation.outcomes(space.points(space.grid(_LOOKED_AT)).columns)
     return replace(genetic_front(situation, capacity, space, settings), looked_at=looked_at)

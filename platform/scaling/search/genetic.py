@@ -1,4 +1,4 @@
-"""NSGA-II over the ladders of one job's space (DLRover-RM §4.3), then the neighbours of what it found.
+"""NSGA-II over the ladders of one job's space (DLRover-RM §4.3), then the neighbours of its front.
 
 Shape legend: N points, 5 decisions.
 """
@@ -23,7 +23,7 @@ from elastrec.platform.scaling.search.space import Space
 
 
 class _Problem(Problem):
-    """Indexes in; RC, −TG and constraints out, a population at a time."""
+    """Maps the indexes of a population to RC, −TG and constraints."""
 
     def __init__(self, situation: Situation, capacity: Capacity, space: Space) -> None:
         self._asked = (situation, capacity, space)
@@ -38,7 +38,8 @@ class _Problem(Problem):
 
 
 def genetic_front(situation: Situation, capacity: Capacity, space: Space, settings: SearchSettings) -> Front:
-    """NSGA-II over the indexes, started around what the job has, then its front's neighbours; equal seeds agree."""
+    """NSGA-II over the indexes, started around the job's allocation, then its front's neighbours; deterministic by
+    seed."""
     random = np.random.default_rng(settings.seed)
     start_5 = np.array([space.start])
     highest_5 = np.array([len(ladder) - 1 for ladder in space.ladders])

@@ -1,7 +1,7 @@
-"""The compiled loops of the search: what each plan brings, which of them are allowed, and their front.
+"""The compiled loops of the search: outcomes of plans, allowed plans, and their front.
 
-A job's search looks at a thousand plans, some of them several times. numpy goes over them once for each operation and
-spends most of its time between two of them; here each plan is gone through once.
+A job's search computes a thousand plans, some of them several times. numpy makes one pass per operation, and most of
+its time is overhead; here one pass computes each plan.
 
 Shape legend: N points, 5 decisions, F fields (`columns.FIELDS`).
 """
@@ -26,16 +26,17 @@ SPEED, GAIN, OVERHEAD, COST, MORE_CORES, MORE_BYTES, AGAINST_RULES = range(7)
 
 
 class Present(NamedTuple):
-    """The job as it is, what pods cost, and what the rules ask of a change.
+    """The present job, prices of pods, and the rules' requirements of a change.
 
     Attributes:
         speed, remaining: Ψ now, and samples.
-        payback: seconds in which a change has to pay for itself, or what is left of the job.
+        payback: seconds in which a change has to pay for itself, unless the job ends earlier.
         pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train.
-        worker_start_work, server_start_work: core-seconds that a new one computes until then.
+        worker_start_work, server_start_work: core-seconds of a new one until then.
         least_change: as a logarithm; `grow_efficiency`, `save_efficiency`: of `Rules`.
         least_kept: the share by which Ψ may change at most for the worse; at most 0.
-        least_error, trusted_error: of a prediction: no smaller one is believed, with a larger one it is doubted.
+        least_error, trusted_error: of a prediction: its smallest assumed error, and the largest one with which it is
+            trusted.
     """
 
     workers: float
@@ -63,16 +64,16 @@ class Present(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What plans must fit into.
+    """The limits of plans.
 
     Attributes:
-        free_cores, free_bytes: above what the job has; at least 0.
-        cores, memory_bytes: of all that the job has.
+        free_cores, free_bytes: in addition to the job's; at least 0.
+        cores, memory_bytes: of the whole job at present.
         largest_cores, largest_bytes: of a pod; infinity where there is no limit.
-        server_bytes, rows_bytes: that each server needs before its first row, and that all rows together need; both 0
-            where plans leave the servers' memory alone.
-        worker_bytes: that a worker needs; 0 where plans leave its memory alone.
-        servers, present_bytes: how many servers there are, and the memory of each.
+        server_bytes, rows_bytes: needs of each server before its first row, and of all rows together; both 0 where
+            plans do not change the servers' memory.
+        worker_bytes: need of a worker; 0 where plans do not change its memory.
+        servers, present_bytes: the present number of servers, and the memory of each.
     """
 
     free_cores: float
@@ -106,7 +107,7 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
         memory = workers * worker_bytes + servers * server_bytes
         price = now.core_hour * cores + now.gibibyte_hour * memory / _GIBIBYTE
         if abs(price - price_now) < 1e-9 * price_now:
-            # Sums of prices are inexact, and a cost of 1e-18 would be a bargain without equal (eq. 11).
+            # Sums of prices are inexact, and a cost of 1e-18 would give a huge efficiency (eq. 11).
             price = price_now
         dearer = np.log(price / price_now)
         other_workers = worker_cores != now.worker_cores or worker_bytes != now.worker_memory_bytes
@@ -120,7 +121,7 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
         start = now.worker_start if workers > now.workers or other_workers else 0.0
         if other_servers:
             start = max(start, now.server_start)
-        # Pods whose size only falls are resized in place: none starts for them.
+        # Pods whose size only falls are resized in place, so that none starts.
         larger_workers = worker_cores > now.worker_cores or worker_bytes > now.worker_memory_bytes
         larger_servers = server_cores > now.parameter_server_cores or server_bytes > now.parameter_server_memory_bytes
         new_workers = workers if larger_workers else max(workers - now.workers, 0.0)
@@ -132,12 +133,12 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
         # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.
         horizon = min(now.remaining / max(speed, now.speed), now.payback)
         late = _share(start, horizon)
-        # Unlike a pause, the starts of a plan may cost more than all that is left to train.
+        # Unlike a pause, the starts of a plan may cost more than the rest of the training.
         lost = _share(pause, horizon) + starting / max(horizon, 1e-9)
         overhead = now.speed * lost + max(difference, 0.0) * late
         gain = difference - overhead
-        # What a plan saves it saves once its pods train. It keeps its own share of Ψ, and the share that all savings
-        # together have to keep.
+        # A plan saves from the time when its pods train. It must keep its own share of Ψ, and the share for all savings
+        # together.
         saved = dearer * (1.0 - late)
         kept = np.expm1(now.save_efficiency * saved) if saved <= -now.least_change else np.inf
         rise = np.expm1(max(now.grow_efficiency * dearer, now.least_change))
@@ -153,18 +154,18 @@ def outcomes(table_FN, constants, fitted, present):  # type: ignore[no-untyped-d
 
 @_kernel
 def _share(seconds, horizon):  # type: ignore[no-untyped-def]
-    """Of the horizon, at most 1; all of one that is over: a job that ends at once has no time for a change to pay."""
+    """Share of the horizon, at most 1; 1 for a horizon of 0, because no change pays in a job that ends at once."""
     return seconds / max(horizon, 1e-9) if horizon > seconds else 1.0
 
 
 @_kernel
 def _excess(table_FN, found_7N, n, room):  # type: ignore[no-untyped-def]
-    """By how much one plan breaks capacity or memory, as shares; ≤ 0 where it fits."""
+    """The amounts by which one plan exceeds capacity or memory, as shares; ≤ 0 where it fits."""
     servers, worker_cores, server_cores = table_FN[1, n], table_FN[2, n], table_FN[3, n]
     worker_bytes, server_bytes = table_FN[4, n], table_FN[5, n]
     short = -1.0
     if room.server_bytes + room.rows_bytes > 0:
-        # Servers get smaller at once; others that take rows from them are still to start.
+        # Servers get smaller at once, before new ones that take rows from them have started.
         holders = min(servers, room.servers) if server_bytes < room.present_bytes else servers
         short = 1.0 - server_bytes / np.ceil(room.server_bytes + room.rows_bytes / holders)
     if room.worker_bytes > 0:
@@ -193,7 +194,7 @@ def excess(table_FN, found_7N, room):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
-    """By how much a plan's prediction is too uncertain to be acted on; ≤ 0 where it is to be trusted (`objectives`)."""
+    """The amount by which a plan's prediction is too uncertain; ≤ 0 where it is trusted (`objectives`)."""
     now, kept = present, found_7N[GAIN, n] / present.speed - present.least_kept
     all_else_stays = (
         table_FN[1, n] == now.parameter_servers
@@ -214,7 +215,7 @@ def _doubt(table_FN, found_7N, n, now_F1, constants, fitted, covariance_KK, pres
 
 @_kernel
 def _now(present):  # type: ignore[no-untyped-def]
-    """What the job has as a table, [F, 1]."""
+    """The job's present allocation as a table, [F, 1]."""
     now_F1 = np.empty((6, 1))
     now_F1[0, 0], now_F1[1, 0] = present.workers, present.parameter_servers
     now_F1[2, 0], now_F1[3, 0] = present.worker_cores, present.parameter_server_cores
@@ -233,9 +234,9 @@ def doubts(table_FN, found_7N, constants, fitted, covariance_KK, present):  # ty
 
 @_kernel
 def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, present, doubted):  # type: ignore[no-untyped-def]
-    """Numbers of the plans that fit and obey the rules, rising: those to be trusted, or the `doubted` others.
+    """Rising numbers of the plans that fit and obey the rules: the trusted ones, or the others (`doubted`).
 
-    Few plans obey the rules: how far the others' predictions go, and whether they would fit, nobody asks.
+    Few plans obey the rules, so that fit and reliability are computed for these alone.
     """
     found, count, now_F1 = np.empty(table_FN.shape[1], np.int64), 0, _now(present)
     for n in range(len(found)):
@@ -252,7 +253,7 @@ def permitted(table_FN, found_7N, room, constants, fitted, covariance_KK, presen
 
 @_kernel
 def _lacking(table_FN, found_7N, room, constants, fitted, covariance_KK, present):  # type: ignore[no-untyped-def]
-    """What each plan lacks of being allowed, [N]: ≤ 0 where it is, infinity where it does not fit."""
+    """Each plan's distance from being allowed, [N]: ≤ 0 where it is allowed, infinity where it does not fit."""
     lack_N, now_F1 = np.full(table_FN.shape[1], np.inf), _now(present)
     for n in range(len(lack_N)):
         over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
@@ -269,8 +270,8 @@ def _lacking(table_FN, found_7N, room, constants, fitted, covariance_KK, present
 def teaches(  # type: ignore[no-untyped-def]
     table_FN, found_7N, room, constants, fitted, covariance_KK, least_error, known_error, slowest
 ):  # fmt: skip
-    """By how much measuring each plan would raise the log determinant of the model's information, [N]: 0 where that is
-    known already, where the plan does not fit, and where its speed would be below `slowest`."""
+    """The amount by which a measurement of each plan would raise the log determinant of the model's information, [N]: 0
+    where the plan is measured already, does not fit, or would be slower than `slowest`."""
     found_N = np.zeros(table_FN.shape[1])
     for n in range(len(found_N)):
         over_cores, over_bytes, short, too_large = _excess(table_FN, found_7N, n, room)
@@ -284,7 +285,7 @@ def teaches(  # type: ignore[no-untyped-def]
 
 @_kernel
 def _best(found_7N, rows):  # type: ignore[no-untyped-def]
-    """Of these rows those that no other one beats in cost and gain, by rising cost (`pareto.front`)."""
+    """The rows that no other one dominates in cost and gain, by rising cost (`pareto.front`)."""
     cost = np.empty(len(rows))
     for i in range(len(rows)):
         cost[i] = found_7N[COST, rows[i]]
@@ -292,7 +293,7 @@ def _best(found_7N, rows):  # type: ignore[no-untyped-def]
     chosen, count, highest = np.empty(len(rows), np.int64), 0, -np.inf
     i = 0
     while i < len(order):
-        # Of plans that cost the same the one that gains most, of equal ones the first.
+        # Of plans with the same cost, the one with the largest gain; of equal ones, the first.
         best = rows[order[i]]
         i += 1
         while i < len(order) and cost[order[i]] == cost[order[i - 1]]:
@@ -341,14 +342,14 @@ def _led_to(  # type: ignore[no-untyped-def]
     indexes_N5, table_FN, found_7N, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK,
     present,
 ):  # fmt: skip
-    """The first points to be found allowed among the neighbours of those that lack less than to stay does, and of their
-    neighbours, and so on; none where no such chain leads to one. No point is come to twice.
+    """The first allowed points among neighbours of points that are nearer to being allowed than the present allocation,
+    their neighbours, and so on; none if no such chain leads to one. Each point is visited once.
 
     Returns:
-        Indexes, table and outcomes of the points among which some are allowed, or of none.
+        Indexes, table and outcomes of the points of the last step, some of which are allowed, or of no points.
     """
     stays = np.expm1(present.least_change)
-    known = {np.int64(-1)}  # a set without a number has no type
+    known = {np.int64(-1)}  # numba cannot infer the type of an empty set
     while len(indexes_N5):
         lack_N = _lacking(table_FN, found_7N, room, constants, fitted, covariance_KK, present)
         if (lack_N <= 0).any():
@@ -368,12 +369,12 @@ def _led_to(  # type: ignore[no-untyped-def]
 def front_of(  # type: ignore[no-untyped-def]
     numbers, values, length_5, worker_memory_bytes, room, constants, fitted, covariance_KK, present, rounds,
 ):  # fmt: skip
-    """The front of these points, then of what is around it, until it stays the same; at most so many rounds.
+    """The front of these points, then of its neighbours, until it stays the same; at most so many rounds.
 
     Where none of them is allowed, the front is that of the points to which a chain of neighbours leads (`_led_to`).
 
     Returns:
-        Table and outcomes of the points that were looked at first, and of the front; the front's indexes between them.
+        Table and outcomes of the first points, the front's indexes, and table and outcomes of the front.
     """
     indexes_N5, table_FN = unfold(numbers, values, length_5, worker_memory_bytes)
     found_7N = outcomes(table_FN, constants, fitted, present)

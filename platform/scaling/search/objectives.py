@@ -1,32 +1,32 @@
-"""What a plan costs and what it brings: RC and TG of DLRover-RM §4.2, and the rule that says which plans are allowed.
+"""Costs and gains of plans: RC and TG of DLRover-RM §4.2, and the rule that decides which plans are allowed.
 
-    RC(A) = Σ_r a_r · price_r                     eq. 7, currency/hour, against what the job has now
+    RC(A) = Σ_r a_r · price_r                     eq. 7, currency/hour, against the present allocation
     TG(A) = ΔΨ − overhead(A)                      eq. 8, samples/s
     overhead = Ψ_now · (pause + n·S/cores)/h + ΔΨ · start/h
-    h = min(time left with A, what a plan has to pay for itself in)
+    h = min(time left with A, payback time)
 
-The paper subtracts a time from a speed; here the overhead is what pause and start cost in samples, spread over the
+The paper subtracts a time from a speed; here the overhead is the cost of pause and start in samples, spread over the
 horizon h. The window until the next round would be too short a horizon: a plan stays until a better one is worth
-another pause, and spread over three minutes a pause of thirty seconds forbids every change of servers.
+another pause, and over three minutes, a pause of thirty seconds would forbid every change of servers.
 
-Each of the n pods that start computes for S core-seconds before it works. In that time the job's present cores would
-train Ψ_now·S/cores samples: much for a job of half a core that ends in minutes, next to nothing for a large job. Pods
-whose size only falls, in cores and in memory, are resized in place, so that none starts. Any other size counts as new
-pods, because a plan does not know which nodes have the room. A pause and a delay are charged for every other size: a
-saving that turns out to be wrong is taken back by new pods. (Without that charge for sizes that fall, mean completion
-times were 1 to 4 per cent longer, on six seeds of `CHOSEN_ON`.)
+Each of the n starting pods computes for S core-seconds before it trains. In that time the job's present cores would
+train Ψ_now·S/cores samples: much for a job of half a core that ends in minutes, very little for a large job. Pods whose
+size only falls, in cores and in memory, are resized in place, so that none starts. Any other size counts as new pods,
+because a plan does not know which nodes have the room. A pause and a delay are charged for every other size, because
+new pods are needed to undo a wrong saving. (Without that charge for sizes that fall, mean completion times were 1 to 4
+per cent longer, on six seeds of `CHOSEN_ON`.)
 
 The paper only adds resources; here plans that save are allowed too. A plan that adds cost must raise log Ψ by at least
 `grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with save < grow,
 every allowed plan raises log Ψ − c·log price for a c between them, so plans can never go in a circle.
 
-A prediction is acted on where its error is at most `trusted_error`. A plan that only adds workers needs no trust: with
+A prediction is used if its error is at most `trusted_error`. A plan that only adds workers needs no such trust: with
 α, β ≥ 0 a step of k times the workers takes at most k times as long (eq. 1–5, and the refined forms), so it cannot slow
-the job, and the workers leave again without a pause. Exploring first would cost a job that starts small a round for
-each step. For the same reason a plan that only takes workers away keeps at least their share of Ψ: where that alone is
-enough, it needs no trust either. Any other saving that takes workers must keep enough even if the loss is one standard
-deviation larger than predicted: a server that is slow for some minutes makes workers look idle, and to get them back
-takes a start. Other savings are bets that pay on average: with the same caution the median completion time of arrivals
+the job, and the workers leave again without a pause. To explore first would cost a job that starts small one round for
+each step. For the same reason, a plan that only removes workers keeps at least their share of Ψ: if that share is
+enough, it needs no trust either. Any other saving that removes workers must keep enough even if the loss is one
+standard deviation larger than predicted: a server that is slow for some minutes makes workers look idle, and to add
+them again takes a start. Other savings pay on average: with the same caution, the median completion time of arrivals
 was 6.3 and not 12.9 per cent below that of greedy Optimus (on seeds of `benchmarks.common.headlines.CHOSEN_ON`).
 
 Shape legend: N allocations.
@@ -58,15 +58,15 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """When a change is worth making.
 
     Attributes:
-        max_slowdown: share of Ψ that a plan that saves may lose, against the fastest allocation that it has had.
+        max_slowdown: share of Ψ that a plan that saves may lose, against the job's fastest allocation so far.
         grow_efficiency: least growth of log Ψ per growth of log price; 1 is linear scaling, 0.25 buys 19 % for 100 %.
         save_efficiency: most loss of log Ψ per loss of log price.
         least_change: share by which Ψ must grow, or the price fall. Chosen: smaller changes are within the noise of
             a measured step, and each disturbs a job.
-        payback_seconds: a change has so much time to pay for its pause and its start, or what is left of the job.
+        payback_seconds: the time in which a change has to pay for its pause and its start, unless the job ends earlier.
         trusted_error: relative error of a prediction above which a candidate is only explored, never chosen for gain,
-            unless it only adds workers. Chosen: a doubling of the price must bring 19 %; a prediction that may be off
-            by more says nothing about that.
+            unless it only adds workers. Chosen: a doubling of the price must bring 19 %, and a prediction with a larger
+            error cannot show that.
     """
 
     max_slowdown: float = _DEFAULTS.max_slowdown
@@ -95,11 +95,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What N allocations would bring one job; arrays are float64 of shape (N,).
+    """The outcomes of N allocations for one job; arrays are float64 of shape (N,).
 
     Attributes:
         found_7N: the arrays below, one after the other (`kernels.outcomes`).
-        present: the job that they are plans of (`kernels.Present`).
+        present: the job of these plans (`kernels.Present`).
     """
 
     columns: Columns
@@ -124,7 +124,7 @@ class Outcomes:
 
     @property
     def cost_per_hour(self) -> Floats:
-        """RC, against what the job has now."""
+        """RC, against the present allocation."""
         return self.found_7N[3]
 
     @property
@@ -139,25 +139,25 @@ class Outcomes:
 
     @property
     def against_rules(self) -> Floats:
-        """By how much of its present speed the job would have to gain more; ≤ 0 where the rules allow the plan,
-        whatever its prediction is worth."""
+        """The gain, as a share of the present speed, that is missing for the rules; ≤ 0 where they allow the plan,
+        trusted or not."""
         return self.found_7N[6]
 
     @cached_property
     def relative_error(self) -> Floats:
-        """Of the predicted speed; dear, so that it is computed where it is asked for: take rows first."""
+        """Of the predicted speed. Expensive, so that it is computed on access: select rows first."""
         return self.model.relative_error(self.columns)
 
     @cached_property
     def violation(self) -> Floats:
-        """≤ 0 where the rules allow the plan and its prediction is to be trusted (see `Rules`)."""
+        """≤ 0 where the rules allow the plan and its prediction is trusted (see `Rules`)."""
         doubts_N: Floats = kernels().doubts(
             self.columns.table_FN, self.found_7N, *self.model.terms, self.model.covariance_KK, self.present
         )
         return np.maximum(self.against_rules, doubts_N)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Outcomes:
-        """Some rows of them."""
+        """A selection of rows."""
         return Outcomes(
             self.columns.take(rows), self.model, np.take(self.found_7N, rows, axis=1), self.present
         )  # fmt: skip
@@ -178,7 +178,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Situation:
-    """One job, its model and its cluster's prices: what `outcomes` asks about."""
+    """One job, its model and its cluster's prices: the input of `outcomes`."""
 
     job: JobProfile
     model: ThroughputModel
@@ -188,23 +188,23 @@ class Situation:
 
     @cached_property
     def now(self) -> Prediction:
-        """What the model says of the allocation that the job has."""
+        """The model's prediction for the present allocation."""
         return self.model.predict(Columns.of([self.job.allocation]))
 
     @cached_property
     def samples_per_second(self) -> float:
-        """Ψ now, by the model: compared with the model's own predictions, its errors cancel."""
+        """Ψ now, by the model, because its errors cancel in comparisons with its other predictions."""
         return float(self.now.samples_per_second[0])
 
     @property
     def horizon_seconds(self) -> float:
-        """h: the time that a change has to pay for itself; at least the window until the next one is possible."""
+        """h: the time in which a change has to pay for itself; at least the window until the next one is possible."""
         payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
         return min(self.job.remaining_samples / self.samples_per_second, payback)
 
     @cached_property
     def next_round(self) -> Situation:
-        """The same job when it may be changed the next time, if it stays as it is until then."""
+        """The same job at its next possible change, if it stays as it is until then."""
         trained = self.job.until_next_change_seconds * self.samples_per_second
         job = msgspec.structs.replace(self.job, remaining_samples=max(self.job.remaining_samples - trained, 0.0))
         return replace(self, job=job)
@@ -213,11 +213,11 @@ class Situation:
         """RC, TG and the rules for N allocations; float64 of shape (N,) each.
 
         Args:
-            payback_seconds: in place of that of the rules.
+            payback_seconds: replaces that of the rules.
         """
         payback = self.rules.payback_seconds if payback_seconds is None else payback_seconds
         present = self.present(payback)
-        # Not after the front is found: plans that are trusted lie behind bolder ones that are not.
+        # Before the search of the front, because untrusted plans may dominate trusted ones.
         return Outcomes(columns, self.model, kernels().outcomes(columns.table_FN, *self.model.terms, present), present)
 
     def present(self, payback_seconds: float) -> tuple[float, ...]:
@@ -243,7 +243,7 @@ class Situation:
             least_change=math.log1p(rules.least_change),
             grow_efficiency=float(rules.grow_efficiency),
             save_efficiency=float(rules.save_efficiency),
-            # A plan that loses nothing saves whatever the job was once given.
+            # A plan without a loss of speed may save regardless of earlier allocations.
             least_kept=min((1.0 - rules.max_slowdown) * self.reference / speed - 1.0, 0.0),
             least_error=LEAST_ERROR,
             trusted_error=float(rules.trusted_error),
@@ -252,10 +252,10 @@ class Situation:
 
     @cached_property
     def reference(self) -> float:
-        """Ψ against which a slowdown is measured: the highest of what the job has trained with, so that many small
-        savings do not add up to a large one.
+        """Ψ against which a slowdown is measured: the highest of the job's allocations so far, so that many small
+        losses do not add up to a large one.
 
-        By the model, as `samples_per_second`: what was measured then would be compared with a prediction.
+        Predicted by the model, as `samples_per_second`, because a measurement would be compared with a prediction.
         """
         trained_with = Columns.of([each.allocation for each in self.job.observations])
         if not len(trained_with):
@@ -279,12 +279,12 @@ def measured_overheads(
     worker_core_seconds: Sequence[float] = (),
     server_core_seconds: Sequence[float] = (),
 ) -> Overheads:
-    """Medians of what this cluster took; what it has never done keeps the documented default of `Overheads`.
+    """Medians of this cluster's measurements; without measurements, the documented defaults of `Overheads`.
 
     Args:
-        worker_starts, server_starts: seconds from a request to the pod's first step.
-        pauses, copies: seconds that training paused in migrations, and that rows were copied before.
-        worker_core_seconds, server_core_seconds: that pods computed until they worked, of the same starts.
+        worker_starts, server_starts: seconds from the request to the pod's first step.
+        pauses, copies: seconds of migrations: of the pause of training, and of the copy of rows before it.
+        worker_core_seconds, server_core_seconds: CPU time of pods until they trained, of the same starts.
 
     Raises:
         ScalingError: a time is no number or negative.

@@ -1,4 +1,4 @@
-"""Pareto fronts of two objectives, both to be minimised, and how much of the plane a front covers.
+"""Pareto fronts of two objectives, both to be minimised, and the area that a front dominates.
 
 Shape legend: N points.
 """
@@ -14,7 +14,7 @@ Rows = npt.NDArray[np.intp]
 
 
 def front(first_N: Floats, second_N: Floats) -> Rows:
-    """Rows that no other row beats in both, by rising `first_N`; one row of those that are equal."""
+    """Rows that no other row dominates, by rising `first_N`; of equal rows only one."""
     order_N = np.lexsort((second_N, first_N))
     best_N = np.minimum.accumulate(second_N[order_N])
     better_N = np.concatenate([[True], second_N[order_N][1:] < best_N[:-1]])
@@ -32,7 +32,7 @@ def hypervolume(first_N: Floats, second_N: Floats, reference: tuple[float, float
 
 
 def thin(first_N: Floats, second_N: Floats, most: int) -> Rows:
-    """At most so many rows of a front, spread evenly along it; its two ends are always among them.
+    """At most `most` rows of a front, spread evenly along it, always with its two ends.
 
     Args:
         first_N, second_N: a front by rising `first_N`.

@@ -1,7 +1,7 @@
 """The compiled loops that list the points of a space: a grid, the neighbours of some points, the lines through one.
 
-Shape legend: N points, 5 decisions, F fields (`columns.FIELDS`). A point's number counts all points of its space in the
-order of their indexes, the last decision fastest.
+Shape legend: N points, 5 decisions, F fields (`columns.FIELDS`). A point's number is its position in its space in the
+order of indexes, with the last decision changing fastest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _kernel = kernels_of(__file__)(error_model="numpy")
 
 @_kernel
 def strides(length_5):  # type: ignore[no-untyped-def]
-    """By how much a point's number rises with each index."""
+    """The stride of each index in a point's number."""
     found = np.ones(5, np.int64)
     for k in range(3, -1, -1):
         found[k] = found[k + 1] * length_5[k + 1]
@@ -24,7 +24,7 @@ def strides(length_5):  # type: ignore[no-untyped-def]
 
 @_kernel
 def around(points_N5, length_5):  # type: ignore[no-untyped-def]
-    """Numbers of points, and of those one step away in one or in two decisions; some more than once."""
+    """Numbers of points and of those one step away in one or in two decisions; with duplicates."""
     stride_5 = strides(length_5)
     found, count = np.empty(len(points_N5) * 51, np.int64), 0
     for n in range(len(points_N5)):
@@ -105,7 +105,7 @@ def product(rungs, count_5, length_5):  # type: ignore[no-untyped-def]
 
 @_kernel
 def unfold(numbers, values, length_5, worker_memory_bytes):  # type: ignore[no-untyped-def]
-    """Indexes [N, 5] and table [F, N] of points; of equal ones that follow each other the first.
+    """Indexes [N, 5] and table [F, N] of points; of consecutive equal ones, only the first.
 
     Args:
         values: of every ladder, one after the other.
@@ -128,7 +128,7 @@ def unfold(numbers, values, length_5, worker_memory_bytes):  # type: ignore[no-u
             index = left // stride_5[k]
             left -= index * stride_5[k]
             indexes_N5[row, k] = index
-            # The memory of a worker is no decision; that of a server comes after it.
+            # The memory of a worker is not a decision; that of a server comes after it.
             table_FN[k if k < 4 else 5, row] = values[first_5[k] + index]
         table_FN[4, row] = worker_memory_bytes
         row += 1
@@ -171,7 +171,7 @@ def rising(numbers):  # type: ignore[no-untyped-def]
 
 @_kernel
 def _merged(one, other):  # type: ignore[no-untyped-def]
-    """All numbers of both, which rise, rising."""
+    """The rising numbers of two rising lists."""
     found, i, j = np.empty(len(one) + len(other), np.int64), 0, 0
     for n in range(len(found)):
         if j == len(other) or (i < len(one) and one[i] <= other[j]):
@@ -185,7 +185,7 @@ def _merged(one, other):  # type: ignore[no-untyped-def]
 
 @_kernel
 def grid(rungs, count_5, start_5, length_5):  # type: ignore[no-untyped-def]
-    """Numbers of `product`, `lines` and what is `around` the start, rising; some more than once."""
+    """Rising numbers of `product`, `lines` and `around` the start; with duplicates."""
     start_15 = np.empty((1, 5), np.int64)
     for k in range(5):
         start_15[0, k] = start_5[k]

@@ -1,4 +1,4 @@
-"""Where a job's plans are looked for: a ladder of values per decision, bounded by what the cluster can grant.
+"""The search space of a job's plans: a ladder of values per decision, bounded by the cluster's capacity.
 
 Decisions: workers, servers, cores of a worker, cores of a server, memory of a server. Shape legend: N points, 5
 decisions; a point is a row of indexes into the ladders.
@@ -22,10 +22,11 @@ from elastrec.platform.scaling.types import JobProfile
 
 Indexes = npt.NDArray[np.int64]
 _LONGEST_LADDER = 128
-"""Values of one decision. Chosen: up to so many workers each number is looked at, above it steps of a few per cent."""
+"""Values of one decision. Chosen: up to this many workers, each number is searched; above it, steps of a few per
+cent."""
 _FAR_TOO_MUCH = 0.75
-"""A worker's memory is only taken back where no larger share of it would do. Chosen: a quarter of its price is worth
-that every worker starts anew where its node has no room to resize it."""
+"""A worker's memory is reduced only if at most this share of it is needed. Chosen: to save a quarter of its price is
+worth a restart of every worker that its node cannot resize."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +42,10 @@ class Points:
 
 
 class Space(msgspec.Struct, frozen=True, dict=True):
-    """The ladders, rising; `start` are the indexes of what the job has now.
+    """The rising ladders; `start` are the indexes of the present allocation.
 
     Attributes:
-        worker_memory_bytes: of every worker; no decision, because no plan gains by more than is needed.
+        worker_memory_bytes: of every worker; not a decision, because no plan gains from more than is needed.
     """
 
     ladders: tuple[tuple[float, ...], ...]
@@ -53,7 +54,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def size(self) -> int:
-        """Points in it."""
+        """Number of points."""
         return math.prod(map(len, self.ladders))
 
     @cached_property
@@ -71,12 +72,12 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return self.points(self.numbers(points_N5)).columns
 
     def numbers(self, points_N5: Indexes) -> Indexes:
-        """Of points, shape (N,): they count all points of the space, the last decision fastest."""
+        """Numbers of points, shape (N,): positions in the space, with the last decision changing fastest."""
         found: Indexes = np.ravel_multi_index(tuple(points_N5.T), tuple(map(len, self.ladders))).astype(np.int64)
         return found
 
     def points(self, numbers: Indexes) -> Points:
-        """The points with these numbers; of equal ones that follow each other the first."""
+        """The points with these numbers; of consecutive equal ones, only the first."""
         indexes_N5, table_FN = _points().unfold(numbers, self.values, self.lengths, float(self.worker_memory_bytes))
         return Points(indexes_N5, Columns(table_FN))
 
@@ -85,8 +86,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return np.arange(self.size)
 
     def grid(self, most: int) -> Indexes:
-        """Numbers of `spread`, of what is `around` the point that the job has, and of `lines`; rising. Made once: not
-        to be written to."""
+        """Rising numbers of `spread`, `around` the present allocation, and `lines`. Cached: do not write to them."""
         if most not in self._grids:
             start_5 = np.array(self.start, dtype=np.int64)
             self._grids[most] = _points().grid(*self._rungs(most), start_5, self.lengths)
@@ -103,22 +103,22 @@ class Space(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def single_steps(self) -> Points:
-        """One or two steps up or down in one decision from what the job has; memory stays. Not to be written to."""
+        """One or two steps up or down in one decision from the present allocation; memory stays. Do not write to it."""
         return self.points(_points().single_steps(np.array(self.start, dtype=np.int64), self.lengths))
 
     def lines(self) -> Indexes:
-        """Numbers of the points that differ from what the job has in at most one decision; rising."""
+        """Rising numbers of the points that differ from the present allocation in at most one decision."""
         found: Indexes = np.sort(_points().lines(np.array(self.start, dtype=np.int64), self.lengths))
         return found
 
     def spread(self, most: int) -> Indexes:
-        """Numbers of at most so many points of a grid whose values rise by ratio, the ends of every ladder among
-        them; rising."""
+        """Rising numbers of at most so many points of a grid with geometric steps, including the ends of every
+        ladder."""
         found: Indexes = _points().product(*self._rungs(most), self.lengths)
         return found
 
     def _rungs(self, most: int) -> tuple[Indexes, Indexes]:
-        """The indexes that a grid has of every ladder, one ladder after the other, and how many of each."""
+        """The indexes of every ladder in a grid, one ladder after the other, and their number for each."""
         counts = _rung_counts(tuple(map(len, self.ladders)), most)
         rungs = [_rungs(ladder, count) for ladder, count in zip(self.ladders, counts, strict=True)]
         return np.concatenate(rungs), np.array([len(each) for each in rungs], dtype=np.int64)
@@ -139,7 +139,7 @@ def _array(ladder: tuple[float, ...]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=1024)
 def _rung_counts(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """So many values of each ladder that their product is at most `most`; the longest ladder gives first."""
+    """The number of values of each ladder, with a product of at most `most`; the longest ladder is reduced first."""
     counts = list(lengths)
     while math.prod(counts) > most and max(counts) > 2:
         counts[counts.index(max(counts))] -= 1
@@ -148,14 +148,14 @@ def _rung_counts(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
-    """So many indexes, whose values rise by ratio; fewer where two would be one."""
+    """Up to so many indexes, with geometric steps; without duplicates."""
     values = np.log(np.asarray(ladder, dtype=np.float64))
     wanted = np.linspace(values[0], values[-1], count)
     return np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1))
 
 
 def forget() -> None:
-    """Drops all that is kept between rounds: decisions are the same without it, only later."""
+    """Clears all caches between rounds. Decisions do not depend on them."""
     for kept in (_space, _array, _rungs, _rung_counts, _counts, _sizes):
         kept.cache_clear()
     forget_columns()
@@ -163,7 +163,7 @@ def forget() -> None:
 
 @lru_cache(maxsize=1024)
 def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
-    """Whole numbers; every one of them as long as the ladder stays short, else evenly spread by ratio."""
+    """Whole numbers: all of them if the ladder stays short, otherwise with geometric steps."""
     high = max(low, high)
     if high - low < _LONGEST_LADDER:
         values: Iterable[int] = range(low, high + 1)
@@ -174,13 +174,13 @@ def _counts(low: int, high: int, now: int) -> tuple[float, ...]:
 
 @lru_cache(maxsize=1024)
 def _sizes(bounds: tuple[float, float], room: float, now: float) -> tuple[float, ...]:
-    """The bounds, and between them 1, 1.5, 2, 3, 4 … times a quarter: steps of at most a half, which clusters grant."""
+    """The bounds, and between them 1, 1.5, 2, 3, 4 … times a quarter: steps of at most a half."""
     values = {CORES_STEP * 2**power * half for power in range(14) for half in (1.0, 1.5)} | {*bounds}
     return tuple(sorted({value for value in values if bounds[0] <= value <= min(bounds[1], room)} | {now}))
 
 
 def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float, ...]) -> tuple[float, ...]:
-    """For every number of servers the least memory, in whole steps, with which one of them holds its rows."""
+    """For every number of servers, the least memory of one that holds its rows, in whole steps."""
     if job.memory is None:
         return (float(now),)
     needed = {job.memory.server_bytes(int(count)) for count in servers}
@@ -189,7 +189,7 @@ def _memory(low: int, high: int, now: int, job: JobProfile, servers: tuple[float
 
 
 def space_of(job: JobProfile, capacity: Capacity) -> Space:
-    """Ladders of one job: its limits, what it can change while it runs, and what is free, whichever is narrowest."""
+    """Ladders of one job, within its limits, its possible changes while it runs, and the free capacity."""
     now, limits = job.allocation, job.limits
     room = _rounded_up(now.resources.cores + max(capacity.free.cores, 0.0))
     pod_cores = capacity.largest_pod.cores if capacity.largest_pod else math.inf
@@ -220,13 +220,13 @@ def space_of(job: JobProfile, capacity: Capacity) -> Space:
 
 @lru_cache(maxsize=512)
 def _space(ladders: tuple[tuple[float, ...], ...], start: tuple[int, ...], worker_memory_bytes: int) -> Space:
-    """The same one for the same ladders: with it stays what was listed of its points."""
+    """Returns the cached space of equal ladders, with its lists of points."""
     return Space(ladders, start, worker_memory_bytes)
 
 
 def _rounded_up(room: float) -> float:
-    """To a power of √2. Whether it fits is asked of every plan; ladders that follow every free core are never the same
-    in two rounds."""
+    """Rounds to a power of √2, because ladders that depend on every free core would never be equal in two rounds. Every
+    plan is checked for fit anyway."""
     return float(2.0 ** (math.ceil(2.0 * math.log2(room)) / 2.0))
 
 
@@ -242,12 +242,12 @@ def _start(ladders: tuple[tuple[float, ...], ...], now: Allocation) -> tuple[int
 
 
 def _worker_memory(job: JobProfile) -> int:
-    """What a worker needs, in whole steps; what it has where that is enough and not far too much."""
+    """A worker's need, in whole steps; its present memory if that is enough and not far too much."""
     now, (low, high) = job.allocation.worker_memory_bytes, job.limits.worker_memory_bytes
     if job.memory is None or Change.WORKER_SIZE not in job.movable:
         return now
     needed = max(math.ceil(job.memory.worker_bytes / MEMORY_STEP) * MEMORY_STEP, low)
     if needed > high:
-        # What is allowed would not do. A plan that left it so would be refused, and with it all others of the job.
+        # The allowed memory is too small. With it, every plan of the job would be refused.
         return now
     return needed if needed > now or needed < _FAR_TOO_MUCH * now else now
