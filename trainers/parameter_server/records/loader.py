@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,16 +81,28 @@ def _side_by_side(readers: Sequence[Iterator[_T]], enter: Callable[[_T], None]) 
         each.result()
 
 
-def _holds(entry: SectionEntry, name: str, width: int, store: RowStore, attributes: dict[str, Attribute]) -> bool:
-    """Whether a section is one array of words [n, width] with these attributes, of buckets that a store may have."""
-    buckets, counts = entry.buckets, entry.counts
-    once = np.unique(buckets)
-    if len(once) != len(counts) or len(once) != len(buckets) or (counts < 0).any():
-        return False
-    if len(once) and not 0 <= once[0] <= once[-1] < len(store.owned):
-        return False
-    arrays = [(array.name, array.dtype, *array.shape) for array in entry.arrays]
-    return entry.attributes == attributes and arrays == [(name, "<u4", int(counts.sum()), width)]
+def _fitting(
+    entries: Sequence[SectionEntry], name: str, width: int, store: RowStore, attributes: dict[str, Attribute]
+) -> list[bool]:
+    """Which sections are one array of words [n, width] with these attributes, of buckets that a store may have."""
+    if not entries:
+        return []
+    buckets, counts = [entry.buckets for entry in entries], [entry.counts for entry in entries]
+    lengths = np.array([len(each) for each in buckets])
+    number_of, bucket_of = np.repeat(np.arange(len(entries)), lengths), np.concatenate(buckets).astype(np.int64)
+    is_odd = np.zeros(len(entries), np.bool_)
+    is_odd[number_of[(bucket_of < 0) | (bucket_of >= len(store.owned))]] = True
+    # A section names a bucket once.
+    keys = np.sort(number_of * len(store.owned) + np.clip(bucket_of, 0, len(store.owned) - 1))
+    is_odd[keys[1:][keys[1:] == keys[:-1]] // len(store.owned)] = True
+    return [
+        not odd
+        and len(each) == length
+        and bool((each >= 0).all())
+        and entry.attributes == attributes
+        and [(array.name, array.dtype, *array.shape) for array in entry.arrays] == [(name, "<u4", each.sum(), width)]
+        for entry, each, length, odd in zip(entries, counts, lengths.tolist(), is_odd.tolist(), strict=True)
+    ]
 
 
 class Loader:
@@ -184,7 +197,7 @@ class Loader:
         if not is_here or not all(is_kept(self._segments[table], store.group.segments) for table in share.tables):
             return None
         rows = share.entries(SectionKind.ROWS)
-        if not all(_holds(entry, CELLS, store.layout.width, store, cell_words(store.layout)) for entry in rows):
+        if not all(_fitting(rows, CELLS, store.layout.width, store, cell_words(store.layout))):
             return None
         buckets, counts = share.row_counts()
         mine = store.owned[buckets]
@@ -195,11 +208,8 @@ class Loader:
         """Takes the sections of rows in as they are, and of lines those that fit the store."""
         store = self._stores[number]
         rows = sorted(share.entries(SectionKind.ROWS), key=lambda entry: entry.key.bucket)
-        lines = [
-            entry
-            for entry in share.entries(SectionKind.LINES)
-            if _holds(entry, LINES, LINE_BYTES // 4, store, place_words(store))
-        ]
+        lines = list(share.entries(SectionKind.LINES))
+        lines = list(compress(lines, _fitting(lines, LINES, LINE_BYTES // 4, store, place_words(store))))
         held, firsts = np.zeros(len(store.owned), np.int64), {}
         for entry in rows:
             firsts[entry.key] = held[entry.buckets]

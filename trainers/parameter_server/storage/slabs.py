@@ -31,7 +31,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
-from elastrec.trainers.parameter_server.words import copy_words
+from elastrec.trainers.parameter_server.words import stream_words
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore
@@ -82,7 +82,7 @@ def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered): 
                 entered[np.uint64(table)] += 1
                 at += width
             to = (slabs[run] + number // shape.per_slab) * shape.slab_words + in_slab * shape.width
-            copy_words(words, np.uint64(to), cells, np.uint64(cell) * width, np.uint64(some) * width)
+            stream_words(words, np.uint64(to), cells, np.uint64(cell) * width, np.uint64(some) * width)
             cell += some
             number += some
         stripe = guarded.stripe_of[buckets[run]]
