@@ -27,7 +27,10 @@ from elastrec.platform import jobs
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.nodes import limits_enforced
+from elastrec.platform.clusters.pods import PodPhase
 from elastrec.platform.jobs.scaling.masters import ask_profile
+from elastrec.platform.jobs.watching.masters import pod_of_master
+from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport.messages.ledger import Explanation
@@ -103,18 +106,44 @@ def expect_limits(platform: jobs.Platform, benchmark: str) -> None:
         raise SystemExit(f"{benchmark}: this machine's control groups cannot be written, so pods have no limits")
 
 
+def launch(
+    platform: jobs.Platform,
+    prepared: jobs.Prepared,
+    allocation: jobs.Allocation,
+    room_seconds: float = 0.0,
+    earlier_terms: int = 0,
+) -> None:
+    """Launches a job.
+
+    Args:
+        room_seconds: for so long the launch is tried again while the cluster has no room for the job's master, as
+            Airflow tries a task again.
+        earlier_terms: as of `jobs.launch`.
+    """
+    deadline = time.monotonic() + room_seconds
+    while True:
+        try:
+            jobs.launch(platform, prepared, allocation, earlier_terms=earlier_terms)
+            return
+        except ClusterError:
+            master = pod_of_master(platform, prepared.job_id)
+            if master is None or master.phase is not PodPhase.PENDING or time.monotonic() > deadline:
+                raise
+
+
 @contextlib.contextmanager
-def launched(platform: jobs.Platform, content: dict[str, Any]) -> Iterator[str]:
+def launched(platform: jobs.Platform, content: dict[str, Any], room_seconds: float = 0.0) -> Iterator[str]:
     """A job that was launched, by its id; its pods are removed whatever happens, a launch that failed included.
 
     Args:
         content: the job file.
+        room_seconds: see `launch`.
     """
     job = TrainingJob.model_validate(content)
     job_id = jobs.job_id_for(job.metadata.name, uuid.uuid4().hex)
     try:
         prepared = jobs.prepare(platform, job, job_id)
-        jobs.launch(platform, prepared, jobs.warm_start(platform, prepared))
+        launch(platform, prepared, jobs.warm_start(platform, prepared), room_seconds)
         yield job_id
     finally:
         jobs.stop(platform, job_id, "the benchmark is done with it")

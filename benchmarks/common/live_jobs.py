@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.common.figures import Figure, interleave, ratio
-from benchmarks.common.jobs import launched
+from benchmarks.common.jobs import launch, launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.watching.masters import wait_for_master
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -93,16 +93,17 @@ def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) 
     resume(platform, job_id, overrides)
 
 
-def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) -> None:
+def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any], room_seconds: float = 0.0) -> None:
     """Launches a job that was stopped again, from its newest record and with other values of its file.
 
     Args:
         overrides: by dotted path.
+        room_seconds: see `launch`.
     """
     kept = jobs.resumable(platform, job_id)
     prepared = jobs.prepare_again(platform, kept, overrides)
     allocation = jobs.warm_start(platform, prepared)
-    jobs.launch(platform, prepared, allocation, earlier_terms=kept.earlier_terms)
+    launch(platform, prepared, allocation, room_seconds, kept.earlier_terms)
 
 
 def happened(trained: Trained, word: str) -> list[str]:

@@ -3,15 +3,15 @@
     python -m benchmarks live_mix [--rounds 1] [--output json]
 
 The jobs arrive one after the other. Three are limited by computing, three fill their servers' memory; of each kind one
-owner asks for too little, one for what fits and one for too much. The node grants no more cores than the machine has,
-so that jobs wait for each other as on a full cluster.
+owner asks for too little, one for what fits and one for too much. The node grants hardly more cores than the machine
+has, and the six ask for more than that: a job waits until there is room for it, as on a full cluster.
 
 `static` is the same platform without plans: a server that the kernel ended for its memory is followed by one with twice
 as much. `by_hand` has no such successor: a person who never looks away stops the job at the first kill and starts it
 again from its newest record, with twice the memory. Each side has a node agent of its own, and every job starts with
 the sizes of its file: nothing is learned from earlier ones.
 
-A job's completion time is that from its launch until all is trained and saved. Cores are counted as they are granted,
+A job's completion time is that from its arrival until all is trained and saved. Cores are counted as they are granted,
 used or not. Red with a `round_of` that carries no plan out: the first two sides are then the same.
 """
 
@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ from elastrec.trainers.parameter_server.warm_up import warm_kernels
 NODE_CORES, _WEIGHT = 2.4, 128
 _MASTER_CORES, _WORKER_CORES, _SERVER_CORES = 0.1, 0.25, 0.15
 _ROUND_SECONDS, _LOOK_SECONDS, _TIMEOUT_SECONDS = 15.0, 0.5, 1200.0
+_EPOCHS_PER_GROWING_EPOCH = 20
+"""An epoch of a job that fills memory takes as long as so many of a job that computing limits."""
 SETTINGS = ScalingSettings(
     round_interval=_ROUND_SECONDS, least_steps=20, cool_down=0.5 * _ROUND_SECONDS, no_reversal=5.0 * _ROUND_SECONDS
 )
@@ -97,7 +100,7 @@ def job_content(owner: Owner, logs: Logs, side: str, epochs: int) -> dict[str, A
     """The job file of an owner; the sides differ in `scaling` alone.
 
     Args:
-        epochs: of a job that computing limits.
+        epochs: of a job that computing limits; a job that fills memory has a twentieth, at least one.
     """
     is_scaled = side == "three_stage"
     if owner.grows:
@@ -105,6 +108,7 @@ def job_content(owner: Owner, logs: Logs, side: str, epochs: int) -> dict[str, A
             logs.growing, forecast=is_scaled, server_bytes=owner.server_bytes,
             most_bytes=owner.server_bytes if side == "by_hand" else 2 * 2048 * _MEBIBYTE,
         )  # fmt: skip
+        content["spec"]["training"]["epochs"] = max(1, epochs // _EPOCHS_PER_GROWING_EPOCH)
     else:
         spec = {
             "model": {
@@ -158,7 +162,6 @@ class Running:
 
     owner: Owner
     job_id: str
-    launched_at: float
     is_restarted: bool = False
 
 
@@ -212,6 +215,7 @@ def look(platform: jobs.Platform, each: Running, side: Side, *, restarts: bool) 
                 "spec.resources.parameter_server.memory": more,
                 "spec.scaling.maximum_parameter_server_memory": more,
             },
+            _TIMEOUT_SECONDS,
         )  # fmt: skip
     elif seen.metrics.phase.is_final:
         raise RuntimeError(f"{each.job_id} failed:\n{jobs.failure_report(platform, each.job_id)}")
@@ -223,36 +227,65 @@ def granted_cores(platform: jobs.Platform) -> float:
     return sum(node.size.cores - node.free.cores for node in platform.launcher.nodes())
 
 
+def run_owner(
+    platform: jobs.Platform,
+    owner: Owner,
+    content: dict[str, Any],
+    running: list[Running],
+    side: Side,
+    *,
+    restarts: bool,
+) -> None:
+    """The job of an owner, from its arrival to its end; it may wait for room on the node.
+
+    Args:
+        running: has the job from its launch to its end.
+
+    Raises:
+        RuntimeError: the job failed or did not end in time.
+    """
+    time.sleep(owner.arrives_seconds)
+    arrived_at = time.monotonic()
+    with launched(platform, content, _TIMEOUT_SECONDS) as job_id:
+        each = Running(owner, job_id)
+        running.append(each)
+        try:
+            while not look(platform, each, side, restarts=restarts):
+                if time.monotonic() > arrived_at + _TIMEOUT_SECONDS:
+                    raise RuntimeError(f"{job_id} did not end")
+                time.sleep(_LOOK_SECONDS)
+            side.seconds[owner.name] = time.monotonic() - arrived_at
+        finally:
+            running.remove(each)
+        if owner.grows:
+            side.kills += growing_tables.kills_of(jobs.explanation(platform, job_id))
+    print(f"  {owner.name}: {side.seconds[owner.name]:.1f} s", file=sys.stderr)
+
+
 def run_mix(logs: Logs, name: str, epochs: int, owners: Sequence[Owner] = OWNERS) -> Side:
     """The jobs of the owners on a node of their own."""
-    side, waiting, running = Side(), list(owners), list[Running]()
+    side, running = Side(), list[Running]()
     print(f"{name}:", file=sys.stderr)
-    with private_platform(cores=NODE_CORES, weight=_WEIGHT) as platform, contextlib.ExitStack() as launches:
+    with private_platform(cores=NODE_CORES, weight=_WEIGHT) as platform, contextlib.ExitStack() as rounds:
         expect_limits(platform, "live_mix")
-        began = looked = time.monotonic()
         if name == "three_stage":
-            launches.enter_context(rounds_beside(platform, running, side))
-        ends: dict[str, contextlib.ExitStack] = {}
-        while waiting or running:
-            now = time.monotonic()
-            if now > began + _TIMEOUT_SECONDS:
-                raise RuntimeError(f"{[each.job_id for each in running]} did not end")
-            side.core_seconds += granted_cores(platform) * (now - looked)
-            looked = now
-            if waiting and now - began >= waiting[0].arrives_seconds:
-                owner = waiting.pop(0)
-                ends[owner.name] = launches.enter_context(contextlib.ExitStack())
-                job_id = ends[owner.name].enter_context(launched(platform, job_content(owner, logs, name, epochs)))
-                running.append(Running(owner, job_id, now))
-            for each in tuple(running):
-                if look(platform, each, side, restarts=name == "by_hand"):
-                    running.remove(each)
-                    side.seconds[each.owner.name] = time.monotonic() - each.launched_at
-                    if each.owner.grows:
-                        side.kills += growing_tables.kills_of(jobs.explanation(platform, each.job_id))
-                    ends[each.owner.name].close()
-                    print(f"  {each.owner.name}: {side.seconds[each.owner.name]:.1f} s", file=sys.stderr)
-            time.sleep(_LOOK_SECONDS)
+            rounds.enter_context(rounds_beside(platform, running, side))
+        looked = time.monotonic()
+        with ThreadPoolExecutor(len(owners), "owner") as pool:
+            left = {
+                pool.submit(
+                    run_owner, platform, owner, job_content(owner, logs, name, epochs), running, side,
+                    restarts=name == "by_hand",
+                )
+                for owner in owners
+            }  # fmt: skip
+            while left:
+                done, left = wait(left, _LOOK_SECONDS, FIRST_COMPLETED)
+                now = time.monotonic()
+                side.core_seconds += granted_cores(platform) * (now - looked)
+                looked = now
+                for job in done:
+                    job.result()
     return side
 
 
@@ -302,8 +335,8 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1, 9 minutes)")
-    parser.add_argument("--epochs", type=int, default=8, help="of the jobs that computing limits (default 8)")
+    parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1, 14 minutes)")
+    parser.add_argument("--epochs", type=int, default=80, help="of the jobs that computing limits (default 80)")
 
 
 if __name__ == "__main__":
