@@ -1,5 +1,5 @@
-"""The discrete-event cluster: what one machine cannot hold, run by the same policies as the real one.
+"""A discrete-event simulation of large clusters, with the same policies as real ones.
 
-Every number that it yields is simulated, and says so. Nothing here touches a real cluster, MLflow, Airflow or the
-wall clock; equal seeds give equal results.
+All of its results are marked as simulated. It does not access a real cluster, MLflow, Airflow or the wall clock; equal
+seeds give equal results.
 """

@@ -1,4 +1,4 @@
-"""What a simulated job held and what it used of it, summed over time."""
+"""Resources that a simulated job held and used, summed over time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Accounts:
         self.paid_until = 0.0
 
     def hold(self, held: Allocation, now: float) -> None:
-        """Counts what was held since the last call."""
+        """Adds the resources held since the last call."""
         seconds, self.paid_until = now - self.paid_until, now
         self.workers.cores += seconds * held.workers * held.worker_cores
         self.workers.memory += seconds * held.workers * held.worker_memory_bytes
@@ -40,7 +40,8 @@ class Accounts:
         self.servers.memory += seconds * held.parameter_servers * held.parameter_server_memory_bytes
 
     def use(self, trains: Allocation, rate: Rate, memory: MemoryTruth | None, trained: float, seconds: float) -> None:
-        """Counts what training used for some seconds; without a memory truth everything that is held is used."""
+        """Adds the resources that training used for some seconds; without a memory model, all held memory counts as
+        used."""
         self.workers.cores_used += seconds * trains.workers * trains.worker_cores * rate.worker_busy
         self.servers.cores_used += seconds * trains.parameter_servers * trains.parameter_server_cores * rate.server_busy
         worker, server = float(trains.worker_memory_bytes), float(trains.parameter_server_memory_bytes)

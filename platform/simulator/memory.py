@@ -1,4 +1,4 @@
-"""Memory of simulated servers: how it truly grows, and what of that a master could measure."""
+"""Memory of simulated servers: its true growth, and a master's measurements of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from elastrec.platform.scaling.memory_outlook import MemorySeen
 
 
 class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job truly needs: φ(n) = rows_scale · n^exponent rows after n samples (Heaps' law).
+    """A job's true need: φ(n) = rows_scale · n^exponent rows after n samples (Heaps' law).
 
     Attributes:
-        worker_bytes: that a worker uses, whatever it was given.
+        worker_bytes: use of a worker, independent of its allocation.
         server_base_bytes: of one server before its first row.
         imbalance: rows of the fullest server over the mean, ≥ 1.
     """
@@ -44,11 +44,11 @@ class MemoryTruth(msgspec.Struct, frozen=True, kw_only=True):
         return self.server_base_bytes + self.imbalance * self.bytes_per_row * self.rows(samples) / servers
 
     def samples_until(self, servers: int, limit_bytes: float) -> float:
-        """After so many samples the fullest server passes its limit."""
+        """Number of samples after which the fullest server exceeds its limit."""
         room = (limit_bytes - self.server_base_bytes) * servers / (self.imbalance * self.bytes_per_row)
         if room <= 0:
             return 0.0
-        # Roots of small exponents overflow: a table that large is never reached.
+        # Roots with small exponents overflow; no table gets so large.
         logarithm = math.log(room / self.rows_scale) / self.exponent
         return math.exp(logarithm) if logarithm < 200.0 else math.inf
 
@@ -63,10 +63,10 @@ def seen_of(
     samples_per_second: float,
     largest_bytes: float,
 ) -> MemorySeen:
-    """What a master would know: rows counted so far, bytes in use now.
+    """A master's measurements: rows counted so far, bytes in use now.
 
     Args:
-        samples, rows: counts of rows, and after how many samples; rising.
+        samples, rows: counts of rows, and the numbers of samples at these counts; rising.
     """
     table = TableHistory(
         table="all", samples=tuple(samples), rows=tuple(rows), bytes_per_row=truth.bytes_per_row

@@ -1,7 +1,7 @@
-"""Workloads that are made up: equal seeds give equal jobs.
+"""Synthetic workloads: equal seeds give equal jobs.
 
-`recurring` is a month of teams that train their models again and again, with the habits that DLRover-RM reports of one
-production cluster; what the paper does not say is an argument or stated here.
+`recurring` is a month of teams that train their models again and again, with the statistics of DLRover-RM's production
+cluster; assumptions beyond the paper are arguments or documented here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elastrec.platform.simulator.workload import JobToRun
 def coefficients_of(
     shape: ModelShape, allocation: Allocation, seconds: float, shares: tuple[float, ...]
 ) -> Coefficients:  # fmt: skip
-    """Coefficients with which a step of this allocation takes so long, and its parts have these shares of it.
+    """Coefficients with which a step of this allocation has a given time, and its parts have these shares of it.
 
     Args:
         shares: of TERMS, then of the fixed part; they add up to 1.
@@ -42,7 +42,8 @@ def coefficients_of(
 
 
 def with_queues(jobs: Sequence[JobToRun]) -> tuple[JobToRun, ...]:
-    """The same jobs with servers that are queues; each takes as long as before with what its first owner asked for."""
+    """The same jobs with servers that are queues; with its first owner's allocation, each job takes as long as
+    before."""
     known: dict[Coefficients, float] = {}
     for job in jobs:
         if job.coefficients not in known:
@@ -52,10 +53,10 @@ def with_queues(jobs: Sequence[JobToRun]) -> tuple[JobToRun, ...]:
 
 
 def refined(jobs: Sequence[JobToRun], overlap: float = 2.0, request_share: float = 0.02) -> tuple[JobToRun, ...]:
-    """The same jobs with steps of the refined form: parts overlap, and every request has a price at both ends.
+    """The same jobs with steps of the refined form: parts overlap, and every request has a cost at both ends.
 
     Args:
-        request_share: of a step, with what a model's first owner asked for, at either end (assumed).
+        request_share: of a step, with a model's first owner's allocation, at either end (assumed).
     """
     known: dict[Coefficients, Coefficients] = {}
     for job in jobs:
@@ -74,7 +75,7 @@ def refined(jobs: Sequence[JobToRun], overlap: float = 2.0, request_share: float
 
 
 def features_of(name: str, shape: ModelShape, samples: float, architecture: str = "") -> Features:
-    """What warm start compares: the same features as those of real jobs, as far as a simulated one has them."""
+    """Features for warm start: those of real jobs, as far as a simulated one has them."""
     return Features(
         categories={"name": name, "architecture": architecture},
         numbers={
@@ -86,22 +87,22 @@ def features_of(name: str, shape: ModelShape, samples: float, architecture: str 
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cluster's owners and models are; `recurring` makes jobs of it.
+    """The statistics of a cluster's owners and models; `recurring` generates jobs from them.
 
     Attributes:
-        models: that are trained again and again, by how many teams.
+        models, teams: number of models that are trained repeatedly, and of their teams.
         steps: median of a job's steps, all workers together, and `steps_spread` of its logarithm between models (the
             paper's jobs have 200,000, §6); `again_spread` from one day of a model to the next.
         lookup_share: bounds of a step's share in the well-tuned allocation (§2.2: 30–48 %).
-        headroom: plans may give a job so many times its well-tuned workers and servers; owners ask for no more workers
-            either. 1: «tuned until they almost reached the best throughput» (§6.1), so that nothing lies beyond.
-        asked_spread: of the logarithm of how far owners miss the well-tuned number of workers, either way (assumed).
-        asks_beyond: owners ask for at most so many times the workers that plans may give (assumed): 1, they only ever
-            ask for too few; 4, for too many as often as for too few.
+        headroom: limit of plans and of owners' requests, as a multiple of a job's well-tuned workers and servers. 1:
+            «tuned until they almost reached the best throughput» (§6.1), so that more gives no gain.
+        asked_spread: standard deviation of the logarithm of an owner's error in the number of workers (assumed).
+        asks_beyond: limit of owners' requests, as a multiple of the workers that plans may give (assumed): 1, requests
+            are only ever too small; 4, they are as often too large as too small.
         oversized_share, oversize: share of the models whose pods have more cores and memory than they use, and the
-            bounds of the factor (§2.2: more than 80 % of the jobs use less than half).
-        starved_server_share: of the models, whose servers have a quarter of the cores they need (§6.3: 6 %).
-        short_memory_share: of the jobs, whose tables outgrow what their owner asked for (table 4: 4.7 %).
+            bounds of the excess factor (§2.2: more than 80 % of the jobs use less than half).
+        starved_server_share: share of the models whose servers have a quarter of the cores that they need (§6.3: 6 %).
+        short_memory_share: share of the jobs whose tables exceed the memory in their job files (table 4: 4.7 %).
     """
 
     models: int = 40
@@ -128,7 +129,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Model(msgspec.Struct, frozen=True):
-    """A model that a team trains every day; `tuned` is what somebody with much time would give it."""
+    """A model that a team trains every day; `tuned` is its well-tuned allocation."""
 
     name: str
     team: str
@@ -151,7 +152,7 @@ def recurring(
 
     Args:
         mean_arrival_seconds: Poisson arrivals; 43.2 s are the paper's 2000 jobs per day.
-        arrivals: instead of those, seconds since the begin, rising; of a trace, for example.
+        arrivals: instead of Poisson arrivals, rising seconds since the beginning, for example from a trace.
     """
     habits = habits or Habits()
     require(count >= 1, "count", count, "at least 1", "give a number of jobs")
@@ -174,7 +175,7 @@ def _model(index: int, habits: Habits, random: np.random.Generator) -> _Model:
         worker_memory_bytes=4 * GIBIBYTE, parameter_server_memory_bytes=8 * GIBIBYTE,
     )  # fmt: skip
     lookup = float(random.uniform(*habits.lookup_share))
-    # Assumed: a tenth each for what servers update and for what is fixed, a twentieth for dense parameters.
+    # Assumed: a tenth each for updates of servers and for the fixed part, a twentieth for dense parameters.
     shares = (1.0 - 0.25 - lookup, 0.1, 0.05, lookup, 0.1)
     return _Model(
         name=f"model-{index:03d}",
@@ -194,7 +195,7 @@ def _job(
     model = models[int(random.integers(len(models)))]
     samples = model.steps * habits.batch_size * float(random.lognormal(0.0, habits.again_spread))
     tuned, shape = model.tuned, model.shape
-    # People type in what they know: one owner's mistake is another one's habit, so it is drawn anew for every job.
+    # Job files are written by different people, so that the error is drawn for every job.
     most = (round(tuned.workers * habits.headroom), round(tuned.parameter_servers * habits.headroom))
     most_asked = round(most[0] * habits.asks_beyond)
     workers = min(max(1, round(tuned.workers * float(random.lognormal(0.0, habits.asked_spread)))), most_asked)

@@ -1,8 +1,8 @@
-"""Nodes that come and go: maintenance, a cluster that is enlarged, spot nodes that are taken away without notice.
+"""Nodes that are added or removed: maintenance, enlarged clusters, spot nodes that end without notice.
 
-Pods on a node that goes are lost. Their job gets them again on other nodes as soon as there is room: a lost worker
-costs its part of the work until then, a lost server what was trained since the last checkpoint. A job that cannot get
-its servers back, or has no worker left, gives back what it has and waits like a new one.
+Pods on a removed node are lost. Their job gets new ones on other nodes as soon as capacity is free: a lost worker costs
+its part of the work until then, a lost server the training since the last checkpoint. A job without servers or without
+any worker frees its pods and waits like a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from elastrec.platform.simulator.running import Running
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """So many nodes come (above 0) or go (below 0) at a moment; which ones go is drawn from the simulation's seed."""
+    """A number of nodes to add (above 0) or to remove (below 0) at a time; removed ones are drawn from the simulation's
+    seed."""
 
     seconds: float
     nodes: int
@@ -34,13 +35,13 @@ class NodeChange(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """What one job loses with a node.
+    """The losses of one job with a node.
 
     Attributes:
-        replaced: workers that found room elsewhere; they have to start.
-        missing: workers for which there is no room now.
-        restarts: its servers are among what was lost: it begins again from its last checkpoint.
-        waits: it could not go on with what is left, and has given everything back.
+        replaced: workers that were placed on other nodes; they have to start.
+        missing: workers that do not fit at present.
+        restarts: whether servers were lost, so that the job restarts from its last checkpoint.
+        waits: whether it could not continue with its remaining pods and has freed them.
     """
 
     replaced: int = 0
@@ -50,15 +51,15 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 def draw(nodes: Nodes, count: int, random: np.random.Generator) -> Sequence[int]:
-    """Nodes that go: at most all that there are, each as likely as another."""
+    """Removed nodes, drawn with equal probability; at most all existing ones."""
     there = nodes.open
     return sorted(int(node) for node in random.choice(there, size=min(count, len(there)), replace=False))
 
 
 def lose_node(nodes: Nodes, node: int, running: Running, now: float) -> Loss | None:
-    """Takes a job's pods off a node that is closed, and places them anew; None where it has none there.
+    """Moves a job's pods from a closed node to other nodes; None where it has none there.
 
-    `running` holds what is left of it afterwards; starting pods and waiting are the caller's.
+    Afterwards, `running` holds the remaining pods; the caller starts new ones or lets the job wait.
     """
     placing, held = running.placing, running.held
     kept_workers = tuple(each for each in placing.workers if each != node)
@@ -77,7 +78,7 @@ def lose_node(nodes: Nodes, node: int, running: Running, now: float) -> Loss | N
         return Loss(waits=True)
     found = Placing((*kept_workers, *workers), (*kept_servers, *servers))
     missing = held.workers - left
-    # Pods that were on their way to another allocation start anew with the servers.
+    # Pods that were starting for another allocation start again with the servers.
     restarts = bool(lost_servers) or held != running.allocation
     smaller = msgspec.structs.replace(held, workers=left)
     running.lose_pods(lost_workers + lost_servers, smaller, found, now)

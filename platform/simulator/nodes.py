@@ -1,6 +1,7 @@
-"""Nodes of a simulated cluster and the pods on them: first fit, nothing is overcommitted. Pure bookkeeping.
+"""Nodes of a simulated cluster and the pods on them: first fit, no overcommitment. Pure bookkeeping.
 
-Nodes may come and go. A closed node keeps its number, has room for nothing, and what is given back on it is gone.
+Nodes may be added and removed. A closed node keeps its number and has no capacity; resources that are freed on it are
+lost.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Nodes:
         """Empty nodes.
 
         Raises:
-            ScalingError: no node, or a node of nothing.
+            ScalingError: no node, or a node without resources.
         """
         require(count >= 1, "nodes.count", count, "at least 1", "a cluster has nodes")
         good = size.cores > 0 and size.memory_bytes > 0
@@ -32,45 +33,45 @@ class Nodes:
         self._free = Resources(count * float(size.cores), count * float(size.memory_bytes))
 
     def copy(self) -> Nodes:
-        """To try something out on."""
+        """A copy for trying a placement."""
         other = Nodes.__new__(Nodes)
         other.size, other._free, other._is_open = self.size, self._free, self._is_open
         other._cores, other._bytes = self._cores.copy(), self._bytes.copy()
         return other
 
     def become(self, other: Nodes) -> None:
-        """Takes over what was tried out on a copy, which is not to be used any more."""
+        """Takes over the state of a copy, which must not be used afterwards."""
         self._cores, self._bytes, self._free = other._cores, other._bytes, other._free
 
     @property
     def count(self) -> int:
-        """Of nodes that are there."""
+        """Capacity of the existing nodes."""
         return int(self._is_open.sum())
 
     @property
     def open(self) -> list[int]:
-        """The numbers of nodes that are there."""
+        """The numbers of the existing nodes."""
         return [int(node) for node in np.flatnonzero(self._is_open)]
 
     def add(self, count: int) -> None:
-        """So many nodes more, empty."""
+        """Adds empty nodes."""
         self._cores = np.concatenate([self._cores, np.full(count, float(self.size.cores))])
         self._bytes = np.concatenate([self._bytes, np.full(count, float(self.size.memory_bytes))])
         self._is_open = np.concatenate([self._is_open, np.ones(count, dtype=bool)])
         self._free += Resources(count * float(self.size.cores), count * float(self.size.memory_bytes))
 
     def close(self, node: int) -> None:
-        """A node goes. The pods on it are the caller's to give back."""
+        """Closes a node. The caller frees the pods on it."""
         self._free -= Resources(float(self._cores[node]), float(self._bytes[node]))
         # Copies share this array.
         self._is_open = self._is_open.copy()
         self._cores[node], self._bytes[node], self._is_open[node] = 0.0, 0.0, False
 
     def place(self, pods: int, each: Resources) -> list[int] | None:
-        """The nodes of so many equal pods, one entry per pod; None, and nothing taken, where not all find room."""
+        """Places equal pods and returns their nodes, one entry per pod; None, without any change, if not all fit."""
         if not pods:
             return []
-        # How many fit on every node; a thousandth of a core is rounding.
+        # The number of pods that fit on every node; a thousandth of a core is rounding.
         fits = np.minimum(
             (self._cores + 1e-6) // each.cores if each.cores > 0 else pods,
             (self._bytes + 1.0) // each.memory_bytes if each.memory_bytes > 0 else pods,
@@ -85,7 +86,7 @@ class Nodes:
         return [int(node) for node in np.repeat(np.arange(len(taken)), taken)]
 
     def resize(self, nodes: Sequence[int], before: Resources, after: Resources) -> list[bool]:
-        """Gives one pod on each of these nodes another size, in turn; which of them got it: their node had the room.
+        """Resizes one pod on each of these nodes, in turn, and returns those whose node had the capacity.
 
         The rule of a real node: the pod's own resources count as free for it.
         """
@@ -103,7 +104,7 @@ class Nodes:
         """Frees one pod on each of these nodes.
 
         Raises:
-            ScalingError: more is given back than was ever taken: a fault of the simulator.
+            ScalingError: more is freed than was taken, which is a bug of the simulator.
         """
         if not nodes:
             return
@@ -124,5 +125,6 @@ class Nodes:
 
     @property
     def capacity(self) -> Capacity:
-        """What a policy knows. A pod may be as large as a node: changing a job frees its old pods first."""
+        """The capacity for a policy. A pod may be as large as a node, because a change of a job frees its old pods
+        first."""
         return Capacity(free=self.free, largest_pod=self.size)

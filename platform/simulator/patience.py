@@ -1,7 +1,7 @@
-"""Which jobs a policy is asked about in a round. A job that nobody wants to change is asked about less and less often.
+"""The jobs for which a policy is called in a round. Jobs without changes are included less and less often.
 
-A real cluster asks about every job in every round. To do so here would take most of a simulation's time, for answers
-that are known: what a policy had no plan for a moment ago it has none for now, unless something has happened.
+On a real cluster, every round includes every job. Here this would take most of a simulation's time for the same
+answers: a job without a plan a moment ago usually has none now, unless something has happened to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from elastrec.platform.simulator.running import Running
 
 @dataclass(frozen=True)
 class _Answer:
-    """The last one about a job.
+    """The last answer about a job.
 
     Attributes:
-        wait: rounds until the next question.
-        short: of that much that was free more could have been wanted; None where it was enough for anything.
+        wait: rounds until the next call.
+        short: the free capacity, if it was too small for some plan; None: it was enough for every plan.
     """
 
     round_number: int
@@ -32,10 +32,10 @@ class _Answer:
 
 
 class Patience:
-    """Remembers what was answered.
+    """Keeps the last answers.
 
     Args:
-        most_rounds: longest wait; 1: every job is asked about in every round.
+        most_rounds: longest wait; 1: every round includes every job.
     """
 
     def __init__(self, most_rounds: int) -> None:
@@ -43,16 +43,17 @@ class Patience:
         self._answers: dict[str, _Answer] = {}
 
     def is_due(self, job: Running, round_number: int, free: Resources) -> bool:
-        """After its wait, or when it has changed, or when there is more room and it had too little before."""
+        """Whether to include a job: its wait is over, it has changed, or more capacity is free and it had too little
+        before."""
         last = self._answers.get(job.job.job_id)
         if last is None or last.version != job.version or round_number - last.round_number >= last.wait:
             return True
         return last.short is not None and not free.fits(last.short)
 
     def remember(self, asked: Sequence[Running], answer: Round, round_number: int, free: Resources) -> None:
-        """Waits double for jobs to which nothing was proposed but to stay; all others are asked about next time.
+        """Doubles the waits of jobs whose only proposal was to stay; the next round includes all others.
 
-        Those that would change but have no room compete in every round: which of them gets room is what matters then.
+        Jobs that would change but do not fit compete in every round, because the choice among them matters.
         """
         if self._most == 1:
             return
@@ -67,7 +68,7 @@ class Patience:
 
 
 def _most_wanted(job: Running) -> Resources:
-    """What the largest allocation that a plan may give a job takes beyond what it holds."""
+    """Resources of the largest allocation that a plan may give a job, beyond those that it holds."""
     limits, movable, held = job.job.limits, job.job.movable, job.held
     bounds: Mapping[str, tuple[Change, float]] = {
         "workers": (Change.WORKERS, limits.workers[1]),

@@ -1,4 +1,4 @@
-"""Where the pods of one job are, and how they find room: all or none."""
+"""The nodes of one job's pods, and their placement: all or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server_size(allocation: Allocation) -> Resources:
 
 
 def place(nodes: Nodes, wanted: Allocation) -> Placing | None:
-    """Room for all pods; None, and nothing taken, where not all find some."""
+    """Places all pods; None, without any change, if not all fit."""
     if not wanted.resources.fits(nodes.free):
         return None
     workers = nodes.place(wanted.workers, worker_size(wanted))
@@ -40,16 +40,16 @@ def place(nodes: Nodes, wanted: Allocation) -> Placing | None:
 
 
 def free(nodes: Nodes, placing: Placing, held: Allocation) -> None:
-    """Gives all pods back."""
+    """Frees all pods."""
     nodes.give_back(placing.workers, worker_size(held))
     nodes.give_back(placing.servers, server_size(held))
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """Where a job's pods are after a change.
+    """The nodes of a job's pods after a change.
 
     Attributes:
-        in_place: sizes that all pods of their role got where they were: nothing has to start for them.
+        in_place: sizes that all pods of their role got on their present nodes, so that no pod starts.
     """
 
     placing: Placing
@@ -57,11 +57,10 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def move(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocation) -> Moved | None:
-    """Room of another allocation in place of its own; None, and nothing changed, where it does not fit.
+    """Places another allocation instead of the present one; None, without any change, if it does not fit.
 
-    As a job's master does it: a pod of another size gets it where it is if its node has the room, and only where the
-    node has not, another pod takes its place elsewhere. The old one trains on until then; for that time their overlap
-    is not counted.
+    As with a real master, a pod is resized on its node if that has the capacity; otherwise a new pod replaces it on
+    another node. The old one continues to train until then; the overlap of the two is not counted.
     """
     trial = nodes.copy()
     found = _exchange(trial, placing, held, wanted)
@@ -78,7 +77,7 @@ def _exchange(nodes: Nodes, placing: Placing, held: Allocation, wanted: Allocati
     for _, pods, before, _, count in roles:
         nodes.give_back(pods[count:], before)
     in_place, staying = set(), {}
-    # What one role gives back another one on the same node may get.
+    # A role may use the capacity that the other one frees on the same node.
     for size, pods, before, after, count in sorted(roles, key=lambda role: not role[3].fits(role[2])):
         stays = pods[:count]
         if before != after:

@@ -1,6 +1,6 @@
-"""Jobs that wait for room, the most urgent first, then by arrival. Thousands may wait: most are equal to another one.
+"""Jobs that wait for capacity, by priority, then by arrival. Thousands may wait, most of them equal to another one.
 
-Jobs of one priority that ask for the same find room or do not, so that only the first of them has to be tried.
+Equal jobs of one priority either all fit or all do not, so that only the first of them is tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Entry = tuple[float, float, int, Running]
 
 
 class Queue:
-    """What waits. Not to be changed while it is gone through, but for `take`."""
+    """The waiting jobs. Do not change it while iterating, except with `take`."""
 
     def __init__(self) -> None:
         self._alike: dict[tuple[float, Allocation], list[Entry]] = {}
@@ -34,7 +34,7 @@ class Queue:
         self._count += 1
 
     def asked(self) -> Resources:
-        """By all of them together."""
+        """Resources of all of them together."""
         total = Resources()
         for (_, held), entries in self._alike.items():
             each = held.resources
@@ -42,7 +42,7 @@ class Queue:
         return total
 
     def tries(self) -> Iterator[Running]:
-        """The jobs to try, in order. One that is not taken before the next is asked for speaks for all its equals."""
+        """The jobs to try, in order. If one is not taken before the next iteration, its equals are skipped."""
         heads = [(entries[0], kind) for kind, entries in self._alike.items()]
         heapq.heapify(heads)
         while heads:
@@ -55,7 +55,7 @@ class Queue:
                 heapq.heappop(heads)
 
     def take(self, running: Running) -> None:
-        """Takes out the first of those that are alike."""
+        """Removes the first of equal jobs."""
         kind = (running.job.priority, running.held)
         entries = self._alike[kind]
         assert entries[0][3] is running

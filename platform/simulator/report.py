@@ -1,4 +1,4 @@
-"""What a simulation found: a line per job, and the figures over all of them. Every number in it is simulated."""
+"""The result of a simulation: one row per job, and figures over all jobs. All of its numbers are simulated."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Used(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that has trained its last sample. Times are seconds since the simulation's begin.
+    """A job that has trained its last sample. Times are seconds since the beginning of the simulation.
 
     Attributes:
-        cost: of all that it held, from its placement to its end.
+        cost: of all resources that it held, from its placement to its end.
         changes: plans that were applied to it.
         failures: pods that it lost.
-        out_of_memory: times that it ended for want of memory and was started again.
-        evictions: times that it had to make room for a more urgent job.
+        out_of_memory: number of its restarts after it ran out of memory.
+        evictions: number of its evictions for jobs of higher priority.
         scaling_seconds: from its first step to its last change.
-        started_with, allocation: the first and the last one it held.
+        started_with, allocation: its first and its last allocation.
     """
 
     job_id: str
@@ -50,7 +50,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def completion_seconds(self) -> float:
-        """JCT: from its arrival to its end, waiting for room included."""
+        """JCT: from its arrival to its end, including the wait for capacity."""
         return self.ended_seconds - self.arrival_seconds
 
 
@@ -79,7 +79,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         cores_held: share of the cluster's cores that were held, over that time.
         core_hours_there: of all nodes, over that time.
         moments: the cluster at every round.
-        problems: rounds in which the policy had none or a wrong plan, by job; "" stands for all jobs.
+        problems: number of rounds in which the policy failed or returned an invalid plan, by job; "" stands for all
+            jobs.
     """
 
     policy: str
@@ -99,7 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def core_hours_used(self) -> float:
-        """Of what the jobs held, what they used."""
+        """The share of the held resources that jobs used."""
         return sum(job.workers.core_hours_used + job.servers.core_hours_used for job in self.jobs)
 
     def figures(self) -> dict[str, float]:
@@ -131,7 +132,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def quantile(rising: Sequence[float], share: float) -> float:
-    """The value below which so large a share lies; the mean of the two middle ones for an even median; 0 of nothing."""
+    """A quantile; for an even number, the median is the mean of the two middle values; 0 without values."""
     if not rising:
         return 0.0
     if share == 0.5:

@@ -1,4 +1,4 @@
-"""Who gives way to a waiting job of higher priority, and how much of what it holds."""
+"""Preemption: which jobs make room for a waiting job of higher priority, and how much."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastrec.platform.simulator.running import Running
 
 
 class Yielding(msgspec.Struct, frozen=True):
-    """One job that gives way: to fewer workers, or, without an allocation, altogether."""
+    """A preempted job: reduced to fewer workers or, without an allocation, evicted."""
 
     running: Running
     allocation: Allocation | None = None
@@ -21,10 +21,10 @@ class Yielding(msgspec.Struct, frozen=True):
 
 
 def make_room(wanted: Running, running: Iterable[Running], nodes: Nodes) -> Sequence[Yielding]:
-    """Changes that let the wanted job in; none when all that is possible would not.
+    """Changes after which the waiting job fits; none if it cannot fit.
 
-    Only jobs of lower priority give way, the least urgent and youngest first; they all shrink to their fewest workers
-    before the first one is evicted, and as few as possible do either.
+    Only jobs of lower priority are changed, by rising priority, the youngest first. All of them shrink to their minimum
+    of workers before the first one is evicted, and as few jobs as possible are changed.
     """
     victims = sorted(
         (each for each in running if each.is_training and each.job.priority < wanted.job.priority),

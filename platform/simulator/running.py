@@ -1,4 +1,4 @@
-"""One simulated job while it is in the cluster: what it holds, what trains, how far it is, what was measured."""
+"""One simulated job in the cluster: its resources, its training pods, its progress, its measurements."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.metrics import COUNTS_APART, WINDOW_SECONDS, share_kept
 
 _LEAST_MEASURED_SECONDS = 0.8 * WINDOW_SECONDS
-"""Shorter stretches are no measurement: a job has just begun, or something happened to it. A look at the memory of its
-servers, which cuts stretches as short as a master's window, must not hide its steps."""
+"""Shorter intervals are not measured, because a job has just begun or has changed. Memory checks, which end intervals
+at a master's window, must not prevent measurements."""
 _MOST_POINTS = 60
 _KEPT_CHANGES = 8
 _SIZES = {
@@ -32,19 +32,19 @@ _SIZES = {
     Change.SERVER_SIZE: ("parameter_server_cores", "parameter_server_memory_bytes"),
 }
 _NOTHING = 1e-9
-"""So small a share of a job's samples is none."""
+"""A smaller share of a job's samples counts as 0."""
 
 
 class Running:
     """A job from its arrival to its end. Its methods are called at moments that never go back.
 
     Attributes:
-        held_cores: of all that it holds.
-        allocation: what trains; behind `held` while new pods start.
+        held_cores: of all of its pods.
+        allocation: the training pods; differs from `held` while new pods start.
         remaining: samples.
-        placed: happens when it has all of its pods; made anew when it is evicted.
-        version: rises when anything has happened to it but progress.
-        generation: rises when changes that are on their way are void.
+        placed: event of the placement of all of its pods; replaced when the job is evicted.
+        version: rises with every event of the job except progress.
+        generation: rises when pending changes become void.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Running:
 
     @property
     def held(self) -> Allocation:
-        """What it has been given and pays for, or asks for while it waits."""
+        """The allocation that it holds and pays for or, while it waits, requests."""
         return self._held
 
     @held.setter
@@ -87,18 +87,18 @@ class Running:
 
     @property
     def settled(self) -> bool:
-        """No change is on its way and no worker is missing."""
+        """Whether no change is pending and no worker is missing."""
         return self.held == self.allocation and not self._down and self._environment.now >= self._paused_until
 
     @property
     def _are_servers_settled(self) -> bool:
-        """They are all up, with the size that they are to have, whatever its workers do."""
+        """Whether all servers are up and have their target size, whatever its workers do."""
         changing = self.allocation.changes(self.held) & {Change.SERVERS, Change.SERVER_SIZE}
         return not changing and self._environment.now >= self._paused_until
 
     @property
     def placing(self) -> Placing:
-        """Where its pods are."""
+        """The nodes of its pods."""
         return self._placing
 
     def begin(self, now: float) -> None:
@@ -109,14 +109,14 @@ class Running:
             self._begun_at = self._scaled_at = now
 
     def take_place(self, placing: Placing, now: float) -> None:
-        """It has room for all of its pods, and pays from now on."""
+        """Records the placement of all pods, which cost from now on."""
         self._placing, self.accounts.paid_until, self.is_evicted = placing, now, False
         if math.isnan(self._placed_at):
             self._placed_at = now
         self.placed.succeed()
 
     def new_window(self) -> None:
-        """Draws how fast nodes and network are for a while; the process that is active now waits for its end."""
+        """Draws the speed of nodes and network for an interval; the active process waits for its end."""
         self._window = self._environment.active_process
         self._factor = float(np.exp(self.settings.noise * self.random.standard_normal()))
 
@@ -124,7 +124,7 @@ class Running:
     def rate(self) -> Rate:
         """Now, by its workers that are up."""
         settings, now, factor = self.settings, self.allocation, self._factor
-        # It is asked for several times between two changes, by every job in every window.
+        # Called several times between two changes, by every job in every window.
         like = (now, self._down, self.slow_workers, self.is_hot, factor)
         if like != self._rated[0]:
             found = rate_of(
@@ -137,7 +137,7 @@ class Running:
 
     @property
     def seconds_left(self) -> float:
-        """Until its last sample, or until a server is full, if nothing changes."""
+        """Seconds until its last sample or until a server is full, if nothing changes."""
         speed = self.rate.samples
         paused = max(self._paused_until - self._passed, 0.0)
         return paused + min(self.remaining, self._samples_until_full()) / speed if speed else math.inf
@@ -151,12 +151,12 @@ class Running:
 
     @property
     def is_out_of_memory(self) -> bool:
-        """A server holds more rows than it has room for."""
-        # What is left after rounding takes less time than the clock can count.
+        """Whether a server has exceeded its memory."""
+        # The rest after rounding takes less time than the resolution of the clock.
         return self.remaining > 0 and self._samples_until_full() <= _NOTHING * self.job.samples
 
     def pass_time(self, now: float) -> None:
-        """Trains until `now`, and notes how fast it was; a job that waits or starts does not train."""
+        """Trains until `now` and records the speed; a job that waits or starts does not train."""
         if not self.is_training:
             return
         trained = now - max(self._passed, min(self._paused_until, now))
@@ -172,13 +172,13 @@ class Running:
             self.remaining = 0.0
         every = self.settings.handling.checkpoint_seconds
         if now - self._saved_at >= every:
-            # The last checkpoint of this window lies so many samples back.
+            # Samples since the last checkpoint of this window.
             self._saved_at += math.floor((now - self._saved_at) / every) * every
             self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
         if self._down == 0 and trained >= _LEAST_MEASURED_SECONDS:
             seconds, compute, steps = self._seen.get(self.allocation, (0.0, 0.0, 0.0))
             count = trained / rate.step_seconds
-            # Older windows fade: what was slow an hour ago is not slow now.
+            # The weight of older windows decays, because slowness is often temporary.
             kept = share_kept(trained)
             self._seen[self.allocation] = (
                 kept * seconds + trained, kept * compute + count * rate.compute_seconds, kept * steps + count,
@@ -188,7 +188,7 @@ class Running:
         self._count_rows(trained_before, WINDOW_SECONDS * rate.samples)
 
     def _count_rows(self, since: float, every: float) -> None:
-        """What its master has counted since so many samples.
+        """The counts of its master, from a number of samples on.
 
         Args:
             every: samples between two counts.
@@ -197,7 +197,7 @@ class Running:
         if memory is None:
             return
         while since < self._trained:
-            # Of counts that lie closer together only the newest would be kept.
+            # Of counts with smaller distances, only the newest would be kept.
             since = min(max(since + every, COUNTS_APART * since), self._trained)
             if len(counted) > 1 and counted_at[-1] < COUNTS_APART * counted_at[-2]:
                 counted_at.pop()
@@ -208,7 +208,7 @@ class Running:
         del counted_at[:-_MOST_POINTS], counted[:-_MOST_POINTS]
 
     def _memory_seen(self, largest_bytes: float) -> MemorySeen | None:
-        """What its master knows of its memory."""
+        """Its master's measurements of memory."""
         if self.job.memory is None:
             return None
         trained = max(self.job.samples - self.remaining, self._trained)
@@ -218,7 +218,7 @@ class Running:
         )  # fmt: skip
 
     def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
-        """What a decision about it is made from.
+        """The input of a decision about it.
 
         Args:
             largest_bytes: no pod can have more memory; None: nobody forecasts its memory.
@@ -250,7 +250,7 @@ class Running:
     def change_to(
         self, wanted: Allocation, placing: Placing, now: float, asked_by: str = "", *, by_plan: bool = True
     ) -> None:
-        """Holds, and pays for, another allocation from now on; what trains is still the old one."""
+        """Holds and pays for another allocation from now on; the old one continues to train."""
         self.pass_time(now)
         self.accounts.hold(self.held, now)
         if by_plan:
@@ -262,23 +262,23 @@ class Running:
         """The new pods take over."""
         self.pass_time(now)
         changes = self.allocation.changes(wanted)
-        # New pods stand on other nodes, and rows are spread anew over other servers.
+        # New pods are on other nodes, and rows are distributed over other servers.
         self.slow_workers = 0 if Change.WORKER_SIZE in changes else min(self.slow_workers, wanted.workers)
         self.is_hot = self.is_hot and not changes & {Change.SERVERS, Change.SERVER_SIZE}
         self.allocation, self._paused_until, self._scaled_at = wanted, max(self._paused_until, now + pause_seconds), now
         self._down = min(self._down, wanted.workers)
 
     def reach(self, plan: Plan, pause_seconds: float, now: float) -> None:
-        """The pods of one plan take over; what another one changes meanwhile, workers or servers, is as it was."""
+        """The pods of one plan take over; workers or servers of another pending plan stay as they are."""
         fields = Allocation.__struct_fields__
         named = [field for field in fields if getattr(plan.before, field) != getattr(plan.allocation, field)]
         self.cut_over(self._with_held(named), pause_seconds, now)
 
     def have_sizes(self, plan: Plan, in_place: frozenset[Change], now: float) -> Plan:
-        """Pods have another size where they are: none starts or hands anything over, and what is slow stays slow.
+        """Pods are resized on their nodes: none starts or moves rows, and slow pods stay slow.
 
         Returns:
-            The part of the plan that pods have to start for.
+            The part of the plan for which pods have to start.
         """
         named = [field for change in in_place for field in _SIZES[change]]
         if not named:
@@ -289,7 +289,7 @@ class Running:
         return msgspec.structs.replace(plan, before=msgspec.structs.replace(plan.before, **given))
 
     def _with_held(self, fields: Sequence[str]) -> Allocation:
-        """What trains, with what is held of these fields."""
+        """The training allocation with these fields of the held one."""
         return msgspec.structs.replace(self.allocation, **{field: getattr(self.held, field) for field in fields})
 
     def lose_worker(self, now: float) -> bool:
@@ -302,7 +302,7 @@ class Running:
         return True
 
     def lose_pods(self, pods: int, left: Allocation, placing: Placing, now: float) -> None:
-        """A node went with so many of its pods; it holds what is left of its own and of the replacements' room."""
+        """Records the loss of pods with a node; the job holds its remaining and its replacing pods."""
         self.pass_time(now)
         self.accounts.hold(self.held, now)
         if self.held == self.allocation:
@@ -313,12 +313,12 @@ class Running:
         self.version += 1
 
     def lack(self, workers: int, now: float) -> None:
-        """So many more of its workers are not up."""
+        """Records that more of its workers are not up."""
         self.pass_time(now)
         self._down = min(self._down + workers, self.allocation.workers)
 
     def have_up(self, workers: int, now: float) -> None:
-        """So many of its workers train from now on."""
+        """Records that more of its workers train from now on."""
         self.pass_time(now)
         self._down = self.allocation.workers - workers
 
@@ -328,12 +328,12 @@ class Running:
         self._down = max(0, self._down - workers)
 
     def pause(self, seconds: float, now: float) -> None:
-        """Nothing trains for so long."""
+        """Pauses training for some seconds."""
         self.pass_time(now)
         self._paused_until = max(self._paused_until, now + seconds)
 
     def lose_server(self, pause_seconds: float, now: float) -> None:
-        """What was trained since the last checkpoint is lost, and nothing trains for a while."""
+        """Loses the training since the last checkpoint and pauses."""
         self._roll_back(pause_seconds, now)
         self.counts["failures"] += 1
 
@@ -343,14 +343,14 @@ class Running:
         self._saved_at = self._paused_until = max(self._paused_until, now + pause_seconds)
 
     def start_anew(self, pause_seconds: float, now: float) -> None:
-        """Pods were lost that it cannot do without: it goes on from its last checkpoint with all that it holds."""
+        """Continues from its last checkpoint with all of its pods after a loss of servers."""
         self._roll_back(pause_seconds, now)
         self.allocation, self._down = self.held, 0
         self.generation += 1
         self.version += 1
 
     def restart(self, wanted: Allocation, placing: Placing, pause_seconds: float, now: float) -> None:
-        """It ran out of memory, and begins again from its last checkpoint with another allocation."""
+        """Restarts from its last checkpoint with another allocation after it ran out of memory."""
         self.lose_server(pause_seconds, now)
         self.accounts.hold(self.held, now)
         self.held = self.allocation = wanted
@@ -359,11 +359,11 @@ class Running:
         self.version += 1
 
     def evict(self, now: float, asks: Allocation | None = None) -> None:
-        """It has to give everything back, and to wait for room once more.
+        """Frees all pods and waits for capacity again.
 
         Args:
-            asks: for what; None: what it started with and the memory that it has needed since. What it had grown by
-                is gone.
+            asks: the requested allocation; None: its first one with the memory that it has needed since, without later
+                growth.
         """
         self.pass_time(now)
         self.accounts.hold(self.held, now)
@@ -377,19 +377,19 @@ class Running:
         self._down, self._placing, self.placed = 0, Placing(), self._environment.event()
 
     def end_window(self, now: float) -> None:
-        """What was trained in it is counted."""
+        """Adds the training in an interval."""
         self._window = None
         self.pass_time(now)
 
     def wake(self) -> None:
-        """Ends the job's window, because its speed has changed; without effect between two windows."""
+        """Ends the job's window because its speed has changed; no effect between two windows."""
         self.version += 1
         window, self._window = self._window, None
         if window is not None:
             window.interrupt()
 
     def end(self, now: float, prices: PriceList) -> Ended:
-        """The job's line in the report."""
+        """The job's row of the report."""
         self.accounts.hold(self.held, now)
         hours = Resources(self.accounts.core_seconds / 3600.0, self.accounts.byte_seconds / 3600.0)
         return Ended(

@@ -1,6 +1,6 @@
-"""The simulated cluster's habits: how it asks its policy, how long things take, what goes wrong, what is done about it.
+"""Settings of the simulated cluster: rounds of the policy, durations, faults and the reactions to them.
 
-Defaults are DLRover-RM's figures where the paper has them; every other number is an assumption and says so.
+Defaults are DLRover-RM's figures where the paper has them; every other number is documented as an assumption.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ _SCALING, _OVERHEADS = ScalingSettings(), Overheads()
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
-    """What the platform does when something goes wrong; the defaults are elastrec's own ways.
+    """The platform's reactions to faults; the defaults are those of elastrec.
 
     Attributes:
-        dynamic_sharding: workers take shards as they go. False: every worker has its fixed part of the data, so that
-            the slowest one decides when the job ends.
-        straggler_seconds: until a slow worker has been found and is replaced; infinity: never.
-        hot_server_seconds: the same for an overloaded server, whose rows are then spread anew.
+        dynamic_sharding: workers lease shards one after the other. False: every worker has a fixed part of the data, so
+            that the slowest one determines the end of the job.
+        straggler_seconds: until a slow worker is detected and replaced; infinity: never.
+        hot_server_seconds: the same for an overloaded server, whose rows are then distributed again.
         memory_forecast: servers get more memory before they run out (DLRover-RM §5.3).
-        checkpoint_seconds: between two checkpoints; what was trained since is lost with a server.
+        checkpoint_seconds: between two checkpoints; the training since the last one is lost with a server.
         restore_seconds: to load a checkpoint, after the new pod has started.
-        resubmit_seconds: until somebody has noticed that a job ran out of memory and started it again with twice as
-            much.
+        resubmit_seconds: until the owner of a job that ran out of memory starts it again with twice as much.
     """
 
     dynamic_sharding: bool = True
@@ -57,31 +56,32 @@ BY_HAND = Handling(
     memory_forecast=False,
     restore_seconds=900.0,
 )
-"""A general framework without elastrec, DLRover-RM's «w/o»: data divided once, nothing replaced that is only slow.
+"""A general framework without elastrec, DLRover-RM's «w/o»: data divided once, slow pods not replaced.
 
 A restart prepares for 5–10 and loads for 5–10 minutes (§2.2): the middles of both.
 """
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """One simulation's numbers.
+    """The settings of a simulation.
 
     Attributes:
         interval_seconds: between two rounds of the policy (DLRover-RM §6.2: three minutes).
-        start_seconds: median until a pod trains; log-normal with `start_spread`.
-        worker_start_core_seconds, server_start_core_seconds: that pods compute until they train, on their own cores,
+        start_seconds: median time until a pod trains; log-normal with `start_spread`.
+        worker_start_core_seconds, server_start_core_seconds: CPU time of pods until they train, on their own cores,
             which are held and paid for from the decision on.
         migration_pause_seconds: training pauses when servers or their size change.
         noise: standard deviation of the logarithm of a window's step time.
         hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
             fail per day (DLRover-RM §2.2), which is one in 1600 hours.
-        straggler_share, hot_server_share: of the jobs, in which a worker or server becomes slow at a random moment
+        straggler_share, hot_server_share: share of the jobs in which a worker or server becomes slow at a random time
             (DLRover-RM table 4 and §6.3: 7 % and 13 %; none by default).
-        straggler_slowdown, hot_server_slowdown: factor on its part of a step; the papers have none for production.
-        preemption: jobs of lower priority make room: first they shrink to their fewest workers, then they wait again.
-        least_steps: a policy is not asked about a job whose workers have made fewer in its present configuration.
-        patience_rounds: a job for which the policy had no plan is asked about again after two rounds, then four, and so
-            on, at most so many, or as soon as something happens to it; 1: in every round, as on a real cluster.
+        straggler_slowdown, hot_server_slowdown: factor of its part of a step; the papers have no figure of production.
+        preemption: whether jobs of lower priority make room: first they shrink to their minimum of workers, then they
+            are evicted.
+        least_steps: a round leaves out jobs whose workers have made fewer steps in their present configuration.
+        patience_rounds: a job without a plan is included again after two rounds, then four, and so on, up to this
+            number, or as soon as something happens to it; 1: in every round, as on a real cluster.
         until_seconds: jobs that run longer than this are reported as unfinished.
     """
 

@@ -1,8 +1,8 @@
-"""The cluster in SimPy: jobs arrive, wait, start, train, meet trouble, are rescaled by a policy, and end.
+"""The cluster in SimPy: jobs arrive, wait, start, train, have faults, are rescaled by a policy, and end.
 
-A policy is asked every `interval_seconds` through the same `decide` that a real cluster's round goes through; it sees
-step times with noise, never a job's true coefficients. What is granted is held and paid for from the moment of the
-decision. Pods that get another size on their nodes work with it at once; what needs new pods works once these are up.
+The policy decides every `interval_seconds`, by the same `decide` as a round of a real cluster; it gets step times with
+noise, never a job's true coefficients. Granted resources are held and paid for from the decision on. Resizes on a pod's
+node take effect at once; other changes take effect when the new pods are up.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from elastrec.platform.specs.errors import ScalingError
 
 
 class Simulation:
-    """One run; make a new one for every policy.
+    """One run; create a new one for every policy.
 
     Args:
-        nodes: all free; they are used up.
-        warm_start: how jobs start from those that have ended; None: with what their owners ask for.
-        node_changes: nodes that come and go, in any order.
+        nodes: all free; the simulation modifies them.
+        warm_start: settings of the starts from finished jobs; None: jobs start with their owners' allocations.
+        node_changes: added and removed nodes, in any order.
         progress: called with (jobs ended, jobs in all) after every job.
     """
 
@@ -93,7 +93,7 @@ class Simulation:
             self._environment.step()
             waiting = len(self._waiting) == len(self._jobs) - len(self._ended)
             if waiting and not self._running and not self._nodes_to_come:
-                # Only jobs that are too large for the empty cluster are left.
+                # The remaining jobs are too large for the empty cluster.
                 break
         self._count_use()
         unfinished = {job.job_id for job in self._jobs} - {job.job_id for job in self._ended}
@@ -145,17 +145,18 @@ class Simulation:
                     environment.process(self._watch_memory(running))
             while running.remaining > 0 and not running.is_evicted:
                 running.new_window()
-                # Interrupted where its allocation, its workers or a pause change: the window ends there.
+                # Interrupted by changes of its allocation, its workers or a pause, which end the window.
                 with suppress(simpy.Interrupt):
                     yield environment.timeout(min(running.seconds_left, settings.interval_seconds))
                 running.end_window(environment.now)
                 if running.is_out_of_memory and not self._restarted(running):
-                    # No room for more at the moment: once its owner has noticed, it waits for some like a new job.
+                    # More does not fit at present: after the owner's reaction, the job waits for capacity like a new
+                    # one.
                     yield environment.timeout(settings.handling.resubmit_seconds)
         self._end(running)
 
     def _watch_memory(self, running: Running) -> Process:
-        """The job's master looks at the memory of its servers between two rounds, as a real one does."""
+        """The job's master checks the memory of its servers between two rounds, as a real one does."""
         interval, overheads = self._settings.interval_seconds, self._overheads()
         plan_seconds = overheads.server_start_seconds + overheads.migration_pause_seconds
         while running.remaining > 0:
@@ -169,7 +170,7 @@ class Simulation:
             yield self._environment.timeout(seconds)
 
     def _replay(self, running: Running) -> Process:
-        """What is recorded of a real run: how many workers and servers it had when."""
+        """Replays the numbers of workers and servers of a recorded real run."""
         begun = self._environment.now
         for seconds, workers, servers in running.job.pods_up:
             yield self._environment.timeout(max(0.0, begun + seconds - self._environment.now))
@@ -200,7 +201,7 @@ class Simulation:
         self._admit()
 
     def _admit(self) -> None:
-        """Places waiting jobs, the most urgent first, then by arrival; a small one may pass a large one."""
+        """Places waiting jobs by priority, then by arrival; a small one may overtake a large one."""
         self._count_use()
         self._refill()
         again = len(self._waiting) > 0
@@ -209,7 +210,7 @@ class Simulation:
             room = self._nodes.free.cores + 1e-3
             for running in self._waiting.tries():
                 placing = place(self._nodes, running.held) if running.held_cores <= room else None
-                # Where there is room nobody asks who could give way: thousands of jobs may run.
+                # Preemption is only considered without free capacity, because thousands of jobs may run.
                 if placing is None and least is None and self._settings.preemption:
                     least = min((each.job.priority for each in self._running.values()), default=math.inf)
                 if placing is None and least is not None and running.job.priority > least:
@@ -221,11 +222,11 @@ class Simulation:
                     running.take_place(placing, self._environment.now)
                     room = self._nodes.free.cores + 1e-3
                 if again:
-                    # Who was evicted waits too, and what is left may be enough for another one.
+                    # An evicted job waits too, and the remaining capacity may be enough for another one.
                     break
 
     def _preempt(self, wanted: Running) -> bool:
-        """Whether jobs of lower priority have given way."""
+        """Whether jobs of lower priority have made room."""
         now = self._environment.now
         yielding = make_room(wanted, self._running.values(), self._nodes)
         for each in yielding:
@@ -245,9 +246,9 @@ class Simulation:
         return bool(yielding)
 
     def _restarted(self, running: Running) -> bool:
-        """Its owner starts it again with twice the memory, or twice the servers where no node has so much.
+        """The owner starts the job again with twice the memory, or with twice the servers if no node has so much.
 
-        False: there is no room for that now, and it has lost what it had.
+        False: it does not fit at present, and the job has freed its pods.
         """
         settings, now = self._settings, self._environment.now
         running.counts["out_of_memory"] += 1
@@ -288,7 +289,7 @@ class Simulation:
             self._admit()
 
     def _close(self, node: int) -> None:
-        """A node goes, and jobs lose their pods on it."""
+        """Removes a node; jobs lose their pods on it."""
         now, restore = self._environment.now, self._settings.handling.restore_seconds
         self._nodes.close(node)
         for running in tuple(self._running.values()):
@@ -315,7 +316,7 @@ class Simulation:
             running.wake()
 
     def _refill(self) -> None:
-        """Jobs that lost workers with a node get them back, as far as there is room, before others are placed."""
+        """Replaces workers lost with a node, as far as they fit, before other jobs are placed."""
         for name, missing in tuple(self._short.items()):
             running = self._running[name]
             if not running.settled:
@@ -347,7 +348,7 @@ class Simulation:
             found = [decidable(each.facts(settings.interval_seconds, largest)) for each in training]
             capacity = self._nodes.capacity
             if self._waiting:
-                # What waits has a claim on what is free before those that run may grow.
+                # Waiting jobs get free capacity before running ones may grow.
                 capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
             asked, profiles = [], []
             for each, profile in zip(training, found, strict=True):
@@ -383,14 +384,14 @@ class Simulation:
         )
 
     def _is_possible(self, plan: Plan) -> bool:
-        """Whether a master would carry it out. Memory that a forecast asks for it gives to a job's servers, whatever
-        policies may plan; of two plans for a job the second one was made for another shape."""
+        """Whether a master would apply a plan. It always gives servers the memory that a forecast requests; of two
+        plans for a job, it refuses the second one, which was made for another shape."""
         running = self._running[plan.job_id]
         movable = running.job.movable | ({Change.SERVER_SIZE} if plan.policy == MEMORY else frozenset())
         return bool(plan.changes) and plan.changes <= movable and plan.before == running.held
 
     def _apply(self, plan: Plan) -> bool:
-        """Whether there is room for it."""
+        """Whether it fits."""
         running = self._running[plan.job_id]
         self._count_use()
         moved = move(self._nodes, running.placing, running.held, plan.allocation)
@@ -398,7 +399,7 @@ class Simulation:
             return False
         running.change_to(plan.allocation, moved.placing, self._environment.now, plan.asked_by)
         if plan.policy != MEMORY:
-            # What was lost before is part of what the policy has decided about.
+            # The policy's decision takes earlier losses into account.
             self._short.pop(plan.job_id, None)
         rest = running.have_sizes(plan, moved.in_place, self._environment.now)
         if rest is not plan:
@@ -408,8 +409,8 @@ class Simulation:
         return True
 
     def _change(self, running: Running, plan: Plan) -> Process:
-        """The old pods train until the new ones are up. Servers hand rows over on top, which pauses the training;
-        workers leave when their successors are there."""
+        """The old pods train until the new ones are up. Servers then move rows, which pauses the training; workers
+        leave when their successors are up."""
         shrinks = plan.allocation.workers < plan.before.workers and len(plan.changes) == 1
         generation = running.generation
         yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running.random))
@@ -419,6 +420,6 @@ class Simulation:
         running.wake()
 
     def _pause_of(self, changes: frozenset[Change]) -> float:
-        """Seconds in which rows are handed over to other servers."""
+        """Seconds in which rows are moved to other servers."""
         hands_over = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
         return self._settings.migration_pause_seconds if hands_over else 0.0

@@ -1,13 +1,13 @@
-"""How fast a simulated job truly is, with workers missing or slow and a server overloaded. Pure.
+"""The true speed of a simulated job, with missing or slow workers and an overloaded server. Pure.
 
 T_w = T_grad · slow_w + β, together with (T_upd + T_sync + T_emb) · hot, for each worker w     DLRover-RM eq. 1–5
 Ψ   = Σ_w m / T_w with dynamic sharding; workers · m / max T_w where the data was divided once
 
-"Together" is the sum of both, or what `step_form` makes of them where a job's coefficients say so.
+"Together" is the sum of both, or the form of `step_form` in a job's coefficients.
 
-A second truth, which no policy's model has the form of: servers are queues. Every step puts one demand to each server,
-and waits for those of other workers before it; the response R(w) of a closed network with one queue is exact by mean
-value analysis (Reiser and Lavenberg 1980):
+In a second form of the truth, which no policy's model has, servers are queues. Every step puts one demand to each
+server, and waits for those of other workers before it; the response R(w) of a closed network with one queue is exact by
+mean value analysis (Reiser and Lavenberg 1980):
 
     R(n) = d · (1 + Q(n−1)),   Q(n) = n · R(n) / (Z + R(n)),   Q(0) = 0,   n = 1 … w
 
@@ -61,11 +61,11 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """What a job does per second.
+    """A job's rates.
 
     Attributes:
         samples: Ψ.
-        step_seconds, compute_seconds: mean over workers, what its profile shows; the second is T_grad.
+        step_seconds, compute_seconds: means over workers, as in its profile; the second is T_grad.
         worker_busy, server_busy: share of the granted cores in use, 0 to 1.
     """
 
@@ -76,7 +76,7 @@ class Rate(msgspec.Struct, frozen=True):
     server_busy: float
 
     def on_nodes(self, factor: float) -> Rate:
-        """Where every step takes so many times as long."""
+        """The rates if every step takes `factor` times as long."""
         return Rate(
             self.samples / factor, self.step_seconds * factor, self.compute_seconds * factor,
             self.worker_busy, self.server_busy,
@@ -110,7 +110,7 @@ def steps_of(
 
 
 def response(demand: float, think: float, workers: int) -> float:
-    """R(w): seconds until a server has answered, waiting included."""
+    """R(w): seconds until a server has answered, including the wait in its queue."""
     queue, found = 0.0, demand
     for others in range(1, workers + 1):
         found = demand * (1.0 + queue)
@@ -119,19 +119,19 @@ def response(demand: float, think: float, workers: int) -> float:
 
 
 def queued(step: Step, workers: int, service: float) -> Step:
-    """The step where servers are queues; what is waited for counts as network, because no core is busy with it."""
+    """The step where servers are queues; the wait counts as network time, because no core is busy."""
     update, lookup = service * step.update / workers, service * step.lookup
     waited = response(update + lookup, _think(step), workers) - (update + lookup)
     return msgspec.structs.replace(step, update=update, lookup=lookup, network=step.network + waited)
 
 
 def service_of(step: Step, workers: int) -> float:
-    """With which a step of so many workers takes as long as by eq. 1–5; 1 where servers have no part in it."""
+    """The service factor with which a step of so many workers takes as long as by eq. 1–5; 1 without servers' work."""
     spent = step.update + step.lookup
     if not spent:
         return 1.0
     alone = step.update / workers + step.lookup
-    # One worker alone waits for nobody, w workers at most for all others.
+    # A single worker never waits; each of w workers waits at most for all others.
     return float(
         brentq(lambda service: response(service * alone, _think(step), workers) - spent, 1e-9, spent / alone)
         if workers > 1
@@ -148,7 +148,7 @@ def rate_of(
 ) -> Rate:
     """The rate of `up` workers, `slow_workers` of which compute `slow` times longer.
 
-    Cores in use: T_grad and T_upd take all of a pod's (eq. 2 and 3 are divided by them); lookups and what is fixed do
+    Cores in use: T_grad and T_upd take all of a pod's (eq. 2 and 3 are divided by them); lookups and the fixed part do
     not get faster with cores (eq. 5) and take one.
     """
     if up < 1:
@@ -159,7 +159,7 @@ def rate_of(
         bad = good
     steps_per_second = (up - slow_workers) / good + slow_workers / bad if dynamic else up / bad
     mean = up / steps_per_second
-    # The slow worker's own cores are busy with something else: they do not count as used by the job.
+    # The slow worker's cores are busy with other work, and do not count as used by the job.
     computing = step.compute + step.asking + step.fixed * min(1.0, 1.0 / now.worker_cores)
     serving = step.update + step.answering + step.lookup * min(1.0, 1.0 / now.parameter_server_cores)
     share = steps_per_second / now.workers

@@ -1,4 +1,4 @@
-"""With what a simulated job starts: what its owner asks for, or what similar finished jobs ended with (Algorithm 1)."""
+"""First allocations of simulated jobs: from their owners, or from similar finished jobs (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOOKED_AT = 200
 
 
 class Starting:
-    """Remembers the jobs that have ended, as MLflow does for real ones.
+    """Keeps the jobs that have ended, as MLflow does for real ones.
 
     Args:
-        settings: of the warm start; None: every job starts with what its owner asks for.
+        settings: of the warm start; None: every job starts with its owner's allocation.
     """
 
     def __init__(self, settings: WarmStartSettings | None = None) -> None:
@@ -30,7 +30,7 @@ class Starting:
         self._past: deque[PastJob] = deque(maxlen=_LOOKED_AT)
 
     def of(self, job: JobToRun, capacity: Capacity) -> tuple[Allocation, Prior | None]:
-        """Its first allocation, within its limits, and where its throughput model starts."""
+        """Its first allocation, within its limits, and the prior of its throughput model."""
         if self._settings is None:
             return job.allocation, None
         past = tuple(self._past)
@@ -45,7 +45,7 @@ class Starting:
         return allocation, prior_of(job.features, past, self._settings)
 
     def remember(self, running: Running, now: float) -> None:
-        """A job that has ended."""
+        """Adds a job that has ended."""
         if self._settings is None:
             return
         try:
@@ -65,7 +65,7 @@ class Starting:
 
 
 def _needed(running: Running) -> Allocation | None:
-    """What a master has measured when the job ends."""
+    """The master's measurements at the end of the job."""
     memory, held = running.job.memory, running.held
     if memory is None:
         return None

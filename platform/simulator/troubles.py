@@ -1,6 +1,6 @@
-"""What goes wrong with simulated jobs, as SimPy processes: pods fail, workers straggle, servers run hot.
+"""Faults of simulated jobs, as SimPy processes: failed pods, slow workers, overloaded servers.
 
-Who is hit, when, and for how long is drawn from the job's own seed: every policy meets the same trouble.
+Victims, times and durations are drawn from the job's own seed, so that they are the same for every policy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Process = Generator[simpy.Event, Any, None]
 
 
 class Troubles:
-    """Starts them for one job at a time."""
+    """Starts these processes for a job."""
 
     def __init__(
         self, environment: simpy.Environment, settings: Settings, start_seconds: Callable[[np.random.Generator], float]
@@ -27,10 +27,10 @@ class Troubles:
         self._environment, self._settings, self._start_seconds = environment, settings, start_seconds
 
     def begin(self, job: Running, seed: int, index: int) -> None:
-        """Once per job, when it trains for the first time."""
+        """Called once per job, when it trains for the first time."""
         settings, environment = self._settings, self._environment
         fate = np.random.default_rng([seed, index, 1])
-        # Always drawn in this order, so that one share does not move what another one draws.
+        # Always drawn in this order, so that one share does not change the draws of another one.
         straggles = fate.uniform() < settings.straggler_share
         is_hot = fate.uniform() < settings.hot_server_share
         moments = fate.uniform(0.0, 0.5, size=2)
@@ -45,7 +45,7 @@ class Troubles:
             environment.process(self._fail(job, np.random.default_rng([seed, index, 2])))
 
     def _fail(self, job: Running, random: np.random.Generator) -> Process:
-        """Any pod, each as likely as another."""
+        """Failures of pods, each with equal probability."""
         settings, environment = self._settings, self._environment
         while job.remaining > 0:
             pods = job.allocation.workers + job.allocation.parameter_servers
@@ -65,7 +65,7 @@ class Troubles:
                 job.wake()
 
     def _straggle(self, job: Running, after: float, random: np.random.Generator) -> Process:
-        """One worker is slow until it is replaced; it works on while its replacement starts."""
+        """One worker is slow until it is replaced; it continues while its replacement starts."""
         environment, patience = self._environment, self._settings.handling.straggler_seconds
         yield environment.timeout(after)
         if job.remaining <= 0:
@@ -81,7 +81,7 @@ class Troubles:
         job.wake()
 
     def _run_hot(self, job: Running, after: float, random: np.random.Generator) -> Process:
-        """One server holds up all workers until it is replaced; a migration on top of the wait for its pod."""
+        """One server slows all workers until it is replaced, by a migration after the start of a new pod."""
         environment, settings = self._environment, self._settings
         yield environment.timeout(after)
         if job.remaining <= 0:

@@ -1,4 +1,4 @@
-"""Jobs to simulate: a value, and how it truly behaves. `mixes` makes them up, `jobs.what_if` reads them."""
+"""Jobs to simulate and their true behaviour. `mixes` generates them, `jobs.what_if` reads them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from elastrec.platform.simulator.speed import steps_of
 
 
 class JobToRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as it is submitted, and how it truly behaves.
+    """A submitted job and its true behaviour.
 
     Attributes:
         coefficients: of eq. 2–5; a policy never sees them, only times with noise.
-        service: None: the coefficients say all. Otherwise its servers are queues (see `speed`).
+        service: None: the coefficients determine the step. Otherwise its servers are queues (see `speed`).
         allocation: what its owner asks for.
-        memory: None: its memory is no subject of the simulation.
-        features: what warm start compares.
+        memory: None: its memory is not simulated.
+        features: for warm start.
         start_seconds: until its pods train; None: drawn.
-        pods_up: (seconds since its first step, workers and servers that trained from then on), as recorded of a real
-            run: pods that were late, lost, replaced, added or removed. With it nothing else happens to the job.
-        straggles, is_hot: whether a worker or a server of it becomes slow; None: drawn by the settings' shares.
+        pods_up: (seconds since its first step, workers and servers that trained from then on), recorded from a real run
+            with late, lost, replaced, added or removed pods. With it, the job has no other faults or changes.
+        straggles, is_hot: whether one of its workers or servers becomes slow; None: drawn by the settings' shares.
     """
 
     job_id: str
