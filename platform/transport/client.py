@@ -24,7 +24,7 @@ from elastrec.platform.transport.wire.problems import Problem, error_of
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _OPEN_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
-# Of this module alone: a program that seeds the module `random` finds it as it left it.
+# A generator of this module, so that a program's own seed of the module `random` is not affected.
 _JITTER = random.Random()
 _IDLE_SECONDS = 30.0
 
@@ -38,7 +38,7 @@ class RpcClient:
         tls: the root to trust, or None for plain TCP.
 
     Raises:
-        AuthenticationError: the token is not printable ASCII, so it is no server's.
+        AuthenticationError: the token is not printable ASCII.
     """
 
     def __init__(self, address: str, token: str, tls: TlsConfig | None = None) -> None:
@@ -95,7 +95,8 @@ class RpcClient:
             try:
                 return self._exchange(channel, frame, seconds, reader)
             except LostError:
-                # It may have been lost long ago, and the server be back: a new connection shows.
+                # The old connection may have been lost long ago, while the server is up again, so that a new one is
+                # tried.
                 self._idle.close_all()
         channel = self._dialer.open(max(0.001, deadline - time.monotonic()))
         return self._exchange(channel, frame, max(0.001, deadline - time.monotonic()), reader)
@@ -111,7 +112,7 @@ class RpcClient:
         return reader.read(layout, body, channel.version)[0]
 
     def open_stream(self, answers: Sequence[type[msgspec.Struct]], timeout_seconds: float = 30.0) -> ArrayStream:
-        """Requests with arrays on a connection of their own; used by one thread at a time.
+        """Opens a connection for requests with arrays; used by one thread at a time.
 
         Args:
             answers: the types that may come back.
@@ -127,19 +128,19 @@ class RpcClient:
         return ArrayStream(channel, answers, timeout_seconds)
 
     def close(self) -> None:
-        """Closes the connections; those of calls under way when these end."""
+        """Closes the connections; those of running calls when the calls end."""
         self._idle.close_all()
 
 
 class ArrayStream:
     """Requests with arrays, answered one after the other. See `RpcClient.open_stream`.
 
-    `begin` and `advance` never wait, so one thread can drive the streams of many servers: it calls `advance` when the
-    descriptor (`fileno`) is ready for what `wants_write` says. `request` does both, and waits.
+    `begin` and `advance` never wait, so that one thread can serve the streams of many servers: it calls `advance` when
+    the descriptor (`fileno`) is writable or readable, according to `wants_write`. `request` does both, and waits.
 
     Attributes:
-        deadline: when the request under way counts as lost (`time.monotonic`), unless the server sends or takes
-            something before; infinite while there is none.
+        deadline: when the current request counts as lost (`time.monotonic`), unless the server sends or receives data
+            before; infinite without a request.
     """
 
     def __init__(self, channel: Channel, answers: Sequence[type[msgspec.Struct]], timeout_seconds: float) -> None:
@@ -159,24 +160,24 @@ class ArrayStream:
         return self._channel.wants_write
 
     def begin(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> None:
-        """Sends as much of a request as the socket takes; the arrays must not change until it is answered.
+        """Sends as much of a request as the socket accepts; the arrays must not change until it is answered.
 
         Raises:
-            TransportError: the request cannot be sent like this, or the server is gone.
+            TransportError: the request is invalid, or the server is unreachable.
         """
         frame = encode_frame(message, arrays)
         self.deadline = time.monotonic() + self._timeout_seconds
         self._channel.begin(frame)
 
     def advance(self) -> tuple[Any, list[Array]] | None:
-        """The answer to the request that has begun, and its arrays, read-only views of received memory.
+        """The answer to the current request, and its arrays, read-only views of received memory.
 
         Returns:
-            None until the answer is here.
+            None until the answer is complete.
 
         Raises:
             IncompatibleError: one side cannot read what the other one sends.
-            TransportError: the server is gone, or `deadline` is over; the stream is unusable afterwards.
+            TransportError: the server is unreachable, or `deadline` is over; the stream is unusable afterwards.
             ElastrecError: the error that the server answered with, as an object of the same class.
         """
         moved_bytes = self._channel.moved_bytes
@@ -191,7 +192,7 @@ class ArrayStream:
         return None
 
     def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
-        """`begin`, and then `advance` until the answer is here. Raises like they do."""
+        """Calls `begin`, then `advance` until the answer is complete. Raises the errors of both."""
         self.begin(message, arrays)
         ready = select.poll()
         while (answer := self.advance()) is None:
@@ -200,7 +201,7 @@ class ArrayStream:
         return answer
 
     def hurry(self, seconds: float) -> None:
-        """Moves the deadline of the request under way, if there is one, to so many seconds from now at most."""
+        """Limits the deadline of the current request, if there is one, to a number of seconds from now."""
         if self.deadline < math.inf:
             self.deadline = min(self.deadline, time.monotonic() + seconds)
 
@@ -221,7 +222,7 @@ class _Reader:
         self._decoders = {kind_of(answer): _decoder(answer) for answer in answers}
 
     def read(self, layout: Layout, body: Array, version: str) -> tuple[Any, list[Array]]:
-        """The message and its arrays; raises what it says if it is a Problem.
+        """The message and its arrays; a Problem is raised as the error that it describes.
 
         Args:
             version: of the server's code.
@@ -247,10 +248,10 @@ def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
 
 
 class _IdleChannels:
-    """Open channels that no call uses; safe to use from several threads.
+    """Open channels that no call uses; thread-safe.
 
     Attributes:
-        closings: how often all of them were closed.
+        closings: number of calls that closed all channels.
     """
 
     def __init__(self) -> None:
@@ -259,12 +260,12 @@ class _IdleChannels:
         self.closings = 0
 
     def take(self) -> Channel | None:
-        """The one that was used last."""
+        """The most recently used channel."""
         with self._lock:
             return self._channels.pop()[1] if self._channels else None
 
     def put(self, channel: Channel, closings: int) -> None:
-        """Keeps a channel, unless all were closed since there were so many `closings`."""
+        """Keeps a channel, unless all were closed since `closings` had this value."""
         now, surplus = time.monotonic(), None
         with self._lock:
             if closings != self.closings:

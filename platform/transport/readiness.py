@@ -1,6 +1,6 @@
-"""A pod's word to its node that its process has started: it may lend idle cores until then.
+"""A pod's report to its node that its process has started; until then, the pod may have additional cores.
 
-The process makes an empty file at the path that the environment names; the node removes it when it has heard.
+The process creates an empty file at the path in its environment; the node removes it when it has noticed it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _PAUSE_SECONDS = 0.01
 
 
 def announce_ready(timeout_seconds: float = 1.0) -> None:
-    """Says that this process is ready to work, and waits until the node has heard it, or the time is over.
+    """Reports that this process is ready to work, and waits until the node has noticed it, or the time is over.
 
-    Said again, or where no node asks for it, it does nothing. A node that does not answer keeps nobody from working.
+    A repeated call, or one without a node that expects it, has no effect. A node that does not answer is no error.
     """
     named = os.environ.pop(environment.READY, "")
     if not named:

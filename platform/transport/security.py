@@ -25,7 +25,7 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def job_server_name(job_id: str) -> str:
-    """The name that the certificate of a job's servers is for, wherever they run."""
+    """The name in the certificate of a job's servers, on every host."""
     return f"{job_id}.elastrec"
 
 
@@ -34,7 +34,7 @@ class TlsConfig:
     """PEM texts. A server needs certificate and key, a client the root that signed the certificate.
 
     Attributes:
-        server_name: what a server's certificate must be for; empty: the host of the server's address.
+        server_name: the name that a server's certificate must contain; empty: the host of the server's address.
     """
 
     root_pem: bytes = field(repr=False, default=b"")
@@ -59,7 +59,7 @@ class TlsConfig:
 
 @dataclass(frozen=True)
 class JobSecret:
-    """What opens the pods of one job, and nothing else.
+    """The credentials for the pods of one job, and for nothing else.
 
     Attributes:
         tls: None: its pods use plain TCP.

@@ -28,25 +28,25 @@ _CONNECTIONS_PER_POD = 4
 
 
 def connections_for(pods: int) -> int:
-    """How many connections the server of a job with so many pods takes: theirs, and 1,024 of others."""
+    """Maximum of connections of a server, by the job's number of pods: theirs, and 1,024 of others."""
     return 1024 + _CONNECTIONS_PER_POD * pods
 
 
 class RpcServer:
-    """Serves typed messages; listens from the beginning, answers from `serve_in_background` on.
+    """Serves typed messages; listens from its creation, answers from `serve_in_background` on.
 
     Args:
         handlers: calls; message type → function of the message.
         array_handlers: requests with arrays; message type → function of message and arrays.
         host, port: where to listen; port 0 lets the system choose (see `address`).
         token: every connection must begin with it, or with one of others.
-        others: who else may connect, by token; None: nobody has that one. Compares in constant time. Handlers know by
-            `callers.caller()` whose call it is.
+        others: other callers, by token; None: no caller has the token. Compares in constant time. Handlers get the
+            caller from `callers.caller()`.
         tls: certificate and key, or None for plain TCP.
         advertised_host: the host part of `address`.
         local_streams: whether clients of this machine may use a Unix socket.
-        maximum_connections: how many clients that have the token may be connected; asked whenever one arrives, so that
-            it may follow the size of a job.
+        maximum_connections: maximum of connections with the token; called for every new one, so that it may depend on
+            the size of a job.
 
     Attributes:
         address: `host:port`, for `RpcClient`.
@@ -97,14 +97,14 @@ class RpcServer:
         self._port.start()
 
     def shutdown(self) -> None:
-        """Cuts requests with arrays off, waits for the calls under way. Safe to repeat."""
+        """Interrupts requests with arrays and waits for running calls. May be called repeatedly."""
         self._port.close()
 
     def stop(self, grace_seconds: float = 2.0) -> bool:
         """Stops serving; true when all calls have ended.
 
-        A call whose handler does not return cannot be ended from here: after the grace it is given up, and the process
-        must then end by `end_process`.
+        A call whose handler does not return cannot be ended from here: after the grace period, this function returns
+        without it, and the process must then end by `end_process`.
         """
         if self._stopping is None:
             self._stopping = threading.Thread(target=self.shutdown, name="rpc-stop", daemon=True)
@@ -147,7 +147,7 @@ class RpcServer:
 
 
 class _RememberedAnswers:
-    """The last answers to calls with a key, so that a call which comes again is not executed again."""
+    """The last answers to calls with a key, so that a repeated call is not executed again."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[str, Answer] = OrderedDict()
@@ -155,7 +155,7 @@ class _RememberedAnswers:
         self._lock = threading.Lock()
 
     def of(self, key: str, execute: Callable[[], Answer]) -> Answer:
-        """The answer to the call with this key; waits while it is being executed. What raises is not remembered."""
+        """The answer to the call with this key; waits while it is being executed. Errors are not kept."""
         while True:
             with self._lock:
                 if key in self._answers:

@@ -1,4 +1,4 @@
-"""Which code this process runs, for messages about two processes that do not understand each other."""
+"""The version of the running code, for messages about incompatible processes."""
 
 from __future__ import annotations
 

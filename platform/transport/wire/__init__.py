@@ -1,1 +1,1 @@
-"""How frames travel: connections, the token, lent memory, a loop, a pool of threads. Nothing here knows a message."""
+"""The transport of frames: connections, token, lent memory, a loop, a thread pool. It does not interpret messages."""

@@ -1,9 +1,9 @@
-"""Admission: how many connections a port holds, before and after they have sent the token, and how it lets go of them.
+"""Admission: the limits of a port's connections, before and after they have sent the token, and their end.
 
-Anybody who reaches the port can open connections. Those that have not sent the token are few and can be cut at any
-time: when one more arrives, the oldest of them goes. A client needs milliseconds for its greeting, so connections that
-stay silent never keep it out. Connections that have sent the token have a limit of their own and are never cut before
-the port closes; then those whose call is being executed stay until it is answered.
+Every process that reaches the port can open connections. Connections that have not sent the token have a low limit:
+when one more arrives, the oldest of them is closed. A client needs milliseconds for its greeting, so that silent
+connections never keep it out. Connections that have sent the token have a limit of their own and are never closed
+before the port closes; then those whose call is being executed stay until it is answered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 class Visitor:
-    """One connection that was accepted. `link` is replaced when TLS takes its socket over."""
+    """An accepted connection. `link` is replaced when TLS takes over its socket."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
@@ -27,7 +27,7 @@ class Visitor:
 
     def cut(self) -> None:
         """Ends what any thread does on the connection; for any thread."""
-        # Not SSLSocket.shutdown: that takes the TLS state away from under the thread that reads.
+        # Not SSLSocket.shutdown, which removes the TLS state while another thread reads.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.link, socket.SHUT_RDWR)
 
@@ -37,7 +37,7 @@ class Admission:
 
     Args:
         maximum_greeting: connections that have not sent the token.
-        maximum_connections: connections that have; asked whenever another one arrives.
+        maximum_connections: connections that have sent it; called for every new one.
     """
 
     def __init__(self, maximum_greeting: int, maximum_connections: Callable[[], int]) -> None:
@@ -51,7 +51,7 @@ class Admission:
         self._is_closed = self._greeting_is_full = self._is_full = False
 
     def enter(self, link: socket.socket) -> Visitor:
-        """Counts a connection that was just accepted; the oldest one without a token is cut if there are too many."""
+        """Adds an accepted connection; the oldest one without a token is closed if there are too many."""
         visitor = Visitor(link)
         with self._lock:
             if self._is_closed:
@@ -65,7 +65,7 @@ class Admission:
         return visitor
 
     def cut_oldest(self) -> None:
-        """Cuts the connection that has waited longest without sending the token, if there is one."""
+        """Closes the connection that has waited longest without sending the token, if there is one."""
         with self._lock:
             self._cut_oldest()
 
@@ -76,7 +76,7 @@ class Admission:
             oldest.cut()
 
     def admit(self, visitor: Visitor) -> int:
-        """Counts a connection that has sent the token; 0, or the limit when there are too many of them."""
+        """Adds a connection that has sent the token; returns 0, or the limit when there are too many of them."""
         maximum = self._maximum_connections()
         with self._lock:
             self._greeting.pop(visitor, None)
@@ -91,7 +91,8 @@ class Admission:
             return maximum
 
     def begin_call(self, visitor: Visitor) -> bool:
-        """Keeps the connection while a call is executed; False when the port is closed, and the call must not be."""
+        """Keeps the connection while a call is executed; False: the port is closed, and the call must not be
+        executed."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -100,7 +101,7 @@ class Admission:
             return True
 
     def end_call(self, visitor: Visitor) -> None:
-        """The call was answered, if there was one."""
+        """Records that the call, if there was one, was answered."""
         if not visitor.is_calling:
             return
         with self._lock:
@@ -123,7 +124,7 @@ class Admission:
                 self._is_full = False
 
     def close(self) -> None:
-        """Cuts all connections but those whose calls are executed, and those that enter from now on."""
+        """Closes all connections except those whose calls are being executed; new ones are closed, too."""
         with self._lock:
             self._is_closed = True
             for visitor in (*self._greeting, *self._admitted):
@@ -131,6 +132,6 @@ class Admission:
                     visitor.cut()
 
     def wait(self) -> None:
-        """Returns when no call is executed any more, after `close`."""
+        """Waits until no call is being executed, after `close`."""
         with self._lock:
             self._all_answered.wait_for(lambda: not self._calls)

@@ -1,4 +1,4 @@
-"""Whose call is being handled: the name that a server gave to the token by which the connection was opened."""
+"""The caller of the current call: the name that a server has given to the token of the connection."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def caller() -> str:
 
 
 set_caller = partial(setattr, _calling, "name")
-"""For the port alone: says whose call this thread handles from now on."""
+"""For the port alone: sets the caller of the calls that this thread handles."""

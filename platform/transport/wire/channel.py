@@ -1,4 +1,4 @@
-"""The client's end of a connection, and how it comes about."""
+"""The client's end of a connection, and how it is opened."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _GREETING_SECONDS = 10.0
 
 
 class LostError(TransportError):
-    """The server is gone, or has closed the connection. Retryable."""
+    """The server is unreachable, or has closed the connection. Retryable."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
 
 
 class Channel:
-    """Requests, each followed by its answer; used by one thread at a time, but for `cut`.
+    """Requests, each followed by its answer; used by one thread at a time, except `cut`.
 
     Attributes:
         version: of the server's code.
@@ -39,17 +39,17 @@ class Channel:
         self._is_sending = False
 
     def request(self, frame: tuple[bytes, list[Any]], timeout_seconds: float) -> tuple[Layout, Array]:
-        """Sends a frame and returns the answer's layout and body. What raises leaves a channel that must be closed.
+        """Sends a frame and returns the answer's layout and body. After an error, the channel must be closed.
 
         Raises:
-            LostError: the server is gone.
-            TransportError: it did not answer in time, or with something that is no frame.
+            LostError: the server is unreachable.
+            TransportError: it did not answer in time, or not with a frame.
         """
         if timeout_seconds != self._timeout_seconds:
             self._timeout_seconds = timeout_seconds
             self._connection.limit(timeout_seconds, timeout_seconds)
         try:
-            # A server that refuses a frame before it has read it says so before it hangs up.
+            # A server that refuses a frame before it has read it sends an answer before it closes the connection.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self._connection.send(*frame)
             metadata, body = self._connection.receive()
@@ -60,7 +60,7 @@ class Channel:
             raise self._problem(error) from error
 
     def unblock(self) -> None:
-        """From now on requests go by `begin` and `advance`, which do not wait."""
+        """Switches to requests by `begin` and `advance`, which do not wait."""
         self._connection.unblock()
 
     def begin(self, frame: tuple[bytes, list[Any]]) -> None:
@@ -68,9 +68,9 @@ class Channel:
         self._is_sent(lambda: self._connection.send(*frame))
 
     def advance(self) -> tuple[Layout, Array] | None:
-        """Goes on with the request that has begun: layout and body of its answer, None until it is here.
+        """Continues the current request: layout and body of its answer, None until it is complete.
 
-        It is to be called again when the socket is ready (`fileno`, `wants_write`). Raises like `request`.
+        Call it again when the socket is ready (`fileno`, `wants_write`). Raises like `request`.
         """
         if self._is_sending and not self._is_sent(self._connection.resume_sending):
             return None
@@ -140,11 +140,11 @@ class Dialer:
         self._local_name = ""
 
     def open(self, timeout_seconds: float) -> Channel:
-        """A channel over the server's Unix socket if that is in reach, else over TCP.
+        """A channel over the server's Unix socket if that is reachable, otherwise over TCP.
 
         Raises:
             AuthenticationError: the server refused the token.
-            TransportError: it is out of reach, or has as many connections as it takes.
+            TransportError: it is unreachable, or has its maximum of connections.
         """
         deadline = time.monotonic() + min(timeout_seconds, _GREETING_SECONDS)
         if (local := self._open_local(deadline)) is not None:
@@ -163,7 +163,7 @@ class Dialer:
         try:
             return self._greet(lambda left: _connect_local(name, left), deadline)
         except TransportError:
-            self._local_name = ""  # the server is in another network namespace, or is not there any more
+            self._local_name = ""  # the server is in another network namespace, or has ended
             return None
 
     def _greet(self, connect: Callable[[float], socket.socket], deadline: float) -> Channel:

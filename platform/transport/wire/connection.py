@@ -1,7 +1,7 @@
-"""One socket that carries frames, from either side. Who may speak, and about what, is decided elsewhere.
+"""Frames over one socket, for both sides. Other modules decide which frames are allowed.
 
-A frame is a header, metadata and a body (see `frames`). Where both sides lend memory the header names the segment that
-the body lies in, and those that its sender gives back (see `lending`).
+A frame is a header, metadata and a body (see `frames`). If both sides lend memory, the header names the segment that
+contains the body, and the segments that its sender returns (see `lending`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.wire.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, Array, empty_body
 from elastrec.platform.transport.wire.lending import Borrower, Lender, may_lend
 
-# Bytes of metadata and body, the segment that the body lies in, and the segments given back.
+# Bytes of metadata and body, the segment that contains the body, and the returned segments.
 _HEADER = struct.Struct("<4sIQBH")
 _MAGIC = b"elf2"
 _NO_SEGMENT = 255
@@ -32,7 +32,7 @@ _FIRST_BYTES = 2**14  # a call, or a header with the metadata of a step: one sys
 
 
 class OversizedError(TransportError):
-    """A frame above the limits, which was refused by its header and not read."""
+    """A frame above the limits, refused because of its header and not read."""
 
 
 @dataclass
@@ -49,10 +49,10 @@ class _Incoming:
 
 
 class Connection:
-    """Frames over one socket; used by one thread at a time, but for `cut`.
+    """Frames over one socket; used by one thread at a time, except `cut`.
 
     Attributes:
-        wants_write: what a socket that does not block waits for: to send, or to receive.
+        wants_write: whether a non-blocking socket waits to send, rather than to receive.
         moved_bytes: sent and received, from `send` on.
     """
 
@@ -81,7 +81,7 @@ class Connection:
         return may_lend(self._link)
 
     def lend(self) -> None:
-        """From now on both sides send frames that may lie in lent memory; only where `may_lend` says so."""
+        """Allows frames in lent memory in both directions; only if `may_lend` is true."""
         self._lender = Lender()
 
     def limit(self, send_seconds: float, receive_seconds: float) -> None:
@@ -96,9 +96,9 @@ class Connection:
             self._link.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, microseconds))
 
     def unblock(self) -> None:
-        """From now on `send` and `receive` raise BlockingIOError instead of waiting.
+        """Makes `send` and `receive` raise BlockingIOError instead of waiting.
 
-        `resume_sending` and `receive` go on where they stopped, once the socket is ready for what `wants_write` says.
+        `resume_sending` and `receive` continue when the socket is ready, according to `wants_write`.
         """
         self._link.setblocking(False)
 
@@ -123,7 +123,7 @@ class Connection:
         self.resume_sending()
 
     def resume_sending(self) -> None:
-        """Sends what is left of the frame that `send` began with; raises OSError."""
+        """Sends the rest of the frame that `send` began; raises OSError."""
         self.wants_write = True
         if self._is_plain:
             self._send_parts()
@@ -170,9 +170,9 @@ class Connection:
 
         Raises:
             EOFError: the other side has closed the connection.
-            OSError: it is gone, or too slow.
+            OSError: it is unreachable, or too slow.
             OversizedError: the frame is larger than allowed; only its header was read.
-            TransportError: what came is no frame.
+            TransportError: the received data is not a frame.
         """
         self.wants_write = False
         try:
@@ -190,7 +190,7 @@ class Connection:
         raise BlockingIOError from None
 
     def _receive_header(self) -> _Incoming:
-        # Requests and answers take turns: behind this frame there is nothing yet that belongs to another one.
+        # Requests and answers alternate, so that no other frame can follow this one yet.
         while len(self._begun) < _HEADER.size:
             if self._lender is None:
                 piece = self._link.recv(_FIRST_BYTES)
@@ -254,10 +254,10 @@ class Connection:
             os.close(self._descriptors.pop())
 
     def receive_by(self, deadline: float, count: int) -> bytes:
-        """Exactly this many bytes, all of them before `deadline` (`time.monotonic`); raises like `receive`.
+        """Exactly this number of bytes, all of them before `deadline` (`time.monotonic`); raises like `receive`.
 
         Raises:
-            TimeoutError: they did not come in time.
+            TimeoutError: they did not arrive in time.
         """
         taken = b""
         while len(taken) < count:
@@ -275,7 +275,7 @@ class Connection:
         self._link.sendall(data)
 
     def discard(self, seconds: float) -> None:
-        """Reads and forgets what comes, until the other side closes or the time is over."""
+        """Reads and discards data until the other side closes or the time is over."""
         deadline, room = time.monotonic() + seconds, bytearray(2**16)
         with contextlib.suppress(OSError):
             while (left := deadline - time.monotonic()) > 0:
@@ -285,7 +285,7 @@ class Connection:
 
     def cut(self) -> None:
         """Ends what any thread does on the connection; for any thread."""
-        # Not SSLSocket.shutdown: that takes the TLS state away from under the thread that reads.
+        # Not SSLSocket.shutdown, which removes the TLS state while another thread reads.
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._link, socket.SHUT_RDWR)
 

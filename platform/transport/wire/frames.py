@@ -1,4 +1,4 @@
-"""How a message becomes bytes on a connection, without copying the arrays that it may carry.
+"""The encoding of messages on a connection, without copying their arrays.
 
 A frame is a header, metadata (the message, its kind and key, the arrays' dtypes and shapes), and a body: the arrays'
 own bytes, each beginning at a multiple of 64. A call is a frame without arrays. Nothing here touches a socket.
@@ -19,9 +19,9 @@ from elastrec.platform.specs.errors import TransportError
 
 MAXIMUM_ARRAYS = 12
 MAXIMUM_CALL_BYTES = 2**26
-"""Of a frame's metadata, so of a call; larger ones are refused by both sides."""
+"""Limit of a frame's metadata, and so of a call; both sides refuse larger ones."""
 MAXIMUM_FRAME_BYTES = 2**29
-"""Of all arrays of one frame together; larger ones are refused by both sides."""
+"""Limit of all arrays of one frame together; both sides refuse larger ones."""
 ALIGNMENT_BYTES = 64
 _ALLOWED_DTYPES = {
     name: np.dtype(name) for name in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1")
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Joined:
-    """A vector whose parts lie apart in memory; it arrives as one array.
+    """A vector of parts that are not adjacent in memory; it is received as one array.
 
     Attributes:
         dtype: as frames name it.
@@ -47,7 +47,7 @@ class Joined:
 
     @classmethod
     def of(cls, parts: Sequence[Array]) -> Joined:
-        """The vector that parts make: at least one, contiguous, of one dimension and one numeric dtype.
+        """The vector of parts: at least one, contiguous, of one dimension and one numeric dtype.
 
         Raises:
             TransportError: they are not.
@@ -68,7 +68,7 @@ class Layout(msgspec.Struct, array_like=True):
 
     Attributes:
         kind: of the message (see `kind_of`).
-        key: of a call that must not be executed twice; empty: it may be.
+        key: of a call that must not be executed twice; empty: repetition is allowed.
         arrays: dtype and shape of each.
     """
 
@@ -78,7 +78,7 @@ class Layout(msgspec.Struct, array_like=True):
     arrays: list[tuple[str, list[int]]]
 
     def decode(self, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
-        """The message. Raises TransportError when it is not what the decoder reads."""
+        """The message. Raises TransportError if it does not have the decoder's type."""
         try:
             return decoder.decode(self.message)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -112,7 +112,7 @@ class Layout(msgspec.Struct, array_like=True):
 
 
 class Encoded(msgspec.Struct, frozen=True):
-    """A message that is encoded already: for a handler that answers many calls alike."""
+    """An encoded message, for a handler that gives many calls the same answer."""
 
     kind: str
     message: msgspec.Raw
@@ -128,12 +128,12 @@ _layout_decoder = msgspec.msgpack.Decoder(Layout)
 
 @cache
 def kind_of(message: type[msgspec.Struct]) -> str:
-    """What frames call a type of message: its tag, or the name of the class."""
+    """The name of a message type in frames: its tag, or the name of the class."""
     return str(message.__struct_config__.tag or message.__name__)
 
 
 def read_layout(metadata: bytes | bytearray) -> Layout:
-    """Raises TransportError when it is none."""
+    """Decodes a layout. Raises TransportError if it is not one."""
     try:
         return _layout_decoder.decode(metadata)
     except (msgspec.MsgspecError, ValueError) as error:
@@ -143,7 +143,7 @@ def read_layout(metadata: bytes | bytearray) -> Layout:
 def encode_frame(
     message: msgspec.Struct, arrays: Sequence[Array | Joined] = (), *, key: str = ""
 ) -> tuple[bytes, list[Any]]:
-    """Metadata and the buffers that make up the body, views of the arrays among them.
+    """Metadata and the buffers of the body, including views of the arrays.
 
     Arrays must be C-contiguous numeric numpy arrays, at most 12.
 
@@ -193,7 +193,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
 
 
 def empty_body(size_bytes: int) -> Array:
-    """Room for a body, uint8, so aligned that all its arrays are."""
+    """Memory for a body, uint8, aligned so that all of its arrays are aligned."""
     if not size_bytes:
         return np.empty(0, np.uint8)
     room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)

@@ -1,7 +1,7 @@
-"""How a connection begins: TLS if there is any, the token before all else, then what the server says about itself.
+"""The beginning of a connection: TLS if it is used, the token, then the server's description of itself.
 
-The server's answer to the token names the Unix socket at which it also listens, so that a client needs to know one TCP
-port and nothing else.
+The server's answer to the token names the Unix socket at which it also listens, so that a client only needs the TCP
+port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastrec.platform.transport.wire.frames import encode_frame, kind_of, read_
 from elastrec.platform.transport.wire.problems import Problem
 
 _GREETING = struct.Struct("<4sI")
-_MAGIC, _LENDING_MAGIC = b"elg1", b"elg2"  # the second one: of a client that would lend and borrow memory
+_MAGIC, _LENDING_MAGIC = b"elg1", b"elg2"  # the second one: the client can lend and borrow memory
 _REFUSED, _WELCOME, _LENDING, _FULL = b"\x00", b"\x01", b"\x02", b"\x03"  # a frame follows all but the first
 _MAXIMUM_TOKEN_BYTES = 4096
 _REFUSAL_SECONDS = 2.0
@@ -50,8 +50,8 @@ def send_token(connection: Connection, token: str, deadline: float) -> Welcome:
 
     Raises:
         AuthenticationError: the server refused the token.
-        OSError, EOFError: the server is gone, or says nothing until `deadline` (`time.monotonic`).
-        TransportError: the server has as many connections as it takes, or is no server of elastrec.
+        OSError, EOFError: the server is unreachable, or does not answer until `deadline` (`time.monotonic`).
+        TransportError: the server has its maximum of connections, or is not a server of elastrec.
     """
     secret = token.encode()
     magic = _LENDING_MAGIC if connection.may_lend() else _MAGIC
@@ -75,11 +75,11 @@ def send_token(connection: Connection, token: str, deadline: float) -> Welcome:
 
 @dataclass(frozen=True)
 class Greeted:
-    """A client with a token that opens.
+    """A client with a valid token.
 
     Attributes:
         caller: whose token it is; empty: the server's own.
-        lends: it would lend memory.
+        lends: whether it can lend memory.
     """
 
     caller: str
@@ -89,13 +89,13 @@ class Greeted:
 def receive_token(
     connection: Connection, token: str, others: Callable[[bytes], str | None], deadline: float
 ) -> Greeted | None:
-    """The server's half: None when the token is wrong, which the client then knows.
+    """The server's half: None when the token is wrong; the client then gets an answer, too.
 
     Args:
-        others: who else has a token that opens, by that token; None: nobody. It compares in constant time.
+        others: other callers, by token; None: no caller has the token. It compares in constant time.
 
     Raises:
-        OSError, EOFError: the client is gone, or has not sent everything until `deadline`.
+        OSError, EOFError: the client is unreachable, or has not sent everything until `deadline`.
     """
     magic, length = _GREETING.unpack(connection.receive_by(deadline, _GREETING.size))
     if magic in (_MAGIC, _LENDING_MAGIC) and length <= _MAXIMUM_TOKEN_BYTES:
@@ -108,7 +108,7 @@ def receive_token(
 
 
 def accept(connection: Connection, welcome: Welcome, *, lends: bool) -> None:
-    """Answers the right token; from now on frames travel. Raises OSError."""
+    """Accepts the token; frames follow. Raises OSError."""
     lends = lends and connection.may_lend()
     connection.send_bytes(_LENDING if lends else _WELCOME)
     connection.send(*encode_frame(welcome))
@@ -117,7 +117,7 @@ def accept(connection: Connection, welcome: Welcome, *, lends: bool) -> None:
 
 
 def refuse(connection: Connection, problem: Problem) -> None:
-    """Answers the right token where there is no room. Raises OSError."""
+    """Refuses a client with a valid token because of too many connections. Raises OSError."""
     connection.limit(_REFUSAL_SECONDS, _REFUSAL_SECONDS)
     connection.send_bytes(_FULL)
     connection.send(*encode_frame(problem))
@@ -133,7 +133,7 @@ def client_context(tls: TlsConfig) -> ssl.SSLContext:
 def server_context(tls: TlsConfig) -> ssl.SSLContext:
     """For a server with this certificate and key."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # OpenSSL reads keys from files only; this one has no name and lives in memory.
+    # OpenSSL reads keys from files only; this one has no name and is kept in memory.
     with os.fdopen(os.memfd_create("tls"), "wb") as file:
         file.write(tls.certificate_pem + b"\n" + tls.key_pem)
         file.flush()

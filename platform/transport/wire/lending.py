@@ -1,11 +1,11 @@
-"""Bodies of frames in memory that two processes of one machine share, so that no socket has to copy them twice.
+"""Bodies of frames in shared memory of two processes of one machine, so that no socket copies them twice.
 
-Each side of a connection lends: it copies a body into a segment, sends the segment's number, and leaves it alone until
-the other side has dropped every array of that body, which it reports with its next frame. The other side maps segments
-for reading only. Nothing here sends or receives; see `connection`.
+Each side of a connection lends: it copies a body into a segment, sends the segment's number, and does not write to it
+until the other side has dropped every array of that body, which it reports with its next frame. The other side maps
+segments for reading only. Sending and receiving is in `connection`.
 
-Both processes belong to one user, who could read and write their memory anyway: a lender that changes what it lent
-harms nobody whom it could not harm without. A segment cannot shrink (it is sealed), so that reading it never faults.
+Both processes belong to one user, who could read and write their memory anyway, so that a lender that changes lent
+memory has no additional rights. A segment cannot shrink (it is sealed), so that reading it never faults.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.wire.frames import Array
 
 SMALLEST_BYTES = 2**16
-"""Smaller bodies go over the socket, which costs less than keeping the account."""
+"""Smaller bodies are sent over the socket, which costs less than the bookkeeping."""
 LARGEST_BYTES = 2**26
 MAXIMUM_SEGMENTS = 16
-"""Of one side of a connection; the numbers of those given back are the bits of one word."""
-_PAGE_BYTES = 2**20  # what sizes are rounded up to: a little more than the last batch still fits
-_SMALL_COPY_BYTES = 2**15  # a copy for which it does not pay to make an array and to let go of the interpreter's lock
+"""Segments of one side of a connection; the numbers of returned ones are the bits of one word."""
+_PAGE_BYTES = 2**20  # sizes are rounded up to it, so that a slightly larger batch still fits
+_SMALL_COPY_BYTES = 2**15  # up to this size, an array and a release of the interpreter's lock cost more than the copy
 _CREDENTIALS = struct.Struct("3i")
 
 log = structlog.get_logger(__name__)
 
 
 def may_lend(link: socket.socket) -> bool:
-    """Whether the other end is a process of the same user on this machine, and the system has what lending needs."""
+    """Whether the other end is a process of the same user on this machine, and the system supports lending."""
     if type(link) is not socket.socket or link.family != socket.AF_UNIX or sys.platform != "linux":
         return False
     _, user, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -52,7 +52,7 @@ class _Segment:
     """Memory of this process that the other one may map.
 
     Attributes:
-        descriptor: to be sent along with the first body; -1 once that was done. The mapping keeps one of its own.
+        descriptor: sent with the first body; -1 afterwards. The mapping has one of its own.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -68,21 +68,22 @@ class _Segment:
         self.is_lent = False
 
     def close(self) -> None:
-        """Lets go of the descriptor; the memory lives as long as somebody maps it."""
+        """Closes the descriptor; the memory is kept while a process maps it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Lender:
-    """What one side of a connection lends."""
+    """The segments that one side of a connection lends."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
         self._warned = False
 
     def lend(self, buffers: Sequence[Any], size_bytes: int) -> int | None:
-        """Copies a body of this size into a free segment, whose number it returns; None: send it over the socket."""
+        """Copies a body of this size into a free segment and returns its number; None: send the body over the
+        socket."""
         if not SMALLEST_BYTES <= size_bytes <= LARGEST_BYTES:
             return None
         number = self._free(size_bytes)
@@ -123,15 +124,15 @@ class Lender:
         return len(self._segments) - 1
 
     def descriptor(self, number: int) -> int:
-        """What the other side needs to map the segment; -1 when it has it."""
+        """The descriptor with which the other side maps the segment; -1 when it has it."""
         return self._segments[number].descriptor
 
     def sent(self, number: int) -> None:
-        """The other side has the segment's descriptor."""
+        """Records that the other side has the segment's descriptor."""
         self._segments[number].close()
 
     def take_back(self, numbers: int) -> None:
-        """The other side has dropped the bodies in these segments, one bit each.
+        """Records that the other side has dropped the bodies in these segments, one bit each.
 
         Raises:
             TransportError: it had not borrowed one of them.
@@ -146,29 +147,29 @@ class Lender:
             number += 1
 
     def close(self) -> None:
-        """Lets go of all descriptors."""
+        """Closes all descriptors."""
         for segment in self._segments:
             segment.close()
 
 
 class Borrower:
-    """What one side of a connection has borrowed.
+    """The segments that one side of a connection has borrowed.
 
     Attributes:
-        dropped: numbers of the segments that are not needed any more, and not given back yet.
+        dropped: numbers of the segments that are no longer needed and not yet returned.
     """
 
     def __init__(self) -> None:
         self._mappings: dict[int, mmap.mmap] = {}
         self._bodies: dict[int, weakref.ref[Array]] = {}
-        # Bodies die in whatever thread drops them last.
+        # Bodies are freed in any thread, the one that drops them last.
         self.dropped: deque[int] = deque()
 
     def map(self, number: int, descriptor: int) -> None:
         """Maps a segment, whose descriptor may be closed afterwards.
 
         Raises:
-            TransportError: it is no segment.
+            TransportError: it is not a segment.
         """
         try:
             # Without the seal, reading could fault later.
@@ -180,7 +181,7 @@ class Borrower:
             raise TransportError(f"what came as segment {number} is no memory: {error}") from None
 
     def body(self, number: int, size_bytes: int) -> Array:
-        """The first bytes of a segment, uint8, read-only; it is given back once no array refers to it.
+        """The first bytes of a segment, uint8, read-only; it is returned when no array refers to it.
 
         Raises:
             TransportError: the segment is unknown, too small, or still borrowed.
@@ -199,7 +200,7 @@ class Borrower:
         self.dropped.append(number)
 
     def give_back(self) -> int:
-        """Numbers of the segments that are not needed any more, one bit each; reported once."""
+        """Numbers of the segments that are no longer needed, one bit each; reported once."""
         numbers = 0
         while self.dropped:
             number = self.dropped.popleft()

@@ -1,4 +1,4 @@
-"""One thread that waits for many streams at once, so that talking to many servers costs no thread for each."""
+"""One thread that waits for many streams at once, so that there is no thread for each server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import structlog
 
 from elastrec.platform.transport.client import ArrayStream, RpcClient
 
-_TICK_SECONDS = 0.5  # between looks at the deadlines of requests, which are seconds long
+_TICK_SECONDS = 0.5  # between checks of the deadlines of requests, which are seconds long
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class Watched:
     """A stream that a loop watches.
 
     Attributes:
-        events: of epoll, that the loop waits for.
+        events: the epoll events for which the loop waits.
     """
 
     stream: ArrayStream
@@ -37,10 +37,10 @@ class Watched:
 
 
 class StreamLoop:
-    """Calls back when a stream can go on or its request's deadline is over, when one has been opened, and after a time.
+    """Calls back when a stream is ready, its request's deadline is over, a stream was opened, or a timer is due.
 
-    Callbacks run under `lock`, one at a time, and must not wait. Methods are called under `lock`, but for `close`; so
-    is every method of a stream that is watched.
+    Callbacks run under `lock`, one at a time, and must not wait. Methods are called under `lock`, except `close`, and
+    so are all methods of a watched stream.
 
     Attributes:
         lock: reentrant.
@@ -66,7 +66,7 @@ class StreamLoop:
         answers: Sequence[type[msgspec.Struct]],
         on_opened: Callable[[ArrayStream | Exception], None],
     ) -> None:
-        """Opens a stream in a thread of its own, and calls back with it, or with what `open_stream` raised.
+        """Opens a stream in a thread of its own, and calls back with it, or with the error of `open_stream`.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -94,21 +94,21 @@ class StreamLoop:
                 result.close()
 
     def watch(self, stream: ArrayStream, on_ready: Callable[[], None]) -> Watched:
-        """Calls back from now on, until `forget`."""
+        """Watches a stream until `forget`."""
         watched = Watched(stream, stream.fileno(), on_ready, _events_of(stream))
         self._watched[watched.descriptor] = watched
         self._epoll.register(watched.descriptor, watched.events)
         return watched
 
     def update(self, watched: Watched) -> None:
-        """Takes note of what a stream waits for now; to be called after its `begin` and `advance`."""
+        """Updates the events of a stream; call it after its `begin` and `advance`."""
         events = _events_of(watched.stream)
         if events != watched.events:
             watched.events = events
             self._epoll.modify(watched.descriptor, events)
 
     def forget(self, watched: Watched) -> None:
-        """To be called before a stream is closed."""
+        """Stops watching a stream; call it before the stream is closed."""
         del self._watched[watched.descriptor]
         self._epoll.unregister(watched.descriptor)
 
@@ -123,7 +123,7 @@ class StreamLoop:
         os.eventfd_write(self._bell, 1)
 
     def close(self, timeout_seconds: float) -> None:
-        """Calls nothing any more, and waits for the threads. Streams are left as they are. Safe to repeat."""
+        """Stops all callbacks and waits for the threads. Streams are not closed. May be called repeatedly."""
         with self.lock:
             if self._is_closed:
                 return

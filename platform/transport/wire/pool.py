@@ -1,6 +1,6 @@
-"""Threads that wait together for what arrives on many connections; each serves one connection at a time.
+"""A pool of threads for requests of many connections; each thread serves one connection at a time.
 
-An idle connection costs no thread: there are as many threads as requests are being answered, and a few that wait.
+An idle connection needs no thread: there is one thread per request that is being answered, and a few that wait.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class ThreadPool(Generic[Client]):
     """Safe to use from several threads.
 
     Args:
-        serve: answers what has arrived on a connection, in one of the threads; false when the connection is over.
-        end: closes a connection that is over, or whose server is closed.
+        serve: answers a request on a connection, in one of the threads; false when the connection has ended.
+        end: closes a connection that has ended, or whose server is closed.
     """
 
     def __init__(self, serve: Callable[[Client], bool], end: Callable[[Client], None]) -> None:
@@ -39,7 +39,7 @@ class ThreadPool(Generic[Client]):
         self._is_closed = self._has_failed = False
 
     def add(self, descriptor: int, client: Client) -> None:
-        """Serves a connection from now on. Raises RuntimeError when no thread can be started."""
+        """Adds a connection. Raises RuntimeError when no thread can be started."""
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("the server is closed")
@@ -49,7 +49,7 @@ class ThreadPool(Generic[Client]):
             self._epoll.register(descriptor, _EVENTS)
 
     def close(self) -> None:
-        """Ends the threads once they have served what they serve. Safe to repeat."""
+        """Ends the threads after their current requests. May be called repeatedly."""
         with self._lock:
             if self._is_closed:
                 return
@@ -78,12 +78,12 @@ class ThreadPool(Generic[Client]):
                 if self._serve(client):
                     self._epoll.modify(descriptor, _EVENTS)
                 else:
-                    # First this: once it is closed, its number may be another connection's.
+                    # Removed before it is closed, because its number may be reused afterwards.
                     del self._clients[descriptor]
                     self._end_client(client)
             except Exception:
                 log.exception("connection_not_served")
-            del client  # a connection that is over must not live on in a thread that waits
+            del client  # a waiting thread must not keep an ended connection alive
             with self._lock:
                 self._waiting += 1
 
@@ -92,7 +92,7 @@ class ThreadPool(Generic[Client]):
         while True:
             try:
                 ready = self._epoll.poll(_IDLE_SECONDS, 1)
-            except OSError as error:  # a thread that ends here would leave connections without an answer
+            except OSError as error:  # without this thread, connections would get no answer
                 log.warning("connections_not_watched", reason=str(error))
                 threading.Event().wait(0.1)
                 continue
@@ -114,7 +114,7 @@ class ThreadPool(Generic[Client]):
         try:
             self._start_thread()
         except (RuntimeError, MemoryError) as error:
-            # Those that wait are served when one of the threads has finished.
+            # Waiting connections are served when a thread is free.
             if not self._has_failed:
                 log.warning("thread_not_started", threads=self._threads, reason=str(error))
             self._has_failed = True

@@ -1,7 +1,8 @@
-"""A server's one port: connections are accepted, let in by their token, and served frame by frame.
+"""The port of a server: it accepts connections, checks their token, and serves them frame by frame.
 
 Clients in the same network namespace may use a Unix socket, which takes a quarter less CPU time than TCP on loopback.
-If they are one user's and speak no TLS, bodies lie in memory that both map (see `lending`): half of that again.
+If they belong to the same user and do not use TLS, bodies are in shared memory (see `lending`), which takes half of
+that.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Answer = tuple[bytes, list[Any]]
 
 
 class PortClosedError(Exception):
-    """A call came while the port was being closed; it is not executed."""
+    """A call arrived while the port was being closed; it is not executed."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Port:
     """A listening port, and the threads that serve its connections.
 
     Args:
-        answer: makes a frame's answer (metadata, buffers) from its metadata and body. It calls the function that it is
-            given before it executes a call that must not be cut off; when that is false, it raises PortClosedError.
+        answer: computes a frame's answer (metadata, buffers) from its metadata and body. Before a call that must not be
+            interrupted, it calls the function in its arguments, and raises PortClosedError if that returns false.
         version: of the server's code.
-        others: who else has a token that opens (see `RpcServer`).
-        maximum_connections: how many connections with the token there may be; asked whenever another one arrives.
-        is_local: also listens at a Unix socket, where the system has abstract ones.
+        others: other callers, by token (see `RpcServer`).
+        maximum_connections: maximum of connections with the token; called for every new one.
+        is_local: whether it also listens at a Unix socket, if the system has abstract ones.
     """
 
     def __init__(
@@ -90,19 +91,19 @@ class Port:
         self.number: int = self._listeners[0].getsockname()[1]
         self.welcome = Welcome(version)
         if is_local and sys.platform == "linux":
-            # Not to be guessed: another process that took a server's name first would be sent its clients' tokens.
+            # Random, because another process that used a server's name first would receive its clients' tokens.
             self.welcome = Welcome(version, f"elastrec-{secrets.token_hex(16)}")
             self._listeners.append(socket.socket(socket.AF_UNIX))
             self._listeners[-1].bind("\0" + self.welcome.local_name)
             self._listeners[-1].listen(_BACKLOG)
 
     def start(self) -> None:
-        """Accepts connections from now on; those that came before have waited."""
+        """Begins to accept connections; earlier ones have waited."""
         for listener in self._listeners:
             threading.Thread(target=self._accept, args=(listener,), name="rpc-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Stops listening and cuts all connections but those whose calls are executed; returns when they are answered.
+        """Stops listening and closes all connections except those with running calls; returns when they are answered.
 
         Safe to repeat.
         """
@@ -122,7 +123,7 @@ class Port:
             try:
                 self._start(listener.accept()[0])
                 has_failed = False
-            except Exception as error:  # a port that no longer accepts would leave its process alive and unreachable
+            except Exception as error:  # otherwise the process would run on, unreachable
                 if self._is_closed:
                     return
                 if not has_failed:
@@ -146,7 +147,7 @@ class Port:
             if self._is_admitted(visitor):
                 return
         except (OSError, EOFError):
-            pass  # the other side is gone, or too slow
+            pass  # the other side is unreachable, or too slow
         except Exception as error:
             log.warning("connection_ended", reason=str(error))
         self._admission.leave(visitor)
@@ -184,7 +185,7 @@ class Port:
     def _serve(self, client: _Client) -> bool:
         set_caller(client.caller)
         try:
-            # In one expression: a lent body that nobody refers to any more is given back with the answer.
+            # In one expression, so that a lent body without references is returned with the answer.
             client.connection.send(*self._answer(*client.connection.receive(), client.begin_call))
             self._admission.end_call(client.visitor)
             return True
@@ -192,10 +193,10 @@ class Port:
             log.warning("connection_ended", reason=str(error))
             with contextlib.suppress(OSError):
                 client.connection.send(*encode_frame(problem_of(error)))
-                # A client that still sends would lose the answer with a connection that is closed now.
+                # If the connection were closed now, a client that still sends would lose the answer.
                 client.connection.discard(_REFUSAL_SECONDS)
         except (OSError, EOFError, PortClosedError):
-            pass  # the other side is gone; it opens another connection if it is alive
+            pass  # the other side is unreachable; it opens another connection if it is alive
         except Exception as error:
             log.warning("connection_ended", reason=str(error))
         return False
@@ -206,7 +207,7 @@ class Port:
 
 
 def _allow_descriptors() -> None:
-    """Lets this process have as many connections as the system allows: the usual limit is 1,024."""
+    """Raises this process's limit of connections to the system's maximum; the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < target:

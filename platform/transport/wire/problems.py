@@ -1,4 +1,4 @@
-"""Errors as values: what a server answers instead of a result, and the error that its client raises.
+"""Errors as messages: a server's answer instead of a result, and the error that its client raises.
 
 The code is the name of a class in `specs.errors`, so that callers decide by class and attributes, never by text.
 """
@@ -12,19 +12,19 @@ from elastrec.platform.specs.errors import ElastrecError, FieldProblem, Incompat
 from elastrec.platform.transport.versions import code_version
 
 INTERNAL = "InternalError"
-"""Code of an exception that is not elastrec's."""
+"""Code of exceptions that are not of elastrec."""
 _CLASSES = {
     name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, ElastrecError)
 }
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Answer to a request that failed; the connection goes on.
+    """Answer to a request that failed; the connection stays open.
 
     Attributes:
         code: name of the error's class, or of the nearest one above it in `specs.errors`.
         retryable: the same request may succeed later.
-        field: of the request that is wrong, if it is a single one.
+        field: the wrong field of the request, if there is a single one.
         problems: every wrong field of a SpecError.
     """
 
@@ -37,7 +37,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def problem_of(error: Exception) -> Problem:
-    """What is sent to the caller whose request raised `error`."""
+    """The answer to a request that raised `error`."""
     if not isinstance(error, ElastrecError):
         return Problem(INTERNAL, f"{type(error).__name__}: {error}")
     code = next(kind.__name__ for kind in type(error).__mro__ if _CLASSES.get(kind.__name__) is kind)
@@ -46,7 +46,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def error_of(problem: Problem, address: str, version: str) -> ElastrecError:
-    """What the caller raises: an error of the same class, or a TransportError for a code that names none of its own.
+    """The error that the caller raises: of the same class, or a TransportError if it does not know the code.
 
     Args:
         address, version: of the process that answered.
