@@ -1,1 +1,1 @@
-"""Scripts that start the real servers that tests and users' trials talk to. Nothing of the product imports them."""
+"""Scripts that start real servers for tests and for users' trials. The product does not import them."""

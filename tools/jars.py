@@ -15,15 +15,15 @@ JVM = (
     "-Djava.net.preferIPv4Stack=true",
     "--add-opens=java.base/java.lang=ALL-UNNAMED", "--add-opens=java.base/java.util=ALL-UNNAMED",
 )  # fmt: skip
-"""How a daemon of Hadoop is started, as small as it runs."""
+"""Options for starting a Hadoop daemon with little memory."""
 
 
 class JarsError(Exception):
-    """Maven did not fetch the jars; holds its last lines."""
+    """Maven failed to fetch the jars; contains its last lines."""
 
 
 class Jars:
-    """The jars that a `pom.xml` names, with all that they need at run time.
+    """The jars in a `pom.xml`, with their dependencies at run time.
 
     Args:
         name: first part of the cache folder's name.
@@ -40,12 +40,12 @@ class Jars:
         return self.folder.is_dir()
 
     def missing_program(self) -> str:
-        """The program that is missing here, `java` or `mvn`; empty where the jars can be had and run."""
+        """The missing program, `java` or `mvn`; empty if the jars can be fetched and run."""
         programs = ["java"] if self.are_here else ["java", "mvn"]
         return next((name for name in programs if shutil.which(name) is None), "")
 
     def fetch(self) -> Path:
-        """The folder of the jars; fetched by Maven if it is not there yet.
+        """The folder of the jars; Maven fetches them if they are missing.
 
         Raises:
             JarsError: Maven failed.

@@ -1,4 +1,4 @@
-"""A broker to try things with: `python -m tools.kafka` prints its address and runs until Ctrl-C."""
+"""A broker for trials: `python -m tools.kafka` prints its address and runs until Ctrl-C."""
 
 from __future__ import annotations
 

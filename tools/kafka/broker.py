@@ -21,7 +21,7 @@ from tools.ports import free_ports
 
 _JARS = Jars("kafka", Path(__file__).with_name("pom.xml"))
 _START_SECONDS = 60.0
-# Of one node: nothing is copied to others, and clients do not wait long for a dead broker.
+# Settings for a single node: no replication, and short waits of clients for a broker that has ended.
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
@@ -46,19 +46,19 @@ log.retention.check.interval.ms=1000
 
 
 class BrokerError(Exception):
-    """The broker cannot be started here; says what is missing."""
+    """The broker cannot be started here; the message names what is missing."""
 
 
 def missing_program() -> str:
-    """The program that is missing here, `java` or `mvn`; empty where a broker can be started."""
+    """The missing program, `java` or `mvn`; empty if a broker can be started."""
     return _JARS.missing_program()
 
 
 def fetch_jars() -> Path:
-    """The folder of the broker's jars; fetched by Maven (44 MB) if it is not there yet.
+    """The folder of the broker's jars; Maven fetches them (44 MB) if they are missing.
 
     Raises:
-        BrokerError: Maven failed; holds its last lines.
+        BrokerError: Maven failed; contains its last lines.
     """
     try:
         return _JARS.fetch()
@@ -67,13 +67,13 @@ def fetch_jars() -> Path:
 
 
 class Broker:
-    """A running broker; leave the `with` block, or call `close`, and nothing of it is left.
+    """A running broker; the end of the `with` block or `close` removes everything.
 
     Attributes:
         servers: its address, `127.0.0.1:PORT`.
 
     Raises:
-        BrokerError: it did not start; holds the last lines of its log.
+        BrokerError: it did not start; contains the last lines of its log.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Broker:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """End the process at once, as a power cut does; its data stay."""
+        """Kill the process, as a power failure does; its data are kept."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()

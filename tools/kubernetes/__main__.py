@@ -1,4 +1,4 @@
-"""A control plane to try things with.
+"""A control plane for trials.
 
     python -m tools.kubernetes build [--processes N]   builds its programs, prints their folder
     python -m tools.kubernetes                         starts it, prints a kubeconfig's path, runs until Ctrl-C

@@ -1,8 +1,8 @@
 """Builds etcd, the API server, the controller manager and the scheduler from their Go modules, once per version.
 
-The programs lie in the user's cache folder (`XDG_CACHE_HOME`), in a folder named after what they were built from: the
-module files beside this one, the flags here, and the Go version. A first build takes about ten minutes of one core,
-2 GB of memory and 4 GB of disk for Go's own caches; the programs themselves take 240 MB.
+The programs are in the user's cache folder (`XDG_CACHE_HOME`), in a folder named after their sources: the module files
+beside this one, the flags here, and the Go version. A first build takes about ten minutes of one core, 2 GB of memory
+and 4 GB of disk for Go's own caches; the programs themselves take 240 MB.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ _BUILD_SECONDS = 3600.0
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _FLAGS = ("-mod=readonly", "-buildvcs=false", "-trimpath", "-tags=grpcnotrace")
 _PACKAGE_OF = {"etcd": "server"}
-"""What `go build` calls a program whose package has another name."""
+"""Names of programs in `go build` that differ from the names of their packages."""
 
 
 class BuildError(Exception):
-    """The programs cannot be built here; says what is missing or what Go said."""
+    """The programs cannot be built here; the message names what is missing, or is that of Go."""
 
 
 def programs() -> Path | None:
-    """The folder of the built programs; None: they are not built, or were built from something else."""
+    """The folder of the built programs; None: they are not built, or were built from other sources."""
     folder = _folder()
     return folder if folder is not None and folder.is_dir() else None
 
 
 def build(processes: int | None = None) -> Path:
-    """The folder of the programs; they are built if they are not there yet.
+    """The folder of the programs, which are built if they are missing.
 
     Args:
-        processes: how many compilers may run at once; each needs up to 1 GB. None: as many as there are cores.
+        processes: maximum of compilers at once, each of which needs up to 1 GB. None: the number of cores.
 
     Raises:
-        BuildError: there is no Go, or it failed; holds its last lines.
+        BuildError: Go is not installed, or it failed; contains its last lines.
     """
     folder = _folder()
     if folder is None:

@@ -30,11 +30,11 @@ _COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-schedu
 
 
 class ServersError(Exception):
-    """A server did not start; holds the last lines of its log."""
+    """A server did not start; contains the last lines of its log."""
 
 
 class Servers:
-    """A running control plane; leave the `with` block, or call `close`, and nothing of it is left.
+    """A running control plane; the end of the `with` block or `close` removes everything.
 
     Args:
         programs: folder of the programs (`build`).
@@ -85,7 +85,7 @@ class Servers:
             raise
 
     def start(self, component: str) -> None:
-        """Starts a program, again too; the API server answers when this returns."""
+        """Starts or restarts a program; the API server answers when this returns."""
         with self._log(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
                 [str(self._programs / component), *self._arguments[component], *self._flags.get(component, ())],
@@ -98,14 +98,14 @@ class Servers:
             time.sleep(0.05)
 
     def kill(self, component: str) -> None:
-        """Ends a program at once, as a power cut does."""
+        """Kills a program, as a power failure does."""
         process = self._processes.pop(component, None)
         if process is not None:
             process.send_signal(signal.SIGKILL)
             process.wait()
 
     def is_ready(self) -> bool:
-        """Whether the API server answers and says that it is ready."""
+        """Whether the API server reports that it is ready."""
         try:
             trusted = ssl.create_default_context(cafile=str(self.authority))
             with urllib.request.urlopen(f"{self.url}/readyz", timeout=2.0, context=trusted) as answer:
@@ -114,7 +114,7 @@ class Servers:
             return False
 
     def write_kubeconfig(self, user: str) -> Path:
-        """A file by which a client acts as this user."""
+        """A kubeconfig file with the rights of this user."""
         body = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -173,7 +173,7 @@ class Servers:
             f"--secure-port={self._port}", f"--cert-dir={self.folder / 'pki'}",
             f"--token-auth-file={self.folder / 'tokens.csv'}", "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction", "--endpoint-reconciler-type=none",
-            # Names of nodes are no names of hosts.
+            # Names of nodes are not names of hosts.
             "--kubelet-preferred-address-types=InternalIP",
             "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-signing-key-file={key}", f"--service-account-key-file={key}",

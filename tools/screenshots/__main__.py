@@ -20,7 +20,7 @@ from tools.stack.demo import JOB_FILE, make_clicks, wait_for_dag
 from tools.stack.rest import AirflowClient
 from tools.stack.services import ServiceStack
 
-_DAYS = 3  # as many as the demo makes, whose log is used again
+_DAYS = 3  # as in the demo, whose click log is used
 _POLL_SECONDS = 2.0
 
 
@@ -30,7 +30,7 @@ _POLL_SECONDS = 2.0
 @click.option("--output", type=click.Path(path_type=Path, exists=True), default=Path("docs/images"), show_default=True)
 def main(home: Path, rows_per_day: int, output: Path) -> None:
     """Takes the pictures of README and docs."""
-    # As Ctrl-C: the services are stopped on the way out.
+    # As Ctrl-C, so that the services are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -62,7 +62,7 @@ def main(home: Path, rows_per_day: int, output: Path) -> None:
 
 
 def _follow(stack: ServiceStack, client: AirflowClient, browser: Browser, run_id: str, output: Path | None) -> None:
-    """Waits until a run has ended; in the middle of its training the job's page is taken."""
+    """Waits until a run has ended; takes the picture of the job's page in the middle of its training."""
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
     while (state := client.run_state(settings.DAG_ID, run_id)) not in ("success", "failed"):
         task = client.tasks(settings.DAG_ID, run_id).get("offline_phase", {})

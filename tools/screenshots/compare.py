@@ -77,7 +77,7 @@ def _shoot_compare(page: Page, url: str, experiment_id: str, runs: tuple[str, st
         page.get_by_text(section, exact=True).click()
     for show_only_what_differs in page.get_by_role("switch").all():
         show_only_what_differs.click()
-    # The page scrolls inside itself: only what fits into the window is in a picture.
+    # The page has its own scroll area, and a picture contains only the visible part.
     page.set_viewport_size({"width": _WIDTH, "height": _COMPARE_HEIGHT})
     page.get_by_text("Comparing 2 Runs").first.scroll_into_view_if_needed()
     return save(page, folder / "mlflow_compare.png")

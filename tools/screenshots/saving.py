@@ -1,4 +1,4 @@
-"""How a page becomes a picture."""
+"""Saves a page as a picture."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _DRAWING_MILLISECONDS = 3000
 
 
 def save(page: Page, file: Path) -> Path:
-    """What the window shows, as a PNG file."""
-    # Charts are drawn after they are there.
+    """Saves the visible part of the window as a PNG file."""
+    # Charts are drawn after their elements exist.
     page.wait_for_timeout(_DRAWING_MILLISECONDS)
     page.screenshot(path=str(file))
     return file

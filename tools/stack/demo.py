@@ -1,9 +1,9 @@
-"""`make demo`: a click log, a private Airflow and MLflow, one run of `daily_retraining`, and what came out of it.
+"""`make demo`: a click log, a private Airflow and MLflow, one run of `daily_retraining`, and its results.
 
 The job begins too small: `auto_scaling` lets it grow while it trains; then one of its parameter servers is killed.
 
-Everything lies in one folder (default `demo_data`); a second run uses the click log again. On exit, however it
-comes, no process is left.
+All files are in one folder (default `demo_data`); a second run uses the click log again. On every kind of exit, no
+process is left.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _LOOK_SECONDS = 1.0
 
 
 class DemoError(Exception):
-    """The demo did not end well; the message says what to look at."""
+    """The demo failed; the message names the log to read."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run of the DAG brought."""
+    """The results of one run of the DAG."""
 
     run_id: str
     metrics: dict[str, Any]
@@ -78,7 +78,7 @@ class Outcome:
 def main(home: Path, rows_per_day: int, days: int, kills: bool, wait: bool) -> None:
     """Shows elastrec on this machine."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
-    # `kill` and a closed terminal end the demo as Ctrl-C does: the services are stopped on the way out.
+    # `kill` and a closed terminal end the demo as Ctrl-C does, so that the services are stopped.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     console = Console(highlight=False)
@@ -108,7 +108,7 @@ def main(home: Path, rows_per_day: int, days: int, kills: bool, wait: bool) -> N
 
 
 def make_clicks(folder: Path, rows_per_day: int, days: int, console: Console) -> GenerateReport:
-    """The click log under a folder; one that is already there is used again."""
+    """The click log in a folder; an existing one is used again."""
     spec = GenerateSpec(path=str(folder.absolute()), rows_per_day=rows_per_day, days=days, seed=1)
     bar = Progress(TextColumn("generating clicks"), BarColumn(), MofNCompleteColumn(), console=console, transient=True)
     begin = time.monotonic()
@@ -141,7 +141,7 @@ def run_dag(stack: ServiceStack, watch: Watch, clicks: Path, console: Console, *
     console.print(f"DAG run     {run_id}", soft_wrap=True)
     platform = Platform.connect(stack.cluster_config(), stack.mlflow_url, str(stack.home / "work"))
     shown: dict[str, str] = {}
-    # A deferred task runs twice; it is said once.
+    # A deferred task runs twice, but is printed once.
     said: set[tuple[str, str]] = set()
     with JobProgress(console=console) as progress:
         scaling = Scaling(airflow, lambda words: progress.say(f"{time.monotonic() - begin:6.1f} s  {words}"), kills)
@@ -166,7 +166,7 @@ def run_dag(stack: ServiceStack, watch: Watch, clicks: Path, console: Console, *
 
 
 def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: GenerateReport) -> None:
-    """The closing table."""
+    """The table of results."""
     last = truth.days[-1]
     metrics, registered = outcome.metrics, outcome.registered
     table = Table(title="daily_retraining", show_header=False, title_justify="left")
@@ -228,7 +228,7 @@ def _show_job(airflow: AirflowClient, platform: Platform, run_id: str, progress:
     try:
         observation = observe(platform, launched["job_id"])
     except ClusterError:
-        return  # finished and removed between two looks; the task's state says the rest
+        return  # finished and removed between two checks; the task's state shows the result
     if observation.reachable:
         progress.show(observation.metrics)
         scaling.look(launched["job_id"], observation.metrics)

@@ -20,7 +20,7 @@ _ENDED = ("success", "failed")
 
 @dataclass
 class Scaling:
-    """One job of the demo, looked at again and again while it trains.
+    """One job of the demo, checked regularly while it trains.
 
     Args:
         say: prints a line.
@@ -31,11 +31,11 @@ class Scaling:
     say: Callable[[str], object]
     kills: bool
     changes: list[str] = field(default_factory=list)
-    """What rounds changed, as the grid shows it."""
+    """The changes by rounds, as in Airflow's grid."""
     killed: str = ""
     """Name of the parameter server that was killed."""
     back_after_seconds: float | None = None
-    """From the kill until the job trained with the server again."""
+    """Seconds from the kill until the job trained with the server again."""
     _reported: set[str] | None = None
     _rounds: int = 0
     _next_round: float = 0.0
@@ -43,7 +43,7 @@ class Scaling:
     _generation: int = 0
 
     def look(self, job_id: str, metrics: TrainingMetrics) -> None:
-        """Takes the next step, if it is time for one."""
+        """Takes the next step if it is due."""
         if self._follow_rounds() and metrics.phase is Phase.TRAINING and time.monotonic() >= self._next_round:
             # The schedule's next round may be three minutes away.
             self.airflow.trigger(DAG_ID, {})
@@ -53,7 +53,7 @@ class Scaling:
             self._kill(job_id, metrics)
 
     def _follow_rounds(self) -> bool:
-        """Says what came of rounds that have ended, those of the schedule too; returns whether none is under way."""
+        """Prints the results of ended rounds, including scheduled ones; returns whether no round is running."""
         runs = self.airflow.runs(DAG_ID)
         ended = [run_id for run_id, state in runs.items() if state in _ENDED]
         if self._reported is None:

@@ -1,4 +1,4 @@
-"""Child processes of a service stack: started in a session of their own, stopped with everything that they started."""
+"""Child processes of a service stack, each in its own session, which is stopped with all of its processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 
 
 class ServiceError(Exception):
-    """A service did not start, or ended on its own; the message ends with the last lines of its log."""
+    """A service did not start, or ended unexpectedly; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Service:
     """One running service.
 
     Attributes:
-        created: start time of the process as the kernel gives it; with the pid it names the process for ever.
+        created: start time of the process from the kernel; together with the pid, it is unique.
     """
 
     name: str
@@ -66,7 +66,7 @@ def start_service(
 
 
 def wait_until(ready: Callable[[], bool], services: Sequence[Service], what: str, timeout_seconds: float) -> None:
-    """Waits for a condition while every service lives.
+    """Waits for a condition while all services run.
 
     Raises:
         ServiceError: a service ended, or the time is over.
@@ -82,9 +82,9 @@ def wait_until(ready: Callable[[], bool], services: Sequence[Service], what: str
 
 
 def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
-    """Ends every process of the sessions that these processes lead: SIGTERM to the leaders, SIGKILL to what is left.
+    """Ends the sessions of these processes: SIGTERM to the leaders, then SIGKILL to the remaining processes.
 
-    Airflow's children leave their parent's process group but not its session, so the session is what is ended.
+    Airflow's children leave their parent's process group but not its session, so that whole sessions are ended.
     """
     members = {leader: session_members(leader) for leader in leaders}
     for leader, found in members.items():
@@ -100,7 +100,7 @@ def stop_sessions(leaders: Sequence[int], grace_seconds: float = 10.0) -> None:
 
 
 def kill_session(leader: int) -> None:
-    """Ends every process of a session at once, as `kill -9` does."""
+    """Kills every process of a session, as `kill -9` does."""
     left = session_members(leader)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -134,7 +134,7 @@ def hold(file: Path) -> IO[bytes]:
 
 
 def remember(file: Path, services: Sequence[Service]) -> None:
-    """Writes down what runs, so that the next start can end what a killed one left behind."""
+    """Records the running services, so that the next start can end those of a killed stack."""
     content = {service.name: [service.process.pid, service.created] for service in services}
     temporary = file.with_suffix(".new")
     temporary.write_text(json.dumps(content))
@@ -142,13 +142,14 @@ def remember(file: Path, services: Sequence[Service]) -> None:
 
 
 def end_forgotten(file: Path, grace_seconds: float = 10.0) -> list[str]:
-    """Ends the services that an earlier start wrote down and did not stop; returns their names."""
+    """Ends the services that an earlier start has recorded and not stopped; returns their names."""
     if not file.exists():
         return []
     leaders, names = [], []
     for name, (pid, created) in json.loads(file.read_text()).items():
         with contextlib.suppress(psutil.NoSuchProcess):
-            # The leader may be dead while its children live on in its session: the pid is not reused until they end.
+            # The leader may have ended while its children still run in its session; its pid is not reused until they
+            # end.
             if abs(psutil.Process(pid).create_time() - created) > 1.0:
                 continue
         if session_members(pid):

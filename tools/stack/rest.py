@@ -15,7 +15,7 @@ class AirflowApiError(Exception):
     """The API refused a call; the message is its answer.
 
     Attributes:
-        status: of HTTP; None: nobody answered.
+        status: of HTTP; None: no answer.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -24,7 +24,7 @@ class AirflowApiError(Exception):
 
 
 class AirflowClient:
-    """Talks to an Airflow that hands out tokens without a log-in, such as `ServiceStack`.
+    """A client of an Airflow that gives tokens without a log-in, such as `ServiceStack`.
 
     Args:
         url: address of the core API server.
@@ -34,15 +34,15 @@ class AirflowClient:
         self.url = url.rstrip("/")
         self._timeout_seconds = timeout_seconds
         self._token = ""
-        # Loopback is asked directly even where the user's environment names a proxy.
+        # Loopback is accessed directly even if the user's environment names a proxy.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def unpause(self, dag_id: str) -> None:
-        """Lets the DAG's runs start."""
+        """Unpauses the DAG."""
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": False})
 
     def pause(self, dag_id: str) -> None:
-        """Starts no more runs of the DAG."""
+        """Pauses the DAG."""
         self.call("PATCH", f"/dags/{dag_id}", {"is_paused": True})
 
     def has_dag(self, dag_id: str) -> bool:
@@ -58,7 +58,7 @@ class AirflowClient:
         """Starts a run and returns its id.
 
         Raises:
-            AirflowApiError: a field of the form is wrong, or there is a run of this logical date.
+            AirflowApiError: a parameter is wrong, or a run of this logical date exists.
         """
         body = {"conf": dict(conf), "logical_date": logical_date}
         return str(self.call("POST", f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
@@ -116,7 +116,7 @@ class AirflowClient:
         """One call under `/api/v2`.
 
         Raises:
-            AirflowApiError: the answer's status is 400 or above, or nobody answers.
+            AirflowApiError: the answer's status is 400 or above, or there is no answer.
         """
         if not self._token:
             self._token = self._send("GET", "/auth/token", None, "")["access_token"]

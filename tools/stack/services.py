@@ -1,6 +1,6 @@
 """A whole private stack on this machine: MLflow, Airflow and a node agent, on loopback, inside one home folder.
 
-For the demo and for tests, not for production: SQLite, no log-in, everybody on this machine may open the pages.
+For the demo and for tests, not for production: SQLite, no log-in, all users of this machine may open the pages.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class ServiceStack:
     """MLflow, Airflow's five processes and a node agent; a context manager that leaves nothing running.
 
     Args:
-        home: folder of everything that the services write. A second stack on the same home is refused.
+        home: folder of all files of the services. A second stack on the same home is refused.
         dags: folder of DAG files.
-        base_folder: relative data paths of job files are taken from here; default: the current folder.
-        cores, memory_bytes: what the node agent may grant to pods.
+        base_folder: base of relative data paths in job files; default: the current folder.
+        cores, memory_bytes: that the node agent may give to pods.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ServiceStack:
         self._memory_bytes = memory_bytes
         self._ports: dict[str, int] = {}
         self._environment: dict[str, str] = {}
-        # Held while services are ended or started: a watch may do so from a thread of its own.
+        # Held while services are ended or started, because a watch does so from another thread.
         self.changes = threading.RLock()
 
     @property
@@ -99,7 +99,7 @@ class ServiceStack:
 
     @property
     def log_in_url(self) -> str:
-        """Opens the DAG's page without asking for a name."""
+        """Address of the DAG's page that needs no log-in."""
         return f"{self.airflow_url}/auth/token/login?next={quote(f'/dags/{settings.DAG_ID}', safe='')}"
 
     def __enter__(self) -> ServiceStack:
@@ -119,7 +119,7 @@ class ServiceStack:
             ServiceError: a service ended, is not healthy within two minutes, or another stack uses this home.
         """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # It may be there already, with others' rights: the demo's click log is made first.
+        # It may exist already, with other rights, because the demo's click log is written first.
         self.home.chmod(0o700)
         self._lock = hold(self.home / "services.lock")
         forgotten = end_forgotten(self._record)
@@ -145,7 +145,7 @@ class ServiceStack:
         log.info("services_ready", home=str(self.home), airflow=self.airflow_url, mlflow=self.mlflow_url)
 
     def stop(self) -> None:
-        """Stops everything: first Airflow, so that nobody starts more, then jobs and their agent, then MLflow."""
+        """Stops everything: first Airflow, so that no more jobs start, then jobs and their agent, then MLflow."""
         airflow = [service.process.pid for name, service in self.services.items() if name in AIRFLOW_SERVICES]
         stop_sessions(airflow)
         self._stop_agent()
@@ -157,14 +157,14 @@ class ServiceStack:
         self._lock.close()
 
     def start_airflow(self, name: str) -> None:
-        """Starts a process of Airflow, again if it ended: core, execution, scheduler, dag-processor or triggerer."""
+        """Starts or restarts a process of Airflow: core, execution, scheduler, dag-processor or triggerer."""
         command = [_tool("airflow"), *AIRFLOW_SERVICES[name]]
         if name in ("core", "execution"):
             command += ["--host", _LOOPBACK, "--port", str(self._ports[name]), "--workers", "1"]
         self._start(name, command)
 
     def restart(self, name: str) -> None:
-        """Starts a service again; ends what is left of it and its children first."""
+        """Restarts a service; first ends its remaining processes."""
         with self.changes:
             self.kill(name)
             if name in AIRFLOW_SERVICES:
@@ -173,7 +173,7 @@ class ServiceStack:
                 self._start_mlflow()
 
     def kill(self, name: str) -> None:
-        """Ends one service and all its children as `kill -9` does."""
+        """Kills one service and all of its children, as `kill -9` does."""
         with self.changes:
             service = self.services.pop(name)
             kill_session(service.process.pid)
@@ -190,7 +190,7 @@ class ServiceStack:
         return agent.config
 
     def environment(self) -> dict[str, str]:
-        """Variables under which `airflow` and `elastrec` commands talk to this stack."""
+        """Environment with which `airflow` and `elastrec` commands use this stack."""
         return dict(self._environment)
 
     @property
@@ -209,7 +209,7 @@ class ServiceStack:
     def _start_mlflow(self) -> None:
         artifacts = self.home / "artifacts"
         artifacts.mkdir(exist_ok=True)
-        # A server that is killed while it makes its tables would leave a home that never starts again.
+        # If a server were killed while it creates its tables, the home could not be used again.
         ensure_database(self.home / "mlflow.db")
         command = [_tool("mlflow"), "server", "--host", _LOOPBACK, "--port", str(self._ports["mlflow"])]
         command += ["--workers", "1", "--x-frame-options", "NONE"]
@@ -254,7 +254,7 @@ class ServiceStack:
         return all(health.get(part) == "healthy" for part in parts)
 
     def airflow_health(self) -> dict[str, str]:
-        """What Airflow says of its parts, `healthy` or `unhealthy`; empty while its API does not answer."""
+        """Airflow's health by component, `healthy` or `unhealthy`; empty while its API does not answer."""
         health = fetch_json(f"{self.airflow_url}/api/v2/monitor/health")
         return {part: str((found or {}).get("status")) for part, found in health.items()}
 
@@ -322,12 +322,12 @@ class ServiceStack:
 
 def default_dags_folder() -> Path:
     """The DAG files that come with elastrec."""
-    # Looked up, not imported: operators know nothing of DAG files.
+    # Looked up, not imported, because operators must not import DAG files.
     return Path(str(resources.files("elastrec.dags")))
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports that nobody listens on now; all different."""
+    """Different loopback ports that are free at present."""
     held = [socket.socket() for _ in range(count)]
     try:
         for one in held:
@@ -357,7 +357,7 @@ def fetch_json(url: str) -> dict[str, dict[str, str] | None]:
         return {}
 
 
-# Loopback is asked directly even where the user's environment names a proxy.
+# Loopback is accessed directly even if the user's environment names a proxy.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

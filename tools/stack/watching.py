@@ -1,4 +1,4 @@
-"""Starts services of a stack again that ended on their own or hang, as init systems with probes do in production."""
+"""Restarts services of a stack that have ended or hang, as init systems with probes do in production."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _MOST_RESTARTS = 3
 _LOOK_SECONDS = 1.0
 # Chosen: on a busy machine heartbeats come up to 20 s late, and 15 to 30 s without one are unhealthy for Airflow.
 _UNHEALTHY_SECONDS = 90.0
-# How long a process that hangs has to write where its threads are.
+# Time for a hanging process to write the stacks of its threads.
 _TRACE_SECONDS = 2.0
 _PARTS = {"scheduler": "scheduler", "triggerer": "triggerer", "dag-processor": "dag_processor"}
-"""Services that Airflow's health page speaks of, and their names there."""
+"""Services on Airflow's health page, and their names there."""
 
 
 class Watch:
-    """Looks after the services of one stack.
+    """Watches the services of one stack.
 
     Args:
-        unhealthy_seconds: how long Airflow has to call a service unhealthy before it is started again.
-        clock: seconds that only grow.
+        unhealthy_seconds: time for which Airflow reports a service as unhealthy before it is restarted.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Watch:
         self._unhealthy_since: dict[str, float] = {}
 
     def look(self) -> list[str]:
-        """Starts again what has ended or hangs; returns the names of these services.
+        """Restarts services that have ended or hang; returns their names.
 
         Raises:
             ServiceError: one of them has ended for the fourth time; the message ends with its log.
@@ -95,7 +95,7 @@ class Watch:
 
 @contextlib.contextmanager
 def keep_running(stack: ServiceStack) -> Iterator[None]:
-    """Looks after a stack from a thread until the block ends."""
+    """Watches a stack in a thread until the block ends."""
     watch = Watch(stack)
     is_over = threading.Event()
 

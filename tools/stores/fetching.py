@@ -1,4 +1,4 @@
-"""What the servers need, fetched once into the user's cache folder: an npm package, Go programs, Hadoop's jars."""
+"""Programs of the servers, fetched once into the user's cache folder: an npm package, Go programs, Hadoop's jars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FETCH_SECONDS = 600.0
 
 
 class FetchError(Exception):
-    """A program could not be fetched; says which, and holds what its installer said last."""
+    """A program could not be fetched; contains its name and the last lines of its installer."""
 
 
 def _cache() -> Path:
@@ -25,22 +25,22 @@ def _cache() -> Path:
 
 
 def azurite() -> Path:
-    """Where Azurite's program for blobs lies, once it is fetched."""
+    """The path of Azurite's blob server after it was fetched."""
     return _cache() / f"azurite-{AZURITE}" / "node_modules/.bin/azurite-blob"
 
 
 def fake_gcs() -> Path:
-    """Where fake-gcs-server lies, once it is fetched."""
+    """The path of fake-gcs-server after it was fetched."""
     return _cache() / f"fake-gcs-server-{FAKE_GCS}" / "fake-gcs-server"
 
 
 def versity() -> Path:
-    """Where Versity's S3 gateway lies, once it is fetched."""
+    """The path of Versity's S3 gateway after it was fetched."""
     return _cache() / f"versitygw-{VERSITY}" / "versitygw"
 
 
 def missing(server: str) -> str:
-    """What a server lacks here: a sentence, empty when it can be started.
+    """The missing requirements of a server, as a sentence; empty if it can be started.
 
     Args:
         server: `azure`, `gcs`, `hdfs` or `s3`.
@@ -52,7 +52,7 @@ def missing(server: str) -> str:
 
 
 def fetch() -> None:
-    """Fetches what is not here yet.
+    """Fetches missing programs.
 
     Raises:
         FetchError, JarsError: npm, Go or Maven failed, or is not installed.
@@ -65,7 +65,7 @@ def fetch() -> None:
 
 
 def fetch_versity() -> None:
-    """Builds the S3 gateway, unless it is here.
+    """Builds the S3 gateway, unless it exists.
 
     Raises:
         FetchError: Go failed, or is not installed.

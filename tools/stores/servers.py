@@ -1,4 +1,4 @@
-"""The servers, each on loopback and in a folder of its own; leave the `with` block and nothing of one is left."""
+"""The servers, each on loopback and in its own folder; the end of the `with` block removes everything."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tools.ports import free_ports
 from tools.stores.fetching import JARS, azurite, fake_gcs, versity
 
 _START_SECONDS = 60.0
-# Of an account that every installation of Azurite has.
+# The well-known account of every Azurite installation.
 _AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class ServerError(Exception):
-    """A server did not start; holds the end of its log."""
+    """A server did not start; contains the end of its log."""
 
 
 class _Server:
@@ -47,7 +47,7 @@ class _Server:
             )
 
     def _serve(self, command: Sequence[str], url: str) -> None:
-        """Starts the only process of the server; returns once it answers at a URL, or ends it and raises."""
+        """Starts the only process of the server; returns when it answers at a URL, or ends it and raises."""
         try:
             self._start(command)
             self._wait_until_answers(url)
@@ -64,7 +64,7 @@ class _Server:
                         return
             except urllib.error.HTTPError:
                 if not wanted:
-                    return  # it answers, if only that nobody may ask this
+                    return  # any answer counts, even a refusal
             except OSError:
                 pass
             if any(process.poll() is not None for process in self._processes) or time.monotonic() > deadline:
@@ -104,7 +104,7 @@ class Azure(_Server):
             f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={_AZURITE_KEY};"
             f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
         )
-        # Its clients are often newer than it is; those that are used here ask for nothing that it lacks.
+        # Clients are often newer than Azurite; the clients used here need none of its missing features.
         self._serve(
             [str(azurite()), "--silent", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
              "--blobPort", str(port), "--location", str(self.folder)],
@@ -133,7 +133,7 @@ class Gcs(_Server):
         )  # fmt: skip
 
     def make_bucket(self, name: str) -> None:
-        """Makes an empty bucket."""
+        """Creates an empty bucket."""
         request = urllib.request.Request(
             f"{self.endpoint}/storage/v1/b?project=test", json.dumps({"name": name}).encode(),
             {"Content-Type": "application/json"},
@@ -146,7 +146,7 @@ class S3(_Server):
     """Versity's S3 gateway, whose objects are files of a folder.
 
     Attributes:
-        endpoint: for AWS_ENDPOINT_URL_S3; environment: that its clients need, with the endpoint.
+        endpoint: for AWS_ENDPOINT_URL_S3; environment: for its clients, with the endpoint.
 
     Raises:
         ServerError: it did not start.
@@ -155,7 +155,7 @@ class S3(_Server):
     _ACCESS, _SECRET = "test", "test"
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder`: on the disk that objects are to lie on; default: the system's temporary folder."""
+        """`folder`: of the objects; default: the system's temporary folder."""
         super().__init__("s3", folder)
         (port,) = free_ports(1)
         self.endpoint = f"http://127.0.0.1:{port}"
@@ -172,7 +172,7 @@ class S3(_Server):
         )  # fmt: skip
 
     def make_bucket(self, name: str) -> None:
-        """Makes an empty bucket."""
+        """Creates an empty bucket."""
         boto3.client(
             "s3", endpoint_url=self.endpoint, region_name="us-east-1", aws_access_key_id=self._ACCESS,
             aws_secret_access_key=self._SECRET,
@@ -214,7 +214,7 @@ class Hdfs(_Server):
             "dfs.datanode.hostname": "127.0.0.1",
             "dfs.permissions.enabled": "false",
             "dfs.namenode.safemode.extension": 0,
-            # Else each file that is closed waits 400 ms.
+            # Otherwise each close of a file waits 400 ms.
             "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": 10,
         })  # fmt: skip
         java = [*JVM, f"-Djava.io.tmpdir={self.folder}", "-cp", f"{configuration}:{jars}/*"]

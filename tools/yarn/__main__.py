@@ -1,4 +1,4 @@
-"""A cluster to try things with: `python -m tools.yarn` prints its address and runs until Ctrl-C.
+"""A cluster for trials: `python -m tools.yarn` prints its address and runs until Ctrl-C.
 
 `python -m tools.yarn fetch` fetches the jars and starts nothing.
 """

@@ -1,7 +1,7 @@
 """YarnCluster: a ResourceManager and NodeManagers on loopback, in a folder of their own, each a JVM of at most 256 MB.
 
-The jars come from Maven Central once. Needs Java 17 or above and Maven. The ResourceManager keeps its state, so it can
-be killed and started again; a node can be killed and be lost.
+The jars come from Maven Central once. Needs Java 17 or above and Maven. The ResourceManager keeps its state, so that it
+can be killed and restarted; nodes can be killed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _NODE_MANAGER = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
 
 
 class YarnClusterError(Exception):
-    """A daemon did not start; holds the last lines of its log."""
+    """A daemon did not start; contains the last lines of its log."""
 
 
 class YarnCluster:
-    """A running cluster; leave the `with` block, or call `close`, and nothing of it is left.
+    """A running cluster; the end of the `with` block or `close` removes everything.
 
     Args:
-        nodes: so many are configured.
-        started: so many run from the beginning; None: all.
+        nodes: number of configured nodes.
+        started: number of nodes that run from the beginning; None: all.
 
     Attributes:
         url: of the ResourceManager's REST API.
-        user: whose applications run here.
-        client_configuration: folder to put on a client's class path.
-        folder: where everything of the cluster lies.
+        user: owner of the applications.
+        client_configuration: folder for a client's class path.
+        folder: of all files of the cluster.
 
     Raises:
         JarsError: the jars could not be fetched.
@@ -81,12 +81,12 @@ class YarnCluster:
             raise
 
     def start_resource_manager(self) -> None:
-        """Starts it, again after `kill_resource_manager`; returns when it answers."""
+        """Starts it, or restarts it after `kill_resource_manager`; returns when it answers."""
         self._start("resourcemanager", _RESOURCE_MANAGER)
         self._wait("resourcemanager", lambda: self.get("/ws/v1/cluster/info")["clusterInfo"]["state"] == "STARTED")
 
     def kill_resource_manager(self) -> None:
-        """Ends it at once, as a power cut does; what it has written to disk stays."""
+        """Kills it, as a power failure does; its files are kept."""
         self._kill("resourcemanager")
 
     def start_node(self, number: int) -> None:
@@ -94,13 +94,13 @@ class YarnCluster:
         self._start(f"node-{number}", _NODE_MANAGER)
 
     def kill_node(self, number: int) -> None:
-        """Ends a node's daemon at once. Its containers run on, as they do on a machine that is cut off."""
+        """Kills a node's daemon. Its containers continue, as on a machine whose network has failed."""
         name = f"node-{number}"
         self._left += psutil.Process(self._processes[name].pid).children(recursive=True)
         self._kill(name)
 
     def wait_for_nodes(self, count: int) -> None:
-        """Returns when so many nodes take containers."""
+        """Waits until a number of nodes accepts containers."""
 
         def are_active() -> bool:
             return bool(self.get("/ws/v1/cluster/metrics")["clusterMetrics"]["activeNodes"] == count)
@@ -132,7 +132,7 @@ class YarnCluster:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
-        """Ends the daemons and whatever runs in their containers, and removes the folder."""
+        """Ends the daemons and the processes of their containers, and removes the folder."""
         for name, process in self._processes.items():
             if name != "resourcemanager" and process.poll() is None:
                 self._left += psutil.Process(process.pid).children(recursive=True)
@@ -155,7 +155,7 @@ class YarnCluster:
         return write_folder(self.folder / "conf" / name, settings, self.folder / name / "scratch", self.user)
 
     def _start(self, name: str, main: str) -> None:
-        # Web applications are unpacked there, and a daemon that is killed leaves them.
+        # Web applications are unpacked there, and a killed daemon does not remove them.
         temporary = self.folder / name / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         own_folders = (f"-Dyarn.log.dir={self.folder}", f"-Djava.io.tmpdir={temporary}")

@@ -12,9 +12,9 @@ MOST_MB = 2048
 """The largest container."""
 NODE_MB, NODE_CORES = 4096, 8
 SMALL_QUEUE = "small"
-"""A queue that may never have more than a tenth of the cluster."""
+"""A queue with at most a tenth of the cluster."""
 NODE_EXPIRY_SECONDS = 6.0
-"""Without a heartbeat for so long, a node counts as lost."""
+"""Time without a heartbeat after which a node counts as lost."""
 
 _LOG4J = """\
 log4j.rootLogger=WARN,stderr
@@ -27,7 +27,7 @@ log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR
 
 
 def client_settings(resource_manager: dict[str, int]) -> dict[str, object]:
-    """What a client of the cluster has to know.
+    """The configuration of a client of the cluster.
 
     Args:
         resource_manager: port by service: `address`, `scheduler.address`, `resource-tracker.address`,
@@ -36,13 +36,13 @@ def client_settings(resource_manager: dict[str, int]) -> dict[str, object]:
     addresses = {f"yarn.resourcemanager.{name}": f"127.0.0.1:{port}" for name, port in resource_manager.items()}
     return addresses | {
         "yarn.resourcemanager.hostname": "127.0.0.1",
-        # Else a node or a master looks for a ResourceManager that has restarted every 30 s.
+        # The default is 30 s between two attempts to reach a restarted ResourceManager.
         "yarn.resourcemanager.connect.retry-interval.ms": 500,
     }
 
 
 def resource_manager_settings(folder: Path) -> dict[str, object]:
-    """What only the ResourceManager has to know; it keeps its state in `folder`."""
+    """The configuration of the ResourceManager alone; it keeps its state in `folder`."""
     return {
         "yarn.resourcemanager.scheduler.class": (
             "org.apache.hadoop.yarn.server.resourcemanager.scheduler.capacity.CapacityScheduler"
@@ -60,7 +60,7 @@ def resource_manager_settings(folder: Path) -> dict[str, object]:
             "org.apache.hadoop.yarn.server.resourcemanager.recovery.FileSystemRMStateStore"
         ),
         "yarn.resourcemanager.fs.state-store.uri": (folder / "state").as_uri(),
-        # By default it lies in `/tmp/hadoop-yarn-USER`, whatever the JVM's temporary folder is.
+        # The default is `/tmp/hadoop-yarn-USER`, independently of the JVM's temporary folder.
         "yarn.node-attribute.fs-store.root-dir": (folder / "node-attributes").as_uri(),
         "yarn.resourcemanager.work-preserving-recovery.scheduling-wait-ms": 500,
         "yarn.webapp.ui2.enable": "false",
@@ -68,7 +68,7 @@ def resource_manager_settings(folder: Path) -> dict[str, object]:
 
 
 def node_settings(folder: Path, number: int, ports: list[int]) -> dict[str, object]:
-    """What one NodeManager has to know; everything of its containers lies in `folder`.
+    """The configuration of one NodeManager; the files of its containers are in `folder`.
 
     Args:
         number: each node has an address of its own, as the scheduler distinguishes nodes by their host. (With
@@ -85,7 +85,7 @@ def node_settings(folder: Path, number: int, ports: list[int]) -> dict[str, obje
         "yarn.nodemanager.resource.memory-mb": NODE_MB,
         "yarn.nodemanager.vmem-check-enabled": "false",
         "yarn.nodemanager.pmem-check-enabled": "true",
-        # With the default executor, `true` turns the check off and enforces nothing in its place.
+        # With the default executor, `true` only turns the check off.
         "yarn.nodemanager.resource.memory.enforced": "false",
         "yarn.nodemanager.container-monitor.interval-ms": 300,
         "yarn.nodemanager.sleep-delay-before-sigkill.ms": 2000,
@@ -107,7 +107,7 @@ def scheduler_settings() -> dict[str, object]:
         f"{root}.root.{SMALL_QUEUE}.maximum-capacity": 10,
         f"{root}.root.{SMALL_QUEUE}.user-limit-factor": 10,
         f"{root}.maximum-am-resource-percent": 0.9,
-        # The default one counts memory alone.
+        # The default calculator counts memory alone.
         f"{root}.resource-calculator": "org.apache.hadoop.yarn.util.resource.DominantResourceCalculator",
         f"{root}.node-locality-delay": -1,
     }
@@ -119,7 +119,7 @@ def write_folder(folder: Path, yarn: dict[str, object], scratch: Path, user: str
     core = {
         "fs.defaultFS": "file:///",
         "hadoop.tmp.dir": str(scratch),
-        # Else a request over REST that names no user runs as `dr.who`.
+        # Otherwise a REST request without a user runs as `dr.who`.
         "hadoop.http.staticuser.user": user,
     }
     for name, settings in (("core-site", core), ("yarn-site", yarn), ("capacity-scheduler", scheduler_settings())):

@@ -1,4 +1,4 @@
-"""The local cluster as seen from outside of a job."""
+"""The launcher of the local cluster, for callers outside of a job."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LocalLauncher:
     def remove(self, job: str) -> list[str]:
         """See `Launcher.remove`."""
         removed: list[str] = []
-        # What a master was just creating is there once the master is gone.
+        # After the end of the master, the pods that it was creating exist, too.
         while pods := self.pods(job):
             first = [pod for pod in pods if pod.role in FIRST_ROLES]
             for pod in first or pods:

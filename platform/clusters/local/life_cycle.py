@@ -33,23 +33,23 @@ def start_agent(
     limits: str = "auto",
     tls_folder: Path | None = None,
 ) -> LocalCluster:
-    """The cluster of a folder; its agent is started in a session of its own when none is running there.
+    """The cluster of a folder; if its agent is not running, it is started in a session of its own.
 
     Args:
-        cores: of the cluster; default: as many as were last asked for here, at first those that this process may use.
-        memory_bytes: of the cluster; default: as much as was last asked for here, at first 90 % of the machine's.
-        port: 0: the one of last time, or a free one.
+        cores: of the cluster; default: the last requested number, at first those that this process may use.
+        memory_bytes: of the cluster; default: the last requested amount, at first 90 % of the machine's.
+        port: 0: the previous one, or a free one.
         limits: `auto`, or `threads` for no cgroups.
         tls_folder: with ca.pem, tls.crt and tls.key.
 
     Raises:
-        ClusterError: the agent does not start, or one of another size, or with other TLS, is running there.
+        ClusterError: the agent does not start, or one with another size or another TLS setting is running.
     """
     state = StateFolder(Path(state_folder))
     with state.starting():
         deadline = time.monotonic() + _START_SECONDS
         while (cluster := _connect(state, tls_folder)) is None:
-            # Owned but silent: an agent that is just ending or dying; its lock goes last.
+            # The lock is held, but there is no answer: the agent is just ending, and releases its lock last.
             if state.is_owned():
                 if time.monotonic() > deadline:
                     raise _silent(state)
@@ -93,9 +93,9 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
 
 
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
-    """Deletes all pods and ends the agent; an agent that died before is started once more, to end its pods.
+    """Deletes all pods and ends the agent; an agent that has crashed is started again to end its pods.
 
-    A damaged journal of an agent that died is put aside; the pods that it knew are ended all the same.
+    The damaged journal of a crashed agent is renamed; its pods are ended all the same.
     """
     state = StateFolder(Path(state_folder))
     with state.starting():
@@ -107,7 +107,7 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
         try:
             cluster.stop()
             cluster.close()
-            # Readable once the process has ended; the lock is given up a little earlier.
+            # Readable when the process has ended, slightly later than the release of the lock.
             if not select.select([agent], [], [], _STOP_SECONDS)[0]:
                 raise ClusterError(f"the node agent in {state.folder} does not end; see {state.log}")
         finally:
@@ -119,7 +119,7 @@ def _silent(state: StateFolder) -> ClusterError:
 
 
 def _left_pods(state: StateFolder) -> bool:
-    # A folder is left also of a pod that the journal, being lost, does not name.
+    # Without the journal, pods are found by their folders.
     has_pods = state.pods.is_dir() and any(entry.name != "trash" for entry in state.pods.iterdir())
     if not state.journal.exists():
         return has_pods
@@ -144,7 +144,7 @@ def _environment() -> dict[str, str]:
 
 
 def _spawn(state: StateFolder, command: list[str]) -> None:
-    # What a killed agent wrote about itself must not be read as the new one's.
+    # Removed, so that the file of a killed agent is not read as that of the new one.
     state.info.unlink(missing_ok=True)
     with os.fdopen(os.open(state.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         begin = output.tell()
@@ -164,7 +164,7 @@ def _spawn(state: StateFolder, command: list[str]) -> None:
             log_text = state.log.read_bytes()[begin:].decode(errors="replace").strip()
             raise ClusterError(f"the node agent in {state.folder} did not start: {log_text[-2000:]}")
         time.sleep(_TICK_SECONDS)
-    # The agent is meant to survive us; if it ends first, it must not stay a zombie.
+    # The agent outlives this process; if it ends first, it must not stay a zombie.
     threading.Thread(target=process.wait, name="agent-reaper", daemon=True).start()
 
 
@@ -172,7 +172,7 @@ def _connect(state: StateFolder, tls_folder: Path | None) -> LocalCluster | None
     """The cluster of a folder when an agent holds the folder and answers.
 
     Raises:
-        ClusterError: one side speaks TLS and the other does not; they would never understand each other.
+        ClusterError: only one of the two sides uses TLS.
     """
     info = state.agent()
     if info is None or not state.is_owned():

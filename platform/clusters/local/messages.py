@@ -106,9 +106,9 @@ class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         uid: of the pod whose log is being read, empty on the first call; another pod of that name ends the reading.
-        position: first byte wanted; None on the first call.
-        tail_lines: on the first call: only so many lines from the end.
-        wait_seconds: how long to wait for more output while the pod still runs.
+        position: first byte to return; None on the first call.
+        tail_lines: on the first call: number of lines from the end.
+        wait_seconds: maximum wait for more output while the pod still runs.
     """
 
     name: str
@@ -119,7 +119,7 @@ class ReadLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`position` is the byte after `data`; `more` is false when nothing can follow."""
+    """`position` is the byte after `data`; `more` is false at the end of the log."""
 
     uid: str
     data: bytes
@@ -136,7 +136,7 @@ class StopAgent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`limits` is `cgroup v1`, `cgroup v2` or `threads`; `tls` whether the agent's port speaks TLS."""
+    """`limits` is `cgroup v1`, `cgroup v2` or `threads`; `tls`: whether the agent's port uses TLS."""
 
     agent_id: str
     pid: int

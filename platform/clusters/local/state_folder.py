@@ -1,4 +1,4 @@
-"""Where a node agent keeps its state, and who may use it: one agent at a time."""
+"""The state folder of a node agent, which only one agent uses at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateFolder:
     """Names of the files in an agent's folder, which only its owner may enter.
 
     Raises:
-        ClusterError: the folder cannot be made or used, also by any of the methods.
+        ClusterError: the folder cannot be created or used; also raised by all methods.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class StateFolder:
 
     @contextmanager
     def _locked(self, name: str, kind: int, wait_seconds: float | None) -> Iterator[None]:
-        """Holds a lock; raises BlockingIOError when it is not to be had in time (None: waits for ever)."""
+        """Holds a lock; raises BlockingIOError if it is not available in time (None: waits without limit)."""
         try:
             descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -75,7 +75,7 @@ class StateFolder:
         """
         with contextlib.ExitStack() as stack:
             try:
-                # Longer than anybody needs to look whether the folder is owned.
+                # Longer than a check whether the folder is owned.
                 stack.enter_context(self._locked("agent.lock", fcntl.LOCK_EX, _LOOK_SECONDS))
             except BlockingIOError:
                 raise ClusterError(
@@ -93,14 +93,14 @@ class StateFolder:
     def is_owned(self) -> bool:
         """Whether an agent is running here (or is just ending)."""
         try:
-            # Shared: two processes that look at the same time do not mistake each other for an agent.
+            # Shared, so that two processes that check at the same time do not take each other for an agent.
             with self._locked("agent.lock", fcntl.LOCK_SH, 0.0):
                 return False
         except BlockingIOError:
             return True
 
     def agent(self) -> AgentInfo | None:
-        """What the last agent wrote about itself; it may be dead by now."""
+        """The last agent's description of itself; that agent may have ended."""
         try:
             return msgspec.json.decode(self.info.read_bytes(), type=AgentInfo)
         except (FileNotFoundError, msgspec.MsgspecError):

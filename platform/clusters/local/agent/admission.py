@@ -1,7 +1,7 @@
-"""Which of the waiting pods start now. Pure: records in, decisions out.
+"""The choice of waiting pods that start now; pure functions of records.
 
-Pods start in the order of priority, then of creation; one that does not fit lets smaller ones pass. Pods of a group
-that has not started yet start together, as soon as the least number of them is there and fits.
+Pods start in the order of priority, then of creation; if one does not fit, smaller ones may start before it. Pods of a
+group that has not started yet start together, as soon as the least number of them exists and fits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastrec.platform.clusters.pods import PodGroup, PodSize
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """`start`: records to start now, together; `why`: by uid, why others go on waiting."""
+    """`start`: records to start now, together; `why`: by uid, why others still wait."""
 
     start: list[PodRecord]
     why: dict[str, str]
@@ -26,11 +26,11 @@ class Admission(msgspec.Struct, frozen=True):
 def admission(
     records: Sequence[PodRecord], total: PodSize, volumes: Mapping[VolumeKey, int] = MappingProxyType({})
 ) -> Admission:
-    """What to start next: one pod, or the first pods of one group. To be asked again until it starts nothing.
+    """The next pods to start: one pod, or the first pods of one group. Call it again until it starts none.
 
     Args:
         records: all pods of the node, oldest first.
-        volumes: bytes of the memory volumes that are there.
+        volumes: bytes of the existing memory volumes.
     """
     free, why = free_of(total, records, sum(volumes.values())), dict[str, str]()
     for record in in_order(records):
@@ -56,7 +56,7 @@ def in_order(records: Iterable[PodRecord]) -> list[PodRecord]:
 
 
 def _unstarted_group(record: PodRecord, records: Sequence[PodRecord]) -> tuple[PodGroup | None, list[PodRecord]]:
-    """The group of which no pod has started yet, with its waiting pods; None, and the pod, where it starts alone."""
+    """The group, if none of its pods has started yet, with its waiting pods; None, and the pod, if it starts alone."""
     group = record.spec.group
     if group is None:
         return None, [record]

@@ -59,7 +59,7 @@ _ENDS = {
 class Stage(StrEnum):
     """The stage of a pod on its node."""
 
-    WAITING = "waiting"  # for room
+    WAITING = "waiting"  # for capacity
     LIVE = "live"  # an attempt was started and has not been seen to end
     BACK_OFF = "back-off"  # between two attempts
     ENDED = "ended"
@@ -120,7 +120,7 @@ class PodRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_record(spec: PodSpec, *, uid: str, node: str, port: int, now: float) -> PodRecord:
-    """A pod that waits for room."""
+    """The record of a pod that waits for capacity."""
     return PodRecord(
         spec=msgspec.structs.replace(
             spec, files=dict.fromkeys(spec.files, ""), secrets=dict.fromkeys(spec.secrets, "")
@@ -141,7 +141,7 @@ def unschedulable(record: PodRecord, message: str) -> PodRecord:
 
 
 def starting(record: PodRecord) -> PodRecord:
-    """The next attempt is about to start; journalled before it starts."""
+    """The record before the start of the next attempt; journalled before it starts."""
     return msgspec.structs.replace(
         record,
         stage=Stage.LIVE,
@@ -190,7 +190,7 @@ def end_reason(end: ProcessExit) -> EndReason:
 
 
 def exited(record: PodRecord, end: ProcessExit, now: float) -> PodRecord:
-    """The running attempt has ended: final, or a pause before the next one."""
+    """The record after the end of the running attempt: final, or with a pause before the next one."""
     why = end_reason(end)
     reason = _WORDS.get(why, "Error")
     message = end.message

@@ -33,7 +33,7 @@ class NodeAgent(LongPolls):
         """See `CreatePod`.
 
         Raises:
-            ClusterError: the pod cannot be honoured, or another one has its name.
+            ClusterError: the pod is not possible here, or another one has its name.
         """
         check_spec(spec, self._node)
         with self._lock:
@@ -108,7 +108,7 @@ class NodeAgent(LongPolls):
         """See `ResizePod`.
 
         Raises:
-            ClusterError: the pod is not there, or this node has not got the room.
+            ClusterError: there is no such pod, or this node does not have the capacity.
         """
         check_size(size)
         with self._lock:

@@ -1,1 +1,1 @@
-"""Pods as process groups of this machine: started, limited, supervised, their logs. Knows nothing of its callers."""
+"""Pods as process groups of this machine: starts, limits, supervision, logs. Independent of its callers."""

@@ -1,4 +1,4 @@
-"""Real limits for cores and memory: cgroup v1, cgroup v2, or none where neither can be written.
+"""Limits of cores and memory by the kernel: cgroup v1, cgroup v2, or none if neither can be written.
 
 Each agent has its own group `elastrec-<agent id>` at the mount's root (which is the container's own group inside a
 container) with one group per pod below it. Pods join it between fork and exec; supervisors stay outside.
@@ -25,13 +25,13 @@ _V1_SHARES, _V2_WEIGHT = 1024, 100
 """The kernel's own defaults."""
 _AGENT_PREFIX = "elastrec-"
 _STARTING_PART = 16
-"""A pod that starts weighs so much less than one that works: it gets what the others leave."""
+"""Factor by which the CPU weight of a starting pod is lower, so that it uses cores that the others leave idle."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a pod has used (`cpu_seconds`, all its processes, ended ones too) and holds now (`memory_bytes`).
+    """A pod's use: `cpu_seconds` of all of its processes, including ended ones, and present `memory_bytes`.
 
-    Memory is Kubernetes' working set: what the kernel charges the pod with, less the file cache it could drop.
+    Memory is Kubernetes' working set: the kernel's charge to the pod, less the file cache that it could drop.
     """
 
     cpu_seconds: float = 0.0
@@ -39,19 +39,19 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Limits(Protocol):
-    """Limits of pods by uid. `kind` is for people; `enforced` says whether the kernel keeps them."""
+    """Limits of pods by uid. `kind` is for users; `enforced`: whether the kernel enforces them."""
 
     kind: str
     enforced: bool
 
     def create(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
-        """Makes the pod's group, or sets the limits of the one that is there; see `resize`."""
+        """Creates the pod's group, or sets the limits of an existing one; see `resize`."""
 
     def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         """Changes the limits in place.
 
         Args:
-            startup_cores: where above those of the size: the limit of a pod that starts, and that others go before.
+            startup_cores: if above those of the size: the limit of a starting pod, which has a lower CPU weight.
 
         Raises:
             ClusterError: the pod holds more memory than the new limit.
@@ -67,19 +67,19 @@ class Limits(Protocol):
         """Pids inside the group."""
 
     def usage(self, uid: str) -> Usage | None:
-        """None when this kind of limit does not measure, or the group is gone."""
+        """The use of a pod; None if this kind of limit does not measure, or the group does not exist."""
 
     def remove(self, uid: str) -> bool:
-        """Removes the group of a pod without processes; false while the kernel still holds it."""
+        """Removes the group of a pod without processes; false while the kernel still keeps it."""
 
     def uids(self) -> list[str]:
-        """Of the pods that have a group."""
+        """The uids of the pods that have a group."""
 
     def remove_foreign(self, join_files: list[str]) -> None:
         """Removes the group of a pod without processes, and that of its agent unless it is this one.
 
         Args:
-            join_files: as `join_files` of an agent whose id is lost has named them.
+            join_files: the paths from `join_files` of an agent whose id is lost.
         """
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class CgroupV1Limits:
     def resize(self, uid: str, size: PodSize, startup_cores: float = 0.0) -> None:
         memory = self._pod("memory", uid)
         with_swap = memory / "memory.memsw.limit_in_bytes"
-        # The limit with swap may never be below the one without: which comes first depends on the direction.
+        # The limit with swap may never be below the one without, so that their order depends on the direction.
         names = [memory / "memory.limit_in_bytes"]
         if with_swap.exists():
             raised = size.memory_bytes > _read_int(with_swap)
@@ -278,9 +278,9 @@ class CgroupV2Limits:
 
 
 def probe_limits(agent_id: str, mounts_text: str | None = None) -> tuple[Limits, str]:
-    """The strongest limits that can really be written here, and why not stronger ones (empty for cgroups).
+    """The strongest limits that can be written here, and why stronger ones cannot (empty for cgroups).
 
-    A trial pod group is made, limited and removed: a mount that only looks writable does not count.
+    A trial group is created, limited and removed, because a mount may only seem to be writable.
 
     Args:
         agent_id: names the agent's group.
@@ -386,14 +386,14 @@ def _groups_in(folder: Path) -> list[str]:
 def _remove_foreign(join_files: list[str], own: set[str]) -> None:
     for group in (Path(file).parent for file in join_files):
         if group.parent.name.startswith(_AGENT_PREFIX) and _remove_group(group) and group.parent.name not in own:
-            # Other pods of that agent may have groups in it still.
+            # Other pods of that agent may still have groups in it.
             with contextlib.suppress(OSError):
                 group.parent.rmdir()
 
 
 def _remove_group(folder: Path) -> bool:
-    """Whether the group is gone."""
-    # The kernel frees a group some milliseconds after its last process was reaped.
+    """Whether the group was removed."""
+    # The kernel releases a group some milliseconds after its last process was reaped.
     for pause in (0.0, 0.001, 0.005, 0.02, 0.1, 0.4):
         time.sleep(pause)
         try:

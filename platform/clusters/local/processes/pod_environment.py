@@ -1,9 +1,9 @@
-"""The whole environment of a local pod: what it is given, what is set for speed, and what passes through.
+"""The environment of a local pod: the variables of its spec, settings for speed, and inherited variables.
 
-Passed through from the agent's own environment, and nothing else: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
+Inherited from the agent's own environment, and no others: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
 `TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`,
 `AZURE_*`, `FSSPEC_*`, `GOOGLE_*`, `STORAGE_*` (of object stores) and `MLFLOW_*`.
-The pod's own `environment` (PodSpec) wins over these; the names by which a pod learns who it is win over everything.
+The pod's own `environment` (PodSpec) overrides these; the variables that identify the pod override all others.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def pod_environment(
     """Environment variables of one attempt.
 
     Args:
-        size: granted now; thread counts follow its cores.
+        size: the present one; numbers of threads follow from its cores.
         port: 0 when the pod does not serve.
-        ready: by which the pod says that it has started; None: nobody wants to know.
+        ready: file by which the pod reports its start; None: no report.
         memory: its memory volume; None: it has none.
         inherited: the agent's own environment.
     """

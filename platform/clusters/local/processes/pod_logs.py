@@ -1,4 +1,4 @@
-"""Reads the bounded log segments that a pod's supervisor writes; positions count all bytes ever written."""
+"""Reads the log segments of bounded size that a pod's supervisor writes; positions count all bytes of the log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_from(folder: Path, position: int) -> tuple[bytes, int]:
 
 
 def tail_position(folder: Path, lines: int) -> int:
-    """Where the last so many lines begin; a last line without its newline counts."""
+    """Position of the last lines, by their number; a last line without a newline counts."""
     if lines <= 0:
         return end_position(folder)
     segments = _segments(folder)

@@ -1,7 +1,7 @@
-"""Starts, stops, limits, measures and re-adopts pods as process groups; knows nothing of its callers.
+"""Starts, stops, limits, measures and re-adopts pods as process groups; independent of its callers.
 
-Every attempt to run a pod's command is supervised by a `shim` process of its own session, which survives the process
-that started it. All that is needed to find it again lies in the pod's folder:
+Every attempt to run a pod's command is supervised by a `shim` process in its own session, which survives the process
+that started it. The pod's folder contains everything that is needed to find it again:
 
     FOLDER/UID/plan.N.json   what attempt N runs            files/     PodSpec's files and secrets (0600)
     FOLDER/UID/claim.N.json  which process supervises it    work/      the pod's own folder
@@ -29,7 +29,7 @@ from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.transport.security import write_secret
 
 UID_VARIABLE = "ELASTREC_POD_UID"
-"""Marks every process of a pod, so that survivors of a killed supervisor are found without cgroups."""
+"""Marks every process of a pod, so that processes of a killed supervisor are found without cgroups."""
 LOG_SEGMENT_BYTES = 16 << 20
 LOG_SEGMENTS = 4
 _SHIM = Path(__file__).with_name("shim.py")
@@ -40,7 +40,7 @@ _SURVIVORS_SECONDS = 10.0
 
 
 class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended. `lost`: the end was not observed (the machine went down, or the supervisor was killed).
+    """The end of an attempt. `lost`: the end was not observed (the machine crashed, or the supervisor was killed).
 
     Attributes:
         ran_seconds: by the monotonic clock; None when the end was not observed.
@@ -57,7 +57,7 @@ class ProcessExit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StillDyingError(ClusterError):
-    """Processes were killed and have not ended yet, as on a machine that is short of CPU; ask again later."""
+    """Killed processes have not ended yet, for example on a machine that is short of CPU; try again later."""
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 class _Joined(msgspec.Struct, frozen=True):
-    """What is read of a plan again."""
+    """The fields of a plan that are read again."""
 
     join_files: list[str]
 
@@ -90,7 +90,7 @@ class RunningPod:
             signal.pidfd_send_signal(self.descriptor, number)
 
     def release(self) -> None:
-        """Forgets an ended supervisor: frees the descriptor and the zombie."""
+        """Closes the descriptor of an ended supervisor and reaps its zombie."""
         os.close(self.descriptor)
         if self._child is not None:
             self._child.wait()
@@ -100,7 +100,7 @@ class PodRunner:
     """Pods by uid below one folder.
 
     Args:
-        folder: made with the owner's rights alone.
+        folder: created with rights for the owner alone.
         limits: see `probe_limits`.
     """
 
@@ -122,7 +122,7 @@ class PodRunner:
         return self._pod(uid) / "log"
 
     def prepare(self, uid: str, files: Mapping[str, str]) -> None:
-        """Makes the pod's folders and writes its files."""
+        """Creates the pod's folders and writes its files."""
         self._pod(uid).mkdir(mode=0o700)
         for name in ("files", "work", "log"):
             (self._pod(uid) / name).mkdir(mode=0o700)
@@ -147,7 +147,7 @@ class PodRunner:
         return self._pod(uid) / "work"
 
     def ready_file(self, uid: str) -> Path:
-        """By it the pod's process says that it has started (see `transport.readiness`)."""
+        """The file by which the pod's process reports its start (see `transport.readiness`)."""
         return self._pod(uid) / "ready"
 
     def start(
@@ -162,13 +162,13 @@ class PodRunner:
         """Starts an attempt under a new supervisor.
 
         Args:
-            attempt: from 1, never used twice for a pod.
+            attempt: its number from 1, never used twice for a pod.
             command: argument vector, looked up in the PATH of `environment`.
             environment: the whole environment of the process; only the mark of the pod is added.
             startup_cores: see `Limits.resize`.
 
         Raises:
-            OSError: no process could be made, or the limits could not be set.
+            OSError: no process could be created, or the limits could not be set.
         """
         self._limits.create(uid, size, startup_cores)
         self.ready_file(uid).unlink(missing_ok=True)
@@ -203,9 +203,9 @@ class PodRunner:
         return RunningPod(uid, attempt, child.pid, os.pidfd_open(child.pid), child)
 
     def adopt(self, uid: str, attempt: int) -> RunningPod | ProcessExit | None:
-        """Finds an attempt that somebody started before: still running, ended, or None when it never began.
+        """Finds an earlier attempt: still running, ended, or None if it never began.
 
-        After None the attempt can never begin any more, even if its supervisor is just being started.
+        After None, the attempt can no longer begin, even if its supervisor is just being started.
 
         Raises:
             StillDyingError: see `collect`.
@@ -221,7 +221,7 @@ class PodRunner:
                 descriptor = os.pidfd_open(claim.pid)
             except ProcessLookupError:
                 return self.collect(uid, attempt)
-            # Compared after the descriptor is open: from here on the pid cannot be given to another process.
+            # Compared after the descriptor was opened, because from then on the pid cannot be reused.
             try:
                 if start_ticks(claim.pid) == claim.start_ticks:
                     return RunningPod(uid, attempt, claim.pid, descriptor, None)
@@ -231,7 +231,7 @@ class PodRunner:
         return self.collect(uid, attempt)
 
     def terminate(self, running: RunningPod) -> None:
-        """Asks the pod's main process to end (SIGTERM); whatever it leaves behind is killed."""
+        """Sends SIGTERM to the pod's main process; processes that remain after its end are killed."""
         running.send(signal.SIGTERM)
 
     def kill(self, running: RunningPod) -> None:
@@ -239,17 +239,17 @@ class PodRunner:
         running.send(signal.SIGUSR1)
 
     def destroy(self, running: RunningPod) -> None:
-        """Kills a pod whose supervisor does not obey, supervisor included."""
+        """Kills a pod together with its supervisor, which does not react."""
         running.send(signal.SIGKILL)
-        # Those that need longer are found when the pod is collected.
+        # Processes that need longer are found by `collect`.
         with contextlib.suppress(StillDyingError):
             self._kill_survivors(running.uid)
 
     def collect(self, uid: str, attempt: int) -> ProcessExit:
-        """How an ended attempt ended; kills what a lost supervisor left alive.
+        """The result of an ended attempt; kills the remaining processes of a lost supervisor.
 
         Raises:
-            StillDyingError: some of that has not ended yet; the attempt has not ended before it has.
+            StillDyingError: some of these have not ended yet, and so the attempt has not ended.
         """
         try:
             return msgspec.json.decode((self._pod(uid) / f"exit.{attempt}.json").read_bytes(), type=ProcessExit)
@@ -280,15 +280,15 @@ class PodRunner:
         """Changes the limits of a running pod in place.
 
         Raises:
-            ClusterError: it already holds more memory than that.
+            ClusterError: it already uses more memory.
         """
         self._limits.resize(uid, size)
 
     def usage(self, running: RunningPod, earlier_cpu_seconds: float) -> Usage:
-        """What a running pod holds now and used in all its attempts.
+        """The present use of a running pod, with the CPU time of all of its attempts.
 
         Args:
-            earlier_cpu_seconds: of ended attempts; needed where no cgroup counts them.
+            earlier_cpu_seconds: of ended attempts; needed if no cgroup counts them.
         """
         counted = self._limits.usage(running.uid)
         if counted is not None:
@@ -301,7 +301,7 @@ class PodRunner:
         self._remove_group(uid)
 
     def remove(self, uid: str) -> None:
-        """Forgets an ended pod. Quick: `empty_trash` frees the disk."""
+        """Removes an ended pod. Fast, because `empty_trash` frees the disk later."""
         self._remove_group(uid)
         with contextlib.suppress(FileNotFoundError):
             self._pod(uid).rename(self._trash / uid)
@@ -311,37 +311,37 @@ class PodRunner:
             self._groups_left.add(uid)
 
     def sweep(self) -> bool:
-        """Tries once more to remove groups that the kernel held; true when none is left."""
+        """Tries again to remove groups that the kernel has kept; true when none is left."""
         for uid in sorted(self._groups_left):
             pids = self._limits.processes(uid)
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            # One with processes is not tried: that would only take time.
+            # Groups with processes are skipped, because they cannot be removed.
             if not pids and self._limits.remove(uid):
                 self._groups_left.discard(uid)
         return not self._groups_left
 
     def forget_groups(self, known: set[str]) -> None:
-        """Removes the groups of pods that nobody knows: an earlier agent ended before it could."""
+        """Removes groups of unknown pods, which an earlier agent has not removed before it ended."""
         for uid in self._limits.uids():
             if uid not in known:
                 self._remove_group(uid)
 
     def empty_trash(self) -> None:
-        """Removes the folders of forgotten pods."""
+        """Deletes the folders of removed pods."""
         for folder in self._trash.iterdir():
             shutil.rmtree(folder, ignore_errors=True)
 
     def end_unknown(self, uid: str) -> bool:
-        """Kills what still runs of a pod that no record names, and removes its groups: the agent's journal was lost.
+        """Kills the processes of a pod without a record, and removes its groups, after a loss of the agent's journal.
 
-        Returns whether nothing is left of it.
+        Returns whether all of its processes have ended.
         """
         plans = [int(path.name.split(".")[1]) for path in self._pod(uid).glob("plan.*.json")]
         try:
             for attempt in plans:
-                # A claim that is damaged, too, names no supervisor: that one ends once its process has.
+                # With a damaged claim, the supervisor is unknown; it ends after its process.
                 with contextlib.suppress(msgspec.MsgspecError):
                     adopted = self.adopt(uid, attempt)
                     if isinstance(adopted, RunningPod):
@@ -358,12 +358,12 @@ class PodRunner:
         return True
 
     def unknown(self, known: set[str]) -> list[str]:
-        """Uids of folders that no record names: their creation was never answered, or the journal was lost."""
+        """Uids of folders without a record: their creation was never answered, or the journal was lost."""
         return [path.name for path in self._folder.iterdir() if path.name not in known and path != self._trash]
 
 
 def _marked(uid: str) -> list[int]:
-    """Processes whose environment carries the pod's mark."""
+    """Processes whose environment contains the pod's mark."""
     mark = f"{UID_VARIABLE}={uid}".encode()
     marked = []
     for process in Path("/proc").iterdir():
@@ -372,7 +372,7 @@ def _marked(uid: str) -> list[int]:
                 if mark in _environment(process).split(b"\0"):
                     marked.append(int(process.name))
             except OSError:
-                continue  # ended meanwhile, or somebody else's
+                continue  # has ended meanwhile, or belongs to another user
     return marked
 
 
@@ -380,13 +380,13 @@ def _environment(process: Path) -> bytes:
     """The environment of a process, also of one in the middle of execve(2), which the kernel shows as empty.
 
     Raises:
-        OSError: it ended, or is somebody else's.
+        OSError: it has ended, or belongs to another user.
     """
     while not (environment := (process / "environ").read_bytes()):
         # Fields of proc(5) from the third on: state, vsize (0 for the kernel's threads), startcode, env_start, env_end.
         fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
         state, size, code, start, end = fields[0], *(int(fields[index]) for index in (20, 23, 47, 48))
-        # The kernel sets startcode once it knows where the environment ends; until then, all of them may look empty.
+        # The kernel sets startcode when it knows the end of the environment; until then, all of them may look empty.
         if state in b"ZX" or size == 0 or (code != 0 and start == end):
             break
         os.sched_yield()

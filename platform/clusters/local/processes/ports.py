@@ -1,4 +1,4 @@
-"""Ports that stay free for their owner: chosen below the range from which the kernel takes outgoing ones."""
+"""Ports for pods, chosen below the kernel's range of ephemeral ports, so that outgoing connections do not use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOWEST, _TRIES = 20_000, 1_000
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port."""
+    """Whether a port is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -31,7 +31,7 @@ def choose_port(taken: Collection[int]) -> int:
     """
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     end = first_outgoing if first_outgoing > _LOWEST + _TRIES else 32_768
-    # Random, because several agents of one machine know nothing of each other.
+    # Random, because several agents on one machine do not communicate.
     for port in random.sample(range(_LOWEST, end), _TRIES):
         if port not in taken and is_free(port):
             return port

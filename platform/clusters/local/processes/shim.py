@@ -1,12 +1,12 @@
-"""The supervisor of one pod's process: a tiny program of its own that outlives the node agent.
+"""The supervisor of one pod's process: a small program that outlives the node agent.
 
 Run as `python -I -S shim.py FOLDER ATTEMPT`; imports nothing of elastrec, so that it costs little memory and starts
-in milliseconds. It claims the attempt, starts the plan's command inside the pod's cgroups (it stays outside them
-itself: memory pressure in the pod must not hit the witness), copies the pod's output into bounded log segments,
-and when the main process ends it kills every descendant and writes the exit file atomically.
+in milliseconds. It claims the attempt and starts the plan's command inside the pod's cgroups. It stays outside of them
+itself, so that it survives memory pressure in the pod. It copies the pod's output into log segments of bounded size,
+and when the main process ends, it kills every descendant and writes the exit file atomically.
 
-Files in FOLDER, all JSON: `plan.N.json` (read), `claim.N.json` (who supervises attempt N; made once, never replaced),
-`exit.N.json` (how it ended). SIGTERM is passed on to the main process; SIGUSR1 kills the whole pod.
+Files in FOLDER, all JSON: `plan.N.json` (read), `claim.N.json` (the supervisor of attempt N; created once, never
+replaced), `exit.N.json` (how it ended). SIGTERM is passed on to the main process; SIGUSR1 kills the whole pod.
 """
 
 # pathlib would double the time to start.
@@ -32,13 +32,13 @@ _PAUSE_SECONDS = 0.5
 
 
 def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; with the pid it names a process for good."""
+    """Start time of a process in clock ticks since boot; together with the pid, it is unique."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def boot_id() -> str:
-    """Differs after every boot of the machine."""
+    """An identifier of the machine's boot."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
@@ -58,7 +58,7 @@ def write_once(path: str, content: dict[str, Any]) -> bool:
 
 
 class SegmentedLog:
-    """Appends to files named after the position of their first byte; the oldest are removed beyond the bound."""
+    """Appends to files named after the position of their first byte; the oldest ones are removed above the limit."""
 
     def __init__(self, folder: str, segment_bytes: int, segments: int) -> None:
         self._folder, self._segment_bytes, self._segments = folder, segment_bytes, segments
@@ -87,7 +87,7 @@ class SegmentedLog:
                 for name in self._names()[: -self._segments]:
                     os.unlink(f"{self._folder}/{name}")
         except OSError as error:
-            # A full disk must not stop the training; the loss stands in the supervisor's own output.
+            # A full disk must not stop the training; the supervisor's own output reports the loss.
             sys.stderr.write(f"{len(data)} bytes of output lost: {error}\n")
 
 
@@ -147,7 +147,7 @@ class Supervisor:
         )
 
     def _leave(self, end: dict[str, Any]) -> None:
-        """Writes the exit file, however long the disk stays full: an end without it counts as a death."""
+        """Writes the exit file, however long the disk stays full, because without it the attempt counts as lost."""
         while True:
             try:
                 write_once(f"{self._folder}/exit.{self._attempt}.json", end)
@@ -167,7 +167,7 @@ class Supervisor:
             self._reap(os.WNOHANG)
 
     def _reap(self, options: int) -> bool:
-        # Orphaned descendants are ours as well (subreaper): they must not stay zombies.
+        # Orphaned descendants become children of this process (subreaper) and must not stay zombies.
         try:
             while True:
                 pid, status = os.waitpid(-1, options)
@@ -190,7 +190,8 @@ class Supervisor:
         return bool(data)
 
     def _kill_descendants(self) -> None:
-        # Whatever is killed hands its own children to us, so that the loop ends when nobody of the pod is left.
+        # Children of killed processes become children of this one, so that the loop ends when no process of the pod is
+        # left.
         while True:
             for pid in _children():
                 try:  # noqa: SIM105 (contextlib is one more import)
@@ -215,7 +216,7 @@ class Supervisor:
         """Forks the main process; returns the reading end of its output."""
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         error_read, error_write = os.pipe2(os.O_CLOEXEC)
-        # A signal between fork and exec would be swallowed by the handlers above.
+        # The handlers above would discard a signal between fork and exec.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         self._main = os.fork()
         if self._main == 0:
