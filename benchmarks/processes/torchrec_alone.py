@@ -143,6 +143,12 @@ class Segments:
             optimizer.step()
 
 
+def logits_of(model: nn.Module, batch: Minibatch) -> torch.Tensor:
+    """[B]; models for several labels answer [B, 1] where the job has one."""
+    logits: torch.Tensor = model(batch.dense_BI, batch.sparse)
+    return logits.reshape(batch.label_B.shape)
+
+
 def train(job: TrainingJob, model: nn.Module, collection: nn.Module, minibatches: Iterator[Minibatch]) -> None:
     """A step per minibatch, with the rules of the job file."""
     rules = job.spec.optimizers
@@ -160,7 +166,7 @@ def train(job: TrainingJob, model: nn.Module, collection: nn.Module, minibatches
     for batch in minibatches:
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss_of(model(batch.dense_BI, batch.sparse), batch.label_B).backward()
+        loss_of(logits_of(model, batch), batch.label_B).backward()
         for optimizer in optimizers:
             optimizer.step()
 
@@ -187,7 +193,7 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
         sketch = BinaryMetricsSketch()
         with torch.no_grad():
             for batch in (numbered(each, vocabulary) for each in day):
-                sketch.update(torch.sigmoid(model(batch.dense_BI, batch.sparse)).numpy(), batch.label_B.numpy())
+                sketch.update(torch.sigmoid(logits_of(model, batch)).numpy(), batch.label_B.numpy())
         sketches.append(sketch)
     return {
         "steps": len(trained),

@@ -57,7 +57,7 @@ def processes() -> Iterator[dict[str, Child]]:
         yield {side: stack.enter_context(Child(module, environment=one_core())) for side, module in SIDES.items()}
 
 
-@pytest.mark.parametrize("architecture", ["dlrm", "din", "deepfm"])
+@pytest.mark.parametrize("architecture", ["dlrm", "din", "deepfm", "mmoe", "two_tower"])
 def test_both_sides_train_the_same_model(processes: dict[str, Child], log: Log, architecture: str) -> None:
     found = {side: train(process, log, architecture, _STEPS, seed=7) for side, process in processes.items()}
     assert found["job"]["rows"] == found["one_process"]["rows"] == BATCH * _STEPS
