@@ -32,13 +32,10 @@ from elastrec.platform.transport.messages.job import (
     Heartbeat,
     Message,
     Mode,
-    PodOrders,
     Register,
     Registered,
     RestoreOrder,
     RestoreProblem,
-    SavedPart,
-    SaveOrder,
 )
 from elastrec.platform.transport.readiness import announce_ready
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
@@ -49,6 +46,7 @@ from elastrec.trainers.parameter_server.migration import messages as moves
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.notice import Notice
+from elastrec.trainers.parameter_server.orders import Orders
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.pages import PageMaker
 from elastrec.trainers.parameter_server.records.saver import Saver
@@ -125,17 +123,9 @@ class ServerPod:
         self._memory_bytes = memory_bytes
         self._master = MasterClient(settings.master_address, settings.token, settings.tls, settings.terms)
         self.incarnation = uuid.uuid4().hex
-        self._changed = threading.Condition()
-        self._directive: Directive | None = None
-        self._orders: PodOrders | None = None
-        self._reached_version = 0
-        self._restored_order_id = ""
-        self._restore_problem: RestoreProblem | None = None
-        self._frozen_order_id = self._in_memory_order_id = ""
-        self._saved: SavedPart | None = None
         self._stopped = threading.Event()
         self._beat_now = threading.Event()
-        self._failure: Exception | None = None
+        self._orders = Orders(self._beat_now.set)
         self._server: ParameterServer | None = None
         self._saver: Saver | None = None
         self._memory = RecordMemory(settings.memory)
@@ -156,7 +146,7 @@ class ServerPod:
 
         Only sets flags, so that a signal handler may call it.
         """
-        directive = self._directive
+        directive = self._orders.directive
         owns = directive is not None and (self._settings.pod in directive.routing.servers or bool(directive.moving))
         if not owns or self._notice.is_given:
             self.stop()
@@ -182,7 +172,9 @@ class ServerPod:
             tls=self._settings.tls,
             advertised_host=self._settings.host,
             local_streams=self._settings.local_streams,
-            maximum_connections=lambda: connections_for(len(self._directive.members) if self._directive else 0),
+            maximum_connections=lambda: connections_for(
+                len(self._orders.directive.members) if self._orders.directive else 0
+            ),
         )
         self._address = rpc.address
         self._pages.start()
@@ -195,7 +187,8 @@ class ServerPod:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
             self._server = ParameterServer(self._settings.pod, job.spec, clock=self._clock)
-            self._saver = Saver(self._server, self._froze, self._part_saved, self._fail, self._copied, self._memory)
+            orders = self._orders
+            self._saver = Saver(self._server, orders.froze, orders.saved, orders.failed, orders.copied, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
             self._beat_seconds = registered.heartbeat_seconds or job.spec.faults.heartbeat_interval
@@ -216,11 +209,8 @@ class ServerPod:
         done: Directive | None = None
         next_eviction = _EVICTION_SECONDS
         while not self._stopped.is_set():
-            with self._changed:
-                if self._directive is done and self._failure is None:
-                    self._changed.wait(1.0)
-                    next_eviction -= 1.0
-                directive, failure = self._directive, self._failure
+            directive, failure, waited = self._orders.wait(done, 1.0)
+            next_eviction -= 1.0 if waited else 0.0
             if failure is not None:
                 raise failure
             assert directive is not None
@@ -231,10 +221,10 @@ class ServerPod:
                 continue
             if directive.mode is Mode.EXIT:
                 log.info("exit", version=directive.version)
-                self._reached(directive)
+                self._orders.reached(directive)
                 break
             self._obey(directive)
-            self._reached(directive)
+            self._orders.reached(directive)
             done = directive
         self._stopped.set()
         self._beat_now.set()
@@ -252,18 +242,14 @@ class ServerPod:
                 self._server.suspend()
             return
         order = directive.restore
-        if order is not None and order.order_id != self._restored_order_id:
-            if not self._restore(order, directive):
-                return
-            with self._changed:
-                self._restored_order_id, self._saved = order.order_id, None
+        if order is not None and not self._orders.is_restored(order) and not self._restore(order, directive):
+            return
         self._server.adopt(
             directive.routing, directive.generation, directive.members, directive.version, moves=bool(directive.moving)
         )
         if save is None:
-            with self._changed:
-                self._saved = None
-        elif save.order_id != self._saver.order_id and not self._has_saved(save):
+            self._orders.saved_is_known()
+        elif save.order_id != self._saver.order_id and not self._orders.has_saved(save):
             self._saver.begin(save)
 
     def _move(self, directive: Directive) -> bool:
@@ -283,7 +269,7 @@ class ServerPod:
             order,
             directive.generation,
             directive.routing,
-            lambda: self._directive is directive and not self._stopped.is_set(),
+            lambda: self._orders.directive is directive and not self._stopped.is_set(),
         )
 
     def _open(self, address: str) -> ArrayStream:
@@ -297,18 +283,19 @@ class ServerPod:
         assert self._server is not None
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopped.is_set():
-            problem = None
             try:
                 restore(
                     self._server,
                     order.uri,
                     directive.routing,
                     directive.generation,
-                    threads=threads_of(self._orders, os.environ),
+                    threads=threads_of(self._orders.pod, os.environ),
                     with_marks=order.with_marks,
                     memory=self._memory.opened(),
                     pages=self._pages.take(),
                 )
+                self._orders.restored(order)
+                return True
             except DamagedRecordError as error:
                 log.error("record_damaged", record=order.uri, reason=str(error))
                 problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=True)
@@ -319,44 +306,10 @@ class ServerPod:
             except ElastrecError as error:
                 self._report_failure(f"the record {order.uri} could not be restored: {error}", retryable=True)
                 raise
-            with self._changed:
-                self._restore_problem = problem
-                if problem is None:
-                    return True
-                self._beat_now.set()
-                if problem.is_damaged or self._changed.wait_for(lambda: self._directive is not directive, pause):
-                    return False
+            if not self._orders.not_restored(problem, directive, pause):
+                return False
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return False
-
-    def _has_saved(self, order: SaveOrder) -> bool:
-        return self._saved is not None and self._saved.order_id == order.order_id
-
-    def _froze(self, order_id: str) -> None:
-        with self._changed:
-            self._frozen_order_id = order_id
-        self._beat_now.set()
-
-    def _copied(self, order_id: str) -> None:
-        with self._changed:
-            self._in_memory_order_id = order_id
-        self._beat_now.set()
-
-    def _part_saved(self, part: SavedPart) -> None:
-        with self._changed:
-            self._saved = part
-            self._changed.notify_all()
-        self._beat_now.set()
-
-    def _fail(self, error: Exception) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
-
-    def _reached(self, directive: Directive) -> None:
-        with self._changed:
-            self._reached_version = max(self._reached_version, directive.version)
-        self._beat_now.set()
 
     def _report_failure(self, reason: str, *, retryable: bool) -> None:
         message = Failed(pod=self._settings.pod, incarnation=self.incarnation, retryable=retryable, reason=reason)
@@ -375,7 +328,7 @@ class ServerPod:
             incarnation=self.incarnation,
             address=self._address,
             node=self._settings.node,
-            restored_order_id=self._restored_order_id,
+            restored_order_id=self._orders.restored_order_id,
         )
         quiet = False
         while not self._stopped.is_set():
@@ -391,9 +344,10 @@ class ServerPod:
                 continue
             if registered.wall_seconds is not None:
                 self._clock.follow(registered.wall_seconds)
-            self._orders = registered.orders
-            self._take(registered.directive)
-            log.info("registered", rank=registered.rank, address=self._address, restored=self._restored_order_id)
+            self._orders.pod = registered.orders
+            self._orders.take(registered.directive)
+            restored = self._orders.restored_order_id
+            log.info("registered", rank=registered.rank, address=self._address, restored=restored)
             return registered
         return None
 
@@ -422,58 +376,38 @@ class ServerPod:
                     if not answer.known:
                         self._register()
                     elif answer.directive is not None:
-                        self._orders = answer.orders
-                        self._take(answer.directive)
+                        self._orders.pod = answer.orders
+                        self._orders.take(answer.directive)
                 if stopping:
                     return
                 if self._notice.is_over:
                     log.warning("ended_after_notice", grace_seconds=self._settings.grace_seconds)
                     self.stop()
         except ElastrecError as error:
-            self._fail(error)
+            self._orders.failed(error)
 
     def _heartbeat(self) -> Heartbeat:
         assert self._server is not None
         used = resource.getrusage(resource.RUSAGE_SELF)
-        with self._changed:
+        with self._orders.reports() as reports:
             return Heartbeat(
                 pod=self._settings.pod,
                 incarnation=self.incarnation,
                 generation=self._server.generation,
-                reached_version=self._reached_version,
                 tables=self._server.usage(),
-                frozen_order_id=self._frozen_order_id,
-                in_memory_order_id=self._in_memory_order_id,
-                saved=self._saved,
-                restored_order_id=self._restored_order_id,
-                restore_problem=self._restore_problem,
                 writing=self._saver.writing if self._saver else "",
                 transfers=self._server.transfers,
                 copied_order_id=self._mover.copied if self._mover else "",
                 taken_order_id=self._mover.taken if self._mover else "",
                 copying=self._mover.progress() if self._mover else None,
                 ends_in_seconds=self._notice.left_seconds,
-                orders_version=self._orders.version if self._orders else 0,
                 load=self._load.measure(self._server.stores, self._owned(), self._server.served, time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,
                 dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,
+                **reports,
             )
 
     def _owned(self) -> Any:
         place = None if self._server is None else self._server.place
         return None if place is None else place.owned
-
-    def _take(self, directive: Directive) -> None:
-        with self._changed:
-            current = self._directive
-            if current is not None and (directive.order < current.order or directive == current):
-                return
-            self._directive = directive
-            self._changed.notify_all()
-        log.info(
-            "directive", version=directive.version, mode=str(directive.mode), generation=directive.generation,
-            epoch=directive.routing.epoch, members=len(directive.members),
-            save=directive.save.order_id if directive.save else "",
-            restore=directive.restore.order_id if directive.restore else "",
-        )  # fmt: skip

@@ -52,7 +52,7 @@ def test_a_server_without_buckets_ends_at_the_first_signal_and_any_other_at_the_
         pod = ServerPod(PodSettings("ps-0", "node", "127.0.0.1:1", "127.0.0.1", 0, TOKEN, grace_seconds=60.0))
         routing = routing_of(["here:1"] * len(routing_of_pods))
         assert routing.servers == routing_of_pods
-        pod._take(Directive(version=1, mode=Mode.TRAIN, generation=0, routing=routing, moving=moving))
+        pod._orders.take(Directive(version=1, mode=Mode.TRAIN, generation=0, routing=routing, moving=moving))
         return pod
 
     unregistered = ServerPod(PodSettings("ps-0", "node", "127.0.0.1:1", "127.0.0.1", 0, TOKEN, grace_seconds=60.0))

@@ -19,7 +19,6 @@ from elastrec.platform.specs import environment
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.job import (
-    Directive,
     Mode,
     PodOrders,
     RestoreOrder,
@@ -34,7 +33,7 @@ from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Sta
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 from tests.splits import origin_of
-from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, routing_of, training_job
+from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
 pytestmark = pytest.mark.services
 
@@ -254,18 +253,6 @@ def test_a_server_process_outlives_a_store_that_is_away_and_a_damaged_record(tmp
             assert server.wait(15) == 0
     finally:
         master.close()
-
-
-def test_a_directive_that_an_answer_brings_late_does_not_replace_a_newer_one() -> None:
-    pod = ServerPod(PodSettings("ps-0", "node", "127.0.0.1:1", "127.0.0.1", 0, TOKEN))
-    routing = routing_of(["here:1"])
-    older, newer = (Directive(version=n, mode=Mode.TRAIN, generation=n, routing=routing) for n in (4, 5))
-    for directive in (newer, older):
-        pod._take(directive)
-        assert pod._directive == newer
-    newest = Directive(version=6, mode=Mode.PAUSE, generation=5, routing=routing)
-    pod._take(newest)
-    assert pod._directive == newest
 
 
 def test_a_server_restores_with_threads_for_the_cores_that_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:

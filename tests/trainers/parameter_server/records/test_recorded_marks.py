@@ -43,7 +43,7 @@ from tests.trainers.parameter_server.calls import (
 )
 from tests.trainers.parameter_server.running import routing_of, training_job
 
-FORMAT_1 = Path(__file__).parents[1] / "format_1" / "record"
+FORMAT_1 = Path(__file__).parent / "format_1" / "record"
 MODES = ["async", "ssp", "bsp"]
 
 
