@@ -1,7 +1,7 @@
-"""Where rows come from: manifests, shard readers, trainer-ready batches, metric sketches, generated and converted data.
+"""Training data: manifests, shard readers, trainer-ready batches, metric sketches, generated and converted data.
 
-Numpy and pyarrow, with the loop of `kernels` compiled where a window is read. Here never enter torch, the master's
-decisions or a model.
+It uses numpy and pyarrow, and a compiled loop for reading windows. torch, the master's decisions and models do not
+belong here.
 """
 
 from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, ConvertReport, convert

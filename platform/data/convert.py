@@ -1,9 +1,9 @@
-"""convert: any readable click log becomes Parquet partitions, checked row by row.
+"""convert: writes any readable click log as Parquet partitions, with a check of every row.
 
-Labels, numbers and 64-bit ids are written as they are before any step, so that a job reads the result without parsing
-or hashing texts, and a column that features read in several ways as the log has it. `ConvertReport.data` is the data
-section for it, and keeps how texts become ids, for rows that a model of the job is to score. A user's transform is
-behind the rows already, and must be behind such rows, too.
+Labels, numbers and 64-bit ids are written before any step, so that a job reads the result without parsing or hashing
+text. A column that features read in several ways is written as in the log. `ConvertReport.data` is the data section for
+the result; it keeps the encodings of ids for rows that a model of the job scores later. A user's transform is already
+applied to the written rows, and must be applied to such rows, too.
 
 The destination appears as a whole or not at all on a local file system; elsewhere `_converted.json` is written last.
 """
@@ -58,10 +58,10 @@ class ByTime(Spec):
 
 
 class ByFractions(Spec):
-    """The rows are cut into consecutive days by share.
+    """The rows are divided into consecutive days by share.
 
-    With `by_time` the cuts are quantiles of the timestamp, so that each day is later than the one before; rows of the
-    same second stay together. Without, the cuts follow the order of the files.
+    With `by_time`, the boundaries are quantiles of the timestamp, so that each day is later than the one before; rows
+    of the same second stay together. Otherwise, they follow the order of the files.
     """
 
     kind: Literal["fractions"] = "fractions"
@@ -71,7 +71,7 @@ class ByFractions(Spec):
 
 
 class ByRows(Spec):
-    """Consecutive days of so many rows each, in the order of the files."""
+    """Consecutive days with a fixed number of rows each, in the order of the files."""
 
     kind: Literal["rows"] = "rows"
     rows: int
@@ -82,7 +82,7 @@ Layout = ByTime | ByFractions | ByRows
 
 
 class ConvertReport(Spec):
-    """What was converted; the content of `_converted.json`."""
+    """The report of a conversion; the content of `_converted.json`."""
 
     data: TrainingData
     source_digest: str
@@ -115,20 +115,20 @@ def convert(
     label_rule: str | None = None,
     progress: Progress | None = None,
 ) -> ConvertReport:
-    """Convert a click log; a destination that holds the same conversion already is left as it is.
+    """Convert a click log; a destination with the same conversion is left as it is.
 
     Args:
         source: text files may be compressed (.gz, .bz2, .zst, .lz4).
-        label_rule: makes the label out of a column, for example `rating >= 4`.
+        label_rule: computes the label from a column, for example `rating >= 4`.
 
     Raises:
-        DataError: a row or file is unusable, the layout or rule does not fit, or the destination holds other data.
+        DataError: a row or file is unusable, the layout or rule does not fit, or the destination contains other data.
     """
     rule = _parse_rule(source, label_rule)
     _check_layout(source, layout)
-    # The rule's column takes the label's place while reading.
+    # While reading, the rule's column replaces the label.
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
-    # Every row is looked at anyway, with the label that the rule makes.
+    # Every row is checked anyway, with the label from the rule.
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
     existing = finished_report(destination, RECORD_NAME, ConvertReport, "convert")
     if existing is not None:
@@ -168,7 +168,7 @@ def rows_as_written(
     """The rows of a log with the columns and types that `convert` gives them, without bad ones, piece by piece.
 
     Raises:
-        DataError: a row is bad and may not be, or a file cannot be read.
+        DataError: a row is bad and the job allows none, or a file cannot be read.
     """
     for table, _ in _pieces(data, data, manifest, None, ledger, progress):
         yield table
@@ -202,7 +202,7 @@ def _pieces(
             raise DataError(f"{piece.file.uri}: {error}") from error
         ledger.judge(piece.file.uri, piece.first_row, encoded)
         columns = _targets(source, table, encoded.batch)
-        # Steps, a hash_size and a list's cut belong to the job that reads, not to the data.
+        # Steps, a hash_size and the limit of a list's length belong to the reading job, not to the data.
         for name in encoder.feature_columns:
             columns[name] = written_column(combined(table[name]), name, read.columns, source.csv.list_separator)
         if source.timestamp:
@@ -220,7 +220,7 @@ def _pieces(
 
 
 def _targets(source: TrainingData, table: pa.Table, encoded: pa.RecordBatch) -> dict[str, pa.Array]:
-    """Labels and weight as they are written; bad rows hold anything."""
+    """Labels and weight as they are written; values of bad rows are arbitrary."""
     columns = {}
     for index, target in enumerate(source.targets):
         if target.kind == "binary":
@@ -285,7 +285,7 @@ def _consecutive(layout: ByFractions | ByRows, key: int) -> Partition:
 def _time_cuts(
     reading: TrainingData, timestamp: str, manifest: DataManifest, shares: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Timestamps where one day ends and the next begins: 8 bytes of memory per row of the log."""
+    """Timestamps of the boundaries between days. Needs 8 bytes of memory per row of the log."""
     raw = RawReader(reading, manifest, RowEncoder(reading).readings, extra=[timestamp])
     seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
     positions = np.minimum(np.rint(shares * len(seconds)).astype(np.int64), len(seconds) - 1)
@@ -293,7 +293,7 @@ def _time_cuts(
 
 
 class _Writer:
-    """Collects rows per partition and writes the fullest ones as new files when too many are held."""
+    """Collects rows per partition and writes the largest ones as new files when too many are in memory."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -338,7 +338,7 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
             "partition_folder": None,
             "include": (),
-            # Rows to be scored may hold lists as the source had them.
+            # Rows to be scored may contain lists as in the source.
             "csv": CsvOptions(list_separator=source.csv.list_separator),
             "timestamp_unit": "seconds",
             "sparse": tuple(_converted_feature(feature) for feature in source.sparse),
@@ -348,7 +348,7 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
 
 
 def _converted_feature(feature: SparseFeature) -> SparseFeature:
-    """The files hold ids; rows to be scored may come as the source had them."""
+    """The files contain ids; rows to be scored may have the types of the source."""
     if feature.encoding == "integer":
         return feature
     return feature.model_copy(update={"encoding": "integer", "raw_encoding": feature.encoding})

@@ -1,4 +1,4 @@
-"""What a data manifest consists of: files, and their rows numbered one after the other."""
+"""The entries of a data manifest: files with consecutively numbered rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
         uri: absolute local path or URI.
         partition: `day=2026-01-31`, or empty.
         bytes: size of the file.
-        modified_ns: when it was last modified, in nanoseconds since the epoch; None where the file system does not say.
+        modified_ns: time of the last modification, in nanoseconds since the epoch; None if the file system does not
+            give it.
         row_group_rows: rows of each row group (Parquet).
-        keys: values of the Hive keys in the names of its folders, for columns that the file does not have; None: empty.
-        deduplicated: groups of features of which the file holds each distinct row once (Parquet).
+        keys: values of the Hive keys in the names of its folders, for columns that are not in the file; None: empty.
+        deduplicated: groups of features whose distinct rows are stored once in the file (Parquet).
         text: layout and row offsets (text files).
     """
 
@@ -58,7 +59,7 @@ class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
         """(file, first row in the file, number of rows) of a range of the manifest's rows, in order.
 
         Raises:
-            DataError: the range is empty or reaches beyond the manifest.
+            DataError: the range is empty or exceeds the manifest.
         """
         if start < 0 or length < 1 or start + length > self.rows:
             raise DataError(f"rows {start} to {start + length} are outside the manifest's {self.rows} rows")

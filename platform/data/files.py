@@ -1,4 +1,4 @@
-"""Where files lie: local paths and URIs behind one small interface, pyarrow's file systems."""
+"""Access to files by local path or URI, with pyarrow's file systems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 from elastrec.platform.specs.errors import DataError
 
 _SHARED = ("s3", "gs", "gcs")
-# What an open file system depends on besides its URI.
+# Environment variables on which an open file system depends, in addition to its URI.
 _SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")
 
 
@@ -26,7 +26,7 @@ def locate(uri: str) -> tuple[pafs.FileSystem, str]:
     Files of one bucket or host share one file system, and with it its connections and credentials.
 
     Raises:
-        DataError: no file system of pyarrow knows the scheme.
+        DataError: pyarrow does not support the scheme.
     """
     if "://" not in uri:
         return pafs.LocalFileSystem(), str(Path(uri).expanduser().absolute())
@@ -36,7 +36,7 @@ def locate(uri: str) -> tuple[pafs.FileSystem, str]:
             return pafs.FileSystem.from_uri(uri)
         settings = tuple(sorted(pair for pair in os.environ.items() if pair[0].startswith(_SETTINGS)))
         filesystem = _file_system(parts._replace(path="", fragment="").geturl(), settings)
-        # Names of objects as they are: listed ones may hold a percent sign, which is no escape.
+        # Names of objects are not decoded, because a percent sign in them is not an escape.
         return filesystem, f"{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
     except (pa.ArrowException, OSError) as error:
         raise DataError(
@@ -61,10 +61,10 @@ def list_files(uri: str, include: Sequence[str] = ()) -> list[tuple[str, pafs.Fi
     """(URI, info) of a file, or of all files below a folder, by name; names beginning with `.` or `_` are left out.
 
     Args:
-        include: patterns, of which a file's name has to match one; none: all are listed.
+        include: patterns, one of which a file's name must match; none: all files.
 
     Raises:
-        DataError: there is neither a file nor a folder.
+        DataError: the path does not exist.
     """
     filesystem, path = locate(uri)
     root = filesystem.get_file_info(path)
@@ -83,7 +83,7 @@ def list_files(uri: str, include: Sequence[str] = ()) -> list[tuple[str, pafs.Fi
 
 
 def read_bytes(uri: str) -> bytes:
-    """The whole of a small file.
+    """Read a small file.
 
     Raises:
         DataError: it does not exist or cannot be read.
@@ -97,7 +97,7 @@ def read_bytes(uri: str) -> bytes:
 
 
 def write_bytes(uri: str, content: bytes) -> None:
-    """Write a small file so that a reader sees either all of it or none.
+    """Write a small file atomically.
 
     Raises:
         DataError: the place cannot be written.

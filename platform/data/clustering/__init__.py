@@ -1,4 +1,4 @@
-"""Logs sorted by session, before any job, and what that would save (RecD's O2).
+"""Sorting of logs by session, before any job, and estimates of its savings (RecD's O2).
 
-Nothing here runs inside a training job.
+Training jobs do not use this room.
 """

@@ -1,7 +1,7 @@
 """cluster: Parquet partitions with each session's rows side by side, in order of time (RecD's O2, §4.1).
 
 A partition appears as a whole or not at all on a local file system; elsewhere `_clustered.json` is written last. Row
-groups and files end where a session ends, so that a reader of one has whole sessions. Equal input gives equal bytes.
+groups and files end at the end of a session, so that each contains whole sessions. Equal input gives equal bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ClusterReport(Spec):
     dictionary_columns: tuple[str, ...]
     """Parquet paths of the columns whose dictionary encoding was smaller than none on the first row group."""
     deduplicated: tuple[tuple[str, ...], ...] = ()
-    """Groups of features of which each distinct row of a row group is stored once."""
+    """Groups of features; each distinct row of a row group is stored once."""
 
     @property
     def samples_per_session(self) -> float:
@@ -92,20 +92,20 @@ def cluster(
     groups: Groups = (),
     progress: Progress | None = None,
 ) -> list[ClusterReport]:
-    """Cluster partitions (default: all) of a Parquet click log; those that lie there already are left as they are.
+    """Cluster partitions (default: all) of a Parquet click log; existing ones are left as they are.
 
     Args:
         row_group_rows: a row group has at most so many rows, or one session that is longer.
         memory_bytes: for decoded rows; what does not fit is spilled to the folder of temporary files.
-        engine: who sorts; the files are the same. `spark` needs the extra of that name, and spills beside the
-            destination.
-        spark_master: Spark's address; empty: that of the environment, or else this machine.
-        groups: features that change together, of which each distinct row of a row group is stored once: see
-            `elastrec.platform.data.deduplicating.stored_groups`. A job reads the same rows, sooner.
+        engine: the implementation of the sort; the files are the same. `spark` needs the extra of that name, and spills
+            beside the destination.
+        spark_master: Spark's address; empty: that of the environment, otherwise this machine.
+        groups: features that change together; each distinct row of a row group is stored once: see
+            `elastrec.platform.data.deduplicating.stored_groups`. A job reads the same rows, but faster.
 
     Raises:
-        DataError: the data is no Parquet or names no session column, a file or column is unusable, or the destination
-            holds something else.
+        DataError: the data is not Parquet or has no session column, a file or column is unusable, or the destination
+        contains other files.
     """
     keys = _checked(data, destination, row_group_rows, memory_bytes)
     key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
@@ -136,14 +136,14 @@ def without_keys(groups: Groups, keys: ClusterKeys) -> Groups:
 
 
 class ClusterWriter:
-    """Writes rows that come sorted by session into `part-00000.parquet`, ...; groups and files end with a session.
+    """Writes rows in the order of sessions into `part-00000.parquet`, ...; groups and files end with a session.
 
     Args:
         keys: recorded in each file's metadata; only their columns get statistics.
         groups: features of which each distinct row is written once.
 
     Raises:
-        DataError: the groups are no groups of the schema's columns.
+        DataError: a group has columns that are not in the schema.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ClusterWriter:
         self.dictionary_columns: tuple[str, ...] | None = None
 
     def write(self, table: pa.Table) -> None:
-        """Whole sessions, in order, none of which was written before."""
+        """Writes whole sessions, in order, none of which was written before."""
         null_rows = table[self._keys.session].null_count
         self.rows += table.num_rows
         self.rows_without_session += null_rows
@@ -183,7 +183,7 @@ class ClusterWriter:
         self._held = [rows.slice(done)] if done < rows.num_rows else []
 
     def finish(self) -> None:
-        """Write what is held and show the last file."""
+        """Write the remaining rows and show the last file."""
         if self._held:
             self._group(pa.concat_tables(self._held))
             self._held = []
@@ -251,7 +251,7 @@ def row_groups(sessions: pa.ChunkedArray | pa.Array, target: int) -> Iterator[tu
 def dictionary_columns(sample: pa.Table) -> tuple[str, ...]:
     """Parquet paths of the columns that become smaller by dictionary encoding, tried one by one on a sample.
 
-    Lists that repeat from row to row do not: zstd finds the repeat in plain ids, but not in packed indices.
+    Lists that repeat from row to row do not: zstd compresses repeated plain ids, but not packed indices.
     """
     chosen: list[str] = []
     for name in sample.column_names:
@@ -353,7 +353,7 @@ def _one(
 
 
 def _check_folder_keys(data: TrainingData, uris: Sequence[str]) -> None:
-    """Rows of files that are sorted together lose what their folders say.
+    """Checks that no column is lost when files of several folders are sorted together.
 
     Raises:
         DataError: a column that the job reads is a key in the names of folders.

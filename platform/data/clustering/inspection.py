@@ -1,4 +1,4 @@
-"""inspect_data: what clustering and deduplication would save on a sample of a click log, before anybody changes it."""
+"""inspect_data: estimated savings of clustering and deduplication on a sample of a click log."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from elastrec.platform.specs.errors import DataError
 
 @dataclass(frozen=True)
 class Saving:
-    """Bytes, or numbers, as they are and as they would be."""
+    """Bytes, or numbers, before and after."""
 
     before: int
     after: int
 
     @property
     def ratio(self) -> float:
-        """How many times smaller; 1 where there was nothing."""
+        """The ratio of both; 1 for an empty sample."""
         return self.before / self.after if self.after else 1.0
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a sample shows.
+    """The properties of a sample.
 
     Attributes:
-        rows, sessions: of the sample; sessions that reach beyond it are cut, which makes factors smaller.
+        rows, sessions: of the sample; sessions that exceed it are cut, which reduces the factors.
         session_sizes: rows per session → number of such sessions.
         features: sparse ones in the order of the data.
         steps: of all features, dense ones first.
@@ -89,14 +89,14 @@ def inspect_data(
     batch_rows: int = 4_096,
     computed_pooling: frozenset[str] = frozenset(),
 ) -> DataFacts:
-    """Look at the first `sample_rows` rows of a manifest.
+    """Inspect the first `sample_rows` rows of a manifest.
 
     Args:
         batch_rows: rows of a training batch; repeats are found within one batch only.
         computed_pooling: see `propose`; lists that the data pools by attention count as well.
 
     Raises:
-        DataError: the data names no session column, a row or file is unusable, or a step cannot be fitted.
+        DataError: the data has no session column, a row or file is unusable, or a step cannot be fitted.
     """
     if data.session is None:
         raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
@@ -151,7 +151,7 @@ def inspect_data(
 
 
 def _order(raw: pa.Table, names: list[str]) -> pa.Array:
-    """Places of the rows sorted by the columns; equal ones in the order in which they came."""
+    """Indexes of the rows sorted by the columns; a stable sort."""
     numbered = raw.select(names).append_column("__row", pa.array(np.arange(raw.num_rows)))
     return pc.sort_indices(numbered, sort_keys=[(name, "ascending", "at_end") for name in (*names, "__row")])
 
@@ -161,7 +161,7 @@ def _session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
 
 
 def _stored_bytes(rows: pa.Table, session_N: NDArray[np.int64] | None, keys: ClusterKeys, groups: Groups = ()) -> int:
-    """Compressed size under the writer of `cluster`; with sessions, row groups end where they do."""
+    """Compressed size from the writer of `cluster`; with sessions, row groups end at the end of a session."""
     if session_N is None:
         bounds = [(a, min(a + ROW_GROUP_ROWS, rows.num_rows)) for a in range(0, rows.num_rows, ROW_GROUP_ROWS)]
     else:

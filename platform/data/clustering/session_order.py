@@ -1,6 +1,6 @@
-"""The order in which clustered rows are trained: sessions shuffled, each one's rows side by side in order of time.
+"""The training order of clustered rows: shuffled sessions, the rows of each in order of time.
 
-A shuffle of single rows would spread a session over many batches, and nothing would repeat within one.
+A shuffle of single rows would distribute a session over many batches, so that no rows would repeat within one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from elastrec.platform.data.clustering.sorting import session_starts
 
 
 def session_order(sessions: pa.Array | pa.ChunkedArray, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A permutation int64 [N] of clustered rows that moves whole sessions, to where `order` puts their first rows.
+    """A permutation int64 [N] of clustered rows that moves whole sessions, in the order of their first rows in `order`.
 
     Args:
         sessions: the session of each row, equal ones side by side; a row without one is a session of its own.
-        order: a permutation of the rows, as a shuffle of single rows would have it.
+        order: a permutation of the rows, from a shuffle of single rows.
     """
     begins = np.flatnonzero(session_starts(sessions))
     lengths = np.diff(np.append(begins, len(order)))

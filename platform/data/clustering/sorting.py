@@ -1,7 +1,7 @@
 """sorted_by_session: a partition's rows in the order session, time, source row, within a bounded memory.
 
-An external range sort: where the rows do not fit, sampled quantiles of the sessions cut them into ranges, each is
-spilled to its own file and sorted alone. The order does not depend on the memory that was allowed.
+An external range sort: if the rows do not fit, sampled quantiles of the sessions divide them into ranges, each of which
+is spilled to its own file and sorted alone. The order does not depend on the allowed memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROW = "__elastrec_source_row"
 _BATCH_ROWS = 65_536
 _SAMPLED_PER_GROUP = 256
 _SPREAD = 3
-"""Decoded and sorted copies that live at once: a range is chosen so that so many of it fit."""
+"""Decoded and sorted copies of a range that exist at once, and that must fit into the memory."""
 
 Progress = Callable[[int, int], None]
 """Called with (rows read so far, rows in all)."""
@@ -120,12 +120,12 @@ def sorted_by_session(
 
 
 def range_count(source: SortSource, memory_bytes: int) -> int:
-    """Into how many ranges of sessions the rows are cut, so that each can be sorted within the memory."""
+    """The number of ranges of sessions, so that each can be sorted within the memory."""
     return max(1, -(-source.decoded_bytes * _SPREAD // memory_bytes))
 
 
 def session_starts(sessions: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
-    """bool [B]: this row's session is another than the row's before. A row without a session is one of its own."""
+    """bool [B]: whether this row begins a session. A row without a session is a session of its own."""
     column = sessions.combine_chunks() if isinstance(sessions, pa.ChunkedArray) else sessions
     starts_B = np.ones(len(column), np.bool_)
     if len(column) > 1:
@@ -177,7 +177,7 @@ def _in_order(table: pa.Table, keys: ClusterKeys) -> pa.Table:
 
 
 def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]:
-    """Sessions at which the ranges but the first begin."""
+    """The first session of each range except the first."""
     samples = []
     for uri in source.uris:
         with _opened(uri) as parquet:

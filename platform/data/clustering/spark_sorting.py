@@ -1,8 +1,8 @@
 """sorted_by_spark: a partition's rows in the order of `sorted_by_session`, sorted by a Spark cluster.
 
-For partitions beyond one machine's disks. Spark sorts by range and writes the ranges, in its own order, to a scratch
-folder that it shares with this process; they are read one after the other and handed on as the local sort would, so
-that what is written from them is the same, bit for bit. `pyspark` is an extra: `pip install 'elastrec[spark]'`.
+For partitions that exceed one machine's disks. Spark sorts by range and writes the ranges, in its own order, to a
+scratch folder that it shares with this process. They are read one after the other and returned as by the local sort, so
+that the written files are identical. `pyspark` is an extra: `pip install 'elastrec[spark]'`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 _FILE, _ROW = "__elastrec_source_file", "__elastrec_source_row"
 _SLASHES = "^([A-Za-z0-9+.-]+):/+"
-"""Of one file Spark writes `file:/` here and `file:///` there."""
+"""Spark writes the URI of a file sometimes with `file:/` and sometimes with `file:///`."""
 _SCHEMES = {"s3://": "s3a://"}
-"""Hadoop's names of file systems that pyarrow calls otherwise."""
+"""Hadoop's schemes of file systems for which pyarrow uses other names."""
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # Nanoseconds are no type of Spark's; as numbers they keep all their digits.
+    # Spark has no type for nanoseconds; as numbers they keep all digits.
     "spark.sql.legacy.parquet.nanosAsLong": "true",
-    # Without, Spark may merge small ranges, and a file would not be a range.
+    # Otherwise Spark may merge small ranges, and a file would not be a range.
     "spark.sql.adaptive.enabled": "false",
 }
 
@@ -57,7 +57,7 @@ def sorted_by_spark(
         memory_bytes: for decoded rows of one range in this process.
 
     Raises:
-        DataError: pyspark is not installed, Spark cannot read a file or failed, or knows no type like a column's.
+        DataError: pyspark is not installed, Spark cannot read a file or failed, or does not support a column's type.
     """
     with _session(master) as spark:
         try:
@@ -71,7 +71,7 @@ def sorted_by_spark(
                 if progress is not None:
                     progress(done, source.rows)
                 if table.num_rows:
-                    # A range was sorted by several readers of files whose schemas may differ in what may be empty.
+                    # The files of a range may have schemas that differ in nullability.
                     yield as_schema(table, source.schema).combine_chunks()
             if done != source.rows:
                 raise DataError(f"{source.uris[0]}: Spark gave {done} of the partition's {source.rows} rows back")
@@ -100,16 +100,16 @@ def _sort(spark: SparkSession, source: SortSource, keys: ClusterKeys, scratch: s
         ordered = rows.repartitionByRange(ranges, order[0]).sortWithinPartitions(*order).drop(_FILE, _ROW)
         ordered.write.option("compression", "zstd").parquet(_hadoop(scratch))
     except (PySparkException, Py4JJavaError) as error:
-        # py4j says first which of its own calls failed, then what Java's exception is.
+        # The first line from py4j names its own failed call, the next one Java's exception.
         reason = next(line for line in str(error).splitlines() if "calling" not in line).lstrip(": ")
         raise DataError(f"{source.uris[0]}: Spark could not sort it and its neighbours ({reason})") from error
 
 
 def _numbers(spark_files: list[str], uris: tuple[str, ...]) -> Mapping[str, int]:
-    """Place of each file in `uris`, by the name that Spark gives it, with one slash behind its scheme.
+    """Index of each file in `uris`, by Spark's name for it, with one slash after its scheme.
 
     Raises:
-        DataError: Spark calls a file otherwise than this process does.
+        DataError: Spark has a name for a file that this process does not know.
     """
     plain = {_without_scheme(uri): index for index, uri in enumerate(uris)}
     numbers = {}
@@ -134,7 +134,7 @@ def _hadoop(uri: str) -> str:
 
 @contextmanager
 def _session(master: str) -> Iterator[SparkSession]:
-    """A session with the settings that equal bytes need; one that the caller had is used and left open."""
+    """A session with the settings for reproducible files; an existing session is used and stays open."""
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:

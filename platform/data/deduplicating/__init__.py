@@ -1,1 +1,1 @@
-"""Feature groups without repeated rows (RecD): which to form, how they are formed, read and stored."""
+"""Feature groups without repeated rows (RecD): their choice, encoding, reading and storage."""

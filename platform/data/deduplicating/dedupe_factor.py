@@ -1,4 +1,4 @@
-"""DedupeFactor: how many times fewer numbers a feature has without repeats, measured and predicted (RecD §4.2).
+"""DedupeFactor: the factor by which deduplication reduces a feature's numbers, measured and predicted (RecD §4.2).
 
 Pure: codes and lengths in, figures out. A feature's *code* numbers the content of its rows (`row_codes`).
 
@@ -19,16 +19,16 @@ from elastrec.platform.data.deduplicating.deduplication import group_codes
 from elastrec.platform.specs.errors import DataError
 
 WORTH_ABOVE = 1.5
-"""A smaller factor does not pay for the inverse lookup (RecD §4.2)."""
+"""Least factor for which the inverse lookup pays (RecD §4.2)."""
 LONG_LIST = 8.0
-"""Sum or mean pooling of shorter lists costs about as much as picking its result once more."""
+"""Least length of lists: sum or mean pooling of shorter ones costs about as much as copying its result."""
 _EXPLAINED_WITHIN = 0.10
 _JOINT_ROWS = 1.05
-"""Features change together when the group has at most so many times the distinct rows of its least changing member."""
+"""Limit of a group's distinct rows, as a multiple of those of its least changing feature."""
 
 
 def dedupe_length(mean_length: float, batch_rows: float, samples_per_session: float, same_share: float) -> float:
-    """DedupeLen(f) = l(f)·B·(1 − (S−1)/S·d(f)): numbers of a batch that are left (RecD §4.2).
+    """DedupeLen(f) = l(f)·B·(1 − (S−1)/S·d(f)): remaining numbers of a batch (RecD §4.2).
 
     Raises:
         DataError: S below 1, or d(f) outside 0 to 1.
@@ -41,7 +41,7 @@ def dedupe_length(mean_length: float, batch_rows: float, samples_per_session: fl
 
 
 def dedupe_factor(samples_per_session: float, same_share: float) -> float:
-    """DedupeFactor(f) = l(f)·B / DedupeLen(f); l(f) and B cancel. Infinite only for one session without an end."""
+    """DedupeFactor(f) = l(f)·B / DedupeLen(f); l(f) and B cancel. Infinite only for a session of infinite length."""
     left = dedupe_length(1.0, 1.0, samples_per_session, same_share)
     return 1 / left if left else float("inf")
 
@@ -63,14 +63,14 @@ class FeatureSample:
 
 @dataclass(frozen=True)
 class FeatureFactor:
-    """What deduplication does to one feature.
+    """The effect of deduplication on one feature.
 
     Attributes:
         same_share: d(f).
         measured: over batches of clustered rows.
         unclustered: over batches in the order of the log.
         predicted: by the model, from S and d(f) of the sample.
-        why: where prediction and measurement differ by more than 10 %, the reason; else empty.
+        why: the reason if prediction and measurement differ by more than 10 %; otherwise empty.
     """
 
     name: str
@@ -100,8 +100,8 @@ def feature_factor(
     """Measure and predict one feature.
 
     Args:
-        session_N: the sessions' numbers; equal ones stand side by side.
-        log_order: places of the clustered rows in the order of the log.
+        session_N: the sessions' numbers; equal ones are adjacent.
+        log_order: positions of the clustered rows in the order of the log.
     """
     code_N, length_N = feature.code_N, feature.length_N
     follows_N = np.zeros(len(session_N), np.bool_)
@@ -112,7 +112,7 @@ def feature_factor(
     same_share = _share(same_N.sum(), follows_N.sum())
     predicted = dedupe_factor(samples, same_share)
     measured = measured_factor(code_N, length_N, batch_rows)
-    # The same model with the rows at the head of a batch counted as new, and then with rows weighted by their length.
+    # The same model, but the first rows of a batch count as new, and then also with rows weighted by their length.
     inside_N = follows_N & (np.arange(len(session_N)) % batch_rows != 0)
     with_edges = 1 / max(1 - _share((same_N & inside_N).sum(), len(session_N)), 1e-12)
     weighted = 1 / max(1 - _share(length_N[same_N & inside_N].sum(), length_N.sum()), 1e-12)
@@ -147,7 +147,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Feature groups that pay.
+    """The chosen feature groups.
 
     Attributes:
         groups: each with its features; they share one inverse lookup.

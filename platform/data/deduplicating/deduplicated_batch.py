@@ -1,8 +1,8 @@
-"""A record batch with feature groups in their deduplicated form: what travels to the worker, or lies at rest.
+"""A record batch with deduplicated feature groups, for sending to the worker or for storage.
 
 The columns of a group become one column `deduplicated:0`, `deduplicated:1`, ... of type
-dictionary<int32, struct<feature: list>>: Arrow sends the distinct rows once and 4 bytes per row. The original order of
-the columns stands in the schema's metadata, so that `expand_batch` gives back the same batch.
+dictionary<int32, struct<feature: list>>: Arrow sends the distinct rows once and 4 bytes per row. The schema's metadata
+contains the original order of the columns, so that `expand_batch` returns the same batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def deduplicate_batch(batch: pa.RecordBatch, groups: Sequence[Sequence[str]]) ->
     """Replace the columns of each group; without groups the batch itself.
 
     Raises:
-        DataError: a group is empty, names a column twice, an unknown one, label or dense, or one is no trainer-ready
-            column.
+        DataError: a group is empty, names a column twice, an unknown one, label or dense, or one that is not a
+        trainer-ready column.
     """
     if not groups:
         return batch
@@ -46,7 +46,7 @@ def deduplicate_batch(batch: pa.RecordBatch, groups: Sequence[Sequence[str]]) ->
 
 
 def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], kinds: Mapping[str, str]) -> pa.RecordBatch:
-    """A batch of plain columns and groups that are deduplicated already.
+    """A batch of plain columns and groups that are already deduplicated.
 
     Args:
         kinds: names and Arrow types of all columns of the plain form, in their order.
@@ -60,7 +60,7 @@ def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], kinds: M
 
 
 def groups_of(batch: pa.RecordBatch) -> list[InverseJagged]:
-    """The deduplicated groups of a batch, in order; none where it is plain."""
+    """The deduplicated groups of a batch, in order; none for a plain batch."""
     return [InverseJagged.from_arrow(batch.column(name)) for name in batch.schema.names if name.startswith(PREFIX)]
 
 
@@ -70,10 +70,10 @@ def plain_part(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def expand_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The plain batch again, column by column as it was.
+    """The plain batch, with the original columns.
 
     Raises:
-        DataError: the batch has groups but does not say which columns it had.
+        DataError: the batch has groups, but no record of its original columns.
     """
     names = [name for name in batch.schema.names if name.startswith(PREFIX)]
     if not names:

@@ -1,8 +1,8 @@
-"""DeduplicatedRows: feature groups are encoded once per distinct row, and minibatches carry them in that form.
+"""DeduplicatedRows: feature groups are encoded once per distinct row, and minibatches contain them in that form.
 
-Repeats are found in the raw columns of each piece that is read, or, where these are no plain numbers, in what they
-encode to: the features' steps run once for each distinct row (RecD's O3 and O4, §4.2–4.3). From there on a row of a
-group is a number, a column of the window like any other. Clustered rows are shuffled by session.
+Repeats are found in the raw columns of each piece, or, if these are not plain numbers, in the encoded columns: the
+features' steps run once for each distinct row (RecD's O3 and O4, §4.2–4.3). After that, a row of a group is a number in
+a column of the window. Clustered rows are shuffled by session.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Parts = tuple[tuple[Values, Longs], ...]
 class DeduplicatedRows:
     """A `RowStage` whose minibatches are those of `deduplicate_batch`.
 
-    Expanded batches hold the rows that plain ones would without a shuffle. With one, whole sessions change their
-    places, not rows, where the data names a session column. Equal rows of a batch may come as two distinct ones when
-    they were read in two pieces; clustered files end their row groups with a session, so that this is rare.
+    Without a shuffle, expanded batches have the same rows as plain ones. A shuffle moves whole sessions instead of rows
+    if the data has a session column. Equal rows of a batch may be two distinct rows if they were read in two pieces;
+    this is rare, because row groups of clustered files end with a session.
 
     Args:
         groups: features that share an inverse lookup, at least one group.
@@ -53,7 +53,7 @@ class DeduplicatedRows:
 
     Raises:
         SpecError: see `RowEncoder`.
-        DataError: a group is empty, or names a feature twice or one that is not among the sparse features.
+        DataError: a group is empty, or names a feature twice or one that is not a sparse feature.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class DeduplicatedRows:
         return _Shard(self)
 
     def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
-        """The distinct rows of raw columns and each row's number; all rows and None where they are no plain numbers."""
+        """The distinct rows of raw columns and each row's number; all rows and None if they are not plain numbers."""
         stored = {name for name in names if name not in piece.table.column_names}
         if piece.stored is not None and stored == set(names):
-            # The file says what repeats.
+            # The file contains the repeats.
             code_B, count = group_codes([piece.stored.codes(name) for name in names])
             return piece.stored.picked(names, first_rows(code_B, count)), code_B
         columns = piece.table.select([name for name in names if name not in stored])
@@ -94,13 +94,13 @@ class DeduplicatedRows:
         try:
             parts = [jagged_parts(combined(columns[name]), name) for name in names]
         except DataError:
-            # Text, nulls and other types have to be encoded before their content can be compared.
+            # Text, nulls and other types must be encoded before they can be compared.
             return columns, None
         code_B, count = group_codes([row_codes(*part) for part in parts])
         return columns.combine_chunks().take(pa.array(first_rows(code_B, count))), code_B
 
     def finish(self, batch: pa.RecordBatch, pools: Sequence[_Pool]) -> pa.RecordBatch:
-        """The batch with the distinct rows of each group in place of their numbers."""
+        """The batch in which the distinct rows of each group replace their numbers."""
         groups = []
         for g, (keys, pool) in enumerate(zip(self.groups, pools, strict=True)):
             encoded = batch.column(f"{PREFIX}{g}").dictionary_encode()
@@ -117,7 +117,7 @@ class _Shard:
         self._sessions: list[pa.Array] = []
 
     def encode(self, piece: RawRows) -> EncodedRows:
-        """Plain columns, and per group the number of each row; what is bad of all together."""
+        """Plain columns, per group the number of each row, and the bad rows of all of them."""
         rows = self._stage.plain.encode(piece.table)
         bad_B, firsts, ids = rows.bad_B.copy(), [rows.first_bad], dict(rows.ids)
         for g, (encoder, pool) in enumerate(zip(self._stage.encoders, self._pools, strict=True)):
@@ -138,7 +138,7 @@ class _Shard:
         read = encoder.read(raw, with_label=False)
         bad_B, first_bad = read.bad_B, first_bad_of(read.marks)
         if code_B is None:
-            # Bad rows stand where they stood; what repeats is known only now.
+            # Bad rows keep their positions; repeats are known only now.
             code_B, count = group_codes([code for column in read.columns.values() for code in column.codes()])
             read = read.take(first_rows(code_B, count))
         else:
@@ -158,7 +158,7 @@ class _Shard:
         return combined(piece.table[session])
 
     def end_window(self, order_N: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-        """A shuffle moves sessions, where there are any."""
+        """A shuffle moves sessions if there are any."""
         for pool in self._pools:
             pool.end_window()
         sessions, self._sessions = self._sessions, []
@@ -184,7 +184,7 @@ class _Window:
 
 
 class _Pool:
-    """The distinct rows of one group that minibatches still need; numbers go on from window to window."""
+    """The distinct rows of one group that minibatches still need; numbers continue from window to window."""
 
     def __init__(self) -> None:
         self._end = 0
@@ -192,19 +192,19 @@ class _Pool:
         self._windows: deque[_Window] = deque()
 
     def add(self, parts: Parts) -> int:
-        """Takes the distinct rows of a piece; the number of the first of them."""
+        """Adds the distinct rows of a piece; returns the number of the first of them."""
         base, self._end = self._end, self._end + len(parts[0][1]) - 1
         self._pieces.append(parts)
         return base
 
     def end_window(self) -> None:
-        """What was added since the last window is one."""
+        """Makes the rows since the last window a window."""
         parts = tuple(joined(pieces) for pieces in zip(*self._pieces, strict=True))
         self._windows.append(_Window(self._end - len(parts[0][1]) + 1, parts))
         self._pieces = []
 
     def taken(self, keys: tuple[str, ...], code_U: NDArray[np.int64], inverse_B: NDArray[np.int32]) -> InverseJagged:
-        """The rows with these numbers. Windows are consumed in order: what lies before them is forgotten."""
+        """The rows with these numbers. Windows are consumed in order, so that earlier ones are dropped."""
         while len(code_U) and len(self._windows) > 1 and self._windows[0].end <= code_U.min():
             self._windows.popleft()
         row_U = code_U - self._windows[0].base

@@ -1,7 +1,7 @@
 """InverseJagged: a batch's jagged features without repeated rows, RecD's IKJT (§4.2) in numpy and Arrow.
 
-Rows are found by hash and confirmed by comparing bytes (Arrow's dictionary encoder does both), so two lists are one row
-only when all their bits agree. Nothing here is checked that the builder itself guarantees.
+Rows are found by hash and confirmed by comparing bytes (Arrow's dictionary encoder does both), so that two lists are
+one row only if all their bits are equal. Guarantees of the builder are not checked again.
 
 Legend of shapes: B batch, K features of a group, U distinct rows of the group, L numbers of all distinct rows.
 """
@@ -32,13 +32,13 @@ class InverseJagged:
     """One group of jagged features that share an inverse lookup.
 
     Row b of feature k is `values[offsets[k * U + u] : offsets[k * U + u + 1]]` with `u = inverse_lookup[b]`. Rows of a
-    group are one only where all of its features agree.
+    group are equal only if all of its features are.
 
     Attributes:
         keys: K feature names.
         values: [L]; feature 0 of all distinct rows first.
         offsets: int64 [K * U + 1], beginning at 0.
-        inverse_lookup: int32 [B], below U; distinct rows are numbered in the order of their first sight.
+        inverse_lookup: int32 [B], below U; distinct rows are numbered in the order of their first occurrence.
     """
 
     keys: tuple[str, ...]
@@ -91,7 +91,7 @@ class InverseJagged:
         return take_rows(self.values, self.offsets, picked)
 
     def to_arrow(self) -> pa.DictionaryArray:
-        """dictionary<int32, struct<key: list>> [B]: Arrow's own word for an inverse lookup; ids are not copied."""
+        """dictionary<int32, struct<key: list>> [B]: Arrow's form of an inverse lookup; ids are not copied."""
         lists = []
         for key in self.keys:
             values, offsets = self.feature(key)
@@ -104,7 +104,7 @@ class InverseJagged:
 
     @classmethod
     def from_arrow(cls, column: pa.DictionaryArray) -> InverseJagged:
-        """What `to_arrow` made, also after a journey by IPC or Flight. A slice keeps all distinct rows.
+        """Decodes a result of `to_arrow`, also after IPC or Flight. A slice keeps all distinct rows.
 
         Raises:
             DataError: the column has another type.
@@ -119,7 +119,7 @@ class InverseJagged:
 
 
 def check_groups(groups: Sequence[Sequence[str]], features: Sequence[str]) -> None:
-    """That groups name features, each at most once.
+    """Checks that groups contain features, each at most once.
 
     Raises:
         DataError: a group is empty, or names a feature twice or an unknown one.
@@ -136,11 +136,11 @@ def check_groups(groups: Sequence[Sequence[str]], features: Sequence[str]) -> No
 def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
     """One group out of trainer-ready columns [B]: int64 (or uint64) ids, numbers, or lists of them.
 
-    Unsigned ids beyond 2**63 wrap to negative ones, as everywhere: all 64 bits count. Floats are compared by their
-    bits, so NaN equals itself and 0.0 does not equal -0.0.
+    Unsigned ids from 2**63 on wrap to negative ones: all 64 bits count. Floats are compared by their bits, so that NaN
+    equals itself and 0.0 does not equal -0.0.
 
     Raises:
-        DataError: there is no column, or one has nulls, another type, another length or other numbers than the rest.
+        DataError: there is no column, or one has nulls, or another type, length or type of numbers than the rest.
     """
     return deduplicate_jagged({key: jagged_parts(column, key) for key, column in columns.items()})
 
@@ -187,9 +187,9 @@ def group_codes(codes: Sequence[tuple[NDArray[np.int32], int]]) -> tuple[NDArray
 
 
 def first_rows(codes: NDArray[np.int32], count: int) -> Longs:
-    """Where each number is seen first, int64 [count]."""
+    """Index of the first occurrence of each number, int64 [count]."""
     first = np.empty(count, np.int64)
-    # Of several writes to one place the last one stays.
+    # Of several writes to one element, the last one remains.
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return first
 
@@ -207,7 +207,7 @@ def take_rows(values: Values, offsets: Longs, rows: NDArray[Any]) -> tuple[Value
 
 
 def joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
-    """Jagged arrays one after the other."""
+    """The concatenation of jagged arrays."""
     if len(parts) == 1:
         return parts[0]
     begins = np.cumsum([0, *(len(values) for values, _ in parts)])

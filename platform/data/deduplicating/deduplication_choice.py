@@ -1,7 +1,7 @@
-"""choose_groups: which features a job deduplicates, by what repeats within the batches that its workers will train.
+"""choose_groups: the features that a job deduplicates, by the repeats within the batches of its workers.
 
-Measured on a sample in the very order of training: rows of a session side by side where the files have them so and the
-job names its sessions. Rows that are not clustered repeat nothing within a batch, and nothing is chosen.
+Measured on a sample in the order of training: rows of a session are adjacent if they are in the files and the job has a
+session column. Without clustering, rows hardly repeat within a batch, and no feature is chosen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SAMPLE_ROWS = 65_536
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """How rows become batches: see `elastrec.platform.specs.job.Training`."""
+    """The division of rows into batches: see `elastrec.platform.specs.job.Training`."""
 
     batch_rows: int
     shard_rows: int
@@ -45,10 +45,10 @@ class BatchOrder:
 
 @dataclass(frozen=True)
 class ChosenGroups:
-    """Groups, and what they were chosen by.
+    """Groups, and the measurements by which they were chosen.
 
     Attributes:
-        groups: each with its features; none where nothing is deduplicated.
+        groups: each with its features; none: no deduplication.
         rows, batch_rows: of the sample.
         factors, choices: one per sparse feature, in the order of the data.
     """
@@ -60,7 +60,7 @@ class ChosenGroups:
     choices: tuple[Choice, ...]
 
     def __str__(self) -> str:
-        """A table for people."""
+        """A table for users."""
         chosen = sum(choice.group >= 0 for choice in self.choices)
         what = f"{chosen} features in {len(self.groups)} groups" if chosen else "off, no feature is worth it"
         lines = [
@@ -83,7 +83,7 @@ def choose_groups(
     *,
     computed_pooling: frozenset[str] = frozenset(),
 ) -> ChosenGroups:
-    """Measure the first shard's rows and choose, or group what the job file names.
+    """Measure the first shard's rows and choose groups, or group the features in the job file.
 
     Args:
         wanted: not off.

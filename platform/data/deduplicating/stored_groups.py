@@ -1,11 +1,11 @@
-"""Deduplicated feature groups at rest: Parquet row groups that hold each distinct row once (RecD's IKJT, §4.2).
+"""Storage of deduplicated feature groups: Parquet row groups with each distinct row once (RecD's IKJT, §4.2).
 
 Of a group's features, a row group has the columns `distinct:FEATURE`, null where a row repeats an earlier one, and
-`back:NUMBER`: how many rows before each row, within the row group, the one that it repeats stands; 0 for a row that
-stands for itself. Rows keep their numbers, so manifests, shards and offsets are those of the plain form. The names
-differ from the features', so that a reader that knows nothing of this finds no columns instead of empty lists.
+`back:NUMBER`: the distance from each row to the earlier row, within the row group, that it repeats; 0 for a distinct
+row. Rows keep their numbers, so that manifests, shards and offsets are those of the plain form. The names differ from
+the features', so that a reader without support for this form reports missing columns instead of reading empty lists.
 
-Nothing is approximated: texts, nulls and the bits of floats are compared as they are.
+Comparison is exact: it includes texts, nulls and all bits of floats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BITS = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 def stored_schema(schema: pa.Schema, groups: Groups) -> pa.Schema:
-    """The columns of a file that holds `groups` once, with the mark by which it is known.
+    """The columns of a file that stores `groups` once, with the metadata by which it is recognised.
 
     Raises:
         DataError: a group is empty, or names an unknown feature or one twice, or a column has a reserved name.
@@ -74,7 +74,7 @@ def stored_groups(metadata: Mapping[bytes, bytes] | None) -> Groups:
     """The groups of a file, from its schema's metadata; none for a plain one.
 
     Raises:
-        DataError: the mark cannot be read.
+        DataError: the metadata cannot be read.
     """
     text = (metadata or {}).get(METADATA_KEY.encode())
     if text is None:
@@ -95,7 +95,7 @@ def plain_schema(schema: pa.Schema, groups: Groups) -> pa.Schema:
 
 
 def stored_names(features: Sequence[str], groups: Groups) -> list[str]:
-    """The file's columns that hold these features."""
+    """The file's columns with these features."""
     named = {name for group in groups for name in group}
     return [f"{_DISTINCT}{name}" if name in named else name for name in features]
 
@@ -109,11 +109,11 @@ def columns_to_read(features: Sequence[str] | None, groups: Groups) -> list[str]
 
 
 class StoredRows:
-    """Rows [B] of one row group as the file holds them; features are expanded when they are asked for.
+    """Rows [B] of one row group as stored in the file; features are expanded on access.
 
     Args:
-        table: the whole row group, of the columns that are needed.
-        first, rows: which of its rows.
+        table: the whole row group, with the needed columns.
+        first, rows: the first one and the number of its rows.
     """
 
     def __init__(self, table: pa.Table, groups: Groups, first: int, rows: int) -> None:
@@ -127,7 +127,7 @@ class StoredRows:
         return feature in self._group_of
 
     def plain(self, leave_out: frozenset[str] = frozenset()) -> pa.Table:
-        """The rows [B] with all columns as they were, but for stored features in `leave_out`."""
+        """The rows [B] with all original columns, except stored features in `leave_out`."""
         columns = {}
         for name in self._table.column_names:
             feature = name.removeprefix(_DISTINCT)
@@ -152,10 +152,10 @@ class StoredRows:
         return combined(self._table[f"{_DISTINCT}{feature}"])
 
     def _origin(self, feature: str) -> NDArray[np.int64]:
-        """Where in the row group the content of each row stands, int64 [B].
+        """Index in the row group of each row's content, int64 [B].
 
         Raises:
-            DataError: the column points out of the row group, or to a row that is a repeat itself.
+            DataError: the column refers to a row outside of the row group, or to a repeated row.
         """
         group = self._group_of[feature]
         if group not in self._origins:
@@ -195,7 +195,7 @@ def _value_codes(column: pa.Array, name: str) -> tuple[NDArray[np.int32], int]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_floating(column.type):
-        # By their bits: Arrow would hold 0.0 and -0.0 for the same.
+        # By their bits, because Arrow treats 0.0 and -0.0 as equal.
         filled = np.asarray(pc.fill_null(column, 0.0))
         encoded = pa.array(filled.view(_BITS[filled.dtype.itemsize])).dictionary_encode()
         return _with_nulls((np.asarray(encoded.indices), len(encoded.dictionary)), column)

@@ -1,5 +1,5 @@
-"""Features: plans out of the job file, raw columns read as a plan asks, steps, figures fitted before training.
+"""Features: plans from the job file, reading of raw columns, steps, and statistics fitted before training.
 
-Steps are numpy over whole columns and know neither files nor batches: `reading` runs them on windows of a log, and the
-exported model on the rows that it scores.
+Steps are numpy operations on whole columns, independent of files and batches: `reading` runs them on windows of a log,
+and the exported model on the rows that it scores.
 """

@@ -1,4 +1,4 @@
-"""read_column: a raw column as numbers, ids or gaps, with the rows marked that cannot be used."""
+"""read_column: reads a raw column as numbers, ids or missing marks, and marks unusable rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_
 from elastrec.platform.specs.errors import DataError
 
 Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
-"""Called with the column, its values [B], which of them are wrong, bool [B], and what was expected."""
+"""Called with the column, its values [B], a mask of the wrong ones, bool [B], and the expected form."""
 _EXPECTED = {"integer": "64-bit integers", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
 
 
 class Encoded(Protocol):
-    """Whose values become ids: a feature, or a reading."""
+    """A feature or a reading whose values become ids."""
 
     @property
     def encoding(self) -> str: ...
@@ -33,7 +33,7 @@ class Encoded(Protocol):
 
 
 def encoding_of(how: Encoded, type_: pa.DataType) -> str:
-    """How ids come out of single values of this type."""
+    """The encoding of single values of this type as ids."""
     if how.raw_encoding is not None:
         if pa.types.is_dictionary(type_):
             type_ = type_.value_type
@@ -46,7 +46,7 @@ def read_column(values: pa.Array, reading: Reading, list_separator: str, mark: M
     """The values [B] of a raw column.
 
     Raises:
-        DataError: the column's type can never be what is wanted.
+        DataError: the column's type does not fit.
     """
     if reading.is_list:
         return _lists(values, reading, list_separator, mark)
@@ -87,7 +87,7 @@ def _filled(value_B: NDArray[np.float64] | NDArray[np.int64], missing_B: NDArray
 
 
 def _lists(values: pa.Array, reading: Reading, separator: str, mark: Marker) -> Column:
-    """Lists without their missing values; those of wrong rows hold anything."""
+    """Lists without their missing values; those of wrong rows are arbitrary."""
     offsets, elements = _list_parts(values, reading.column, separator)
     value_L: Values
     if reading.kind == "numbers":
@@ -115,7 +115,7 @@ def _lists(values: pa.Array, reading: Reading, separator: str, mark: Marker) -> 
 
 
 def _gaps(values: pa.Array) -> NDArray[np.bool_]:
-    """bool [B]: where nothing stands, blank text and NaN included."""
+    """bool [B]: missing values, including blank text and NaN."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pa.types.is_null(values.type):
@@ -142,5 +142,5 @@ def _list_parts(values: pa.Array, column: str, separator: str) -> tuple[Longs, p
             f"column {column!r}: found {values.type}, expected a list; set is_list: false for single values"
         )
     lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0), np.int64)
-    # flatten() leaves out what lies under null lists, so lengths and elements agree.
+    # flatten() omits the values of null lists, so that lengths and elements agree.
     return np.concatenate(([0], np.cumsum(lengths))), values.flatten()

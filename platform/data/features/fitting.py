@@ -1,6 +1,6 @@
-"""fit: what steps need to know of the data before training, found out once and written into the data section.
+"""fit: computes the statistics of steps before training, once, and writes them into the data section.
 
-Everything later, training, evaluation, records and the exported model, has the figures and fits nothing.
+Training, evaluation, checkpoints and the exported model use these statistics and do not fit them again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.features import MOST_VALUES, Standardize, Steps, Vocabulary, fitted_as, is_unfitted
 
 FIT_ROWS = 1_048_576
-"""Rows that figures are fitted on; of a larger log, blocks of rows evenly spread over its files."""
+"""Number of rows for the statistics; of a larger log, blocks of rows evenly distributed over its files."""
 _BLOCK_ROWS = 16_384
 
 
 @dataclass
 class Moments:
-    """Mean and variance of numbers that come piece by piece (Chan, Golub and LeVeque 1979)."""
+    """Mean and variance of numbers that are added piece by piece (Chan, Golub and LeVeque 1979)."""
 
     count: int = 0
     mean: float = 0.0
@@ -42,7 +42,7 @@ class Moments:
         """Further numbers [L]."""
         if not len(values):
             return
-        # What is beyond float64 is infinite, and refused by `fit`.
+        # Values beyond float64 become infinite, and `fit` refuses them.
         with np.errstate(over="ignore", invalid="ignore"):
             mean = float(values.mean())
             squares = float(np.square(values - mean).sum())
@@ -54,20 +54,20 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Of the numbers themselves, not estimated for more of them."""
+        """The variance of the numbers themselves, not an estimate for a population."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
 def unfitted_features(data: TrainingData) -> list[str]:
-    """Names of features with a step whose figures are not known yet."""
+    """Names of features with a step whose statistics are not known yet."""
     return [name for name, steps in data.features.items() if any(map(is_unfitted, steps))]
 
 
 def with_vocabularies(data: TrainingData) -> TrainingData:
-    """The data section with the values of vocabulary files in it.
+    """The data section, with the values of vocabulary files.
 
     Raises:
-        DataError: a file cannot be read, is no UTF-8, or holds no values, too many, or one that does not fit.
+        DataError: a file cannot be read, is not UTF-8, or has no values, too many, or one that does not fit.
     """
     sparse = {feature.name: feature for feature in data.sparse}
     features = {
@@ -104,13 +104,13 @@ def _with_values(step: Vocabulary, feature: SparseFeature) -> Vocabulary:
 def fit(
     data: TrainingData, manifest: DataManifest, known: Mapping[str, Steps] | None = None, *, rows: int | None = None
 ) -> TrainingData:
-    """The data section with the figures of every step that has none.
+    """The data section, with the statistics of every step that has none.
 
     Args:
         manifest: the rows to train on.
-        known: steps of the model that training goes on from: a feature whose steps are the same, figures aside, keeps
-            its figures, for the weights were trained with them.
-        rows: how many of the rows are looked at; None: FIT_ROWS.
+        known: steps of the model from which training continues: a feature with the same steps keeps their statistics,
+            because the weights were trained with them.
+        rows: number of rows to use; None: FIT_ROWS.
 
     Raises:
         DataError: rows cannot be read, or a feature has no values, or only one.
@@ -169,7 +169,7 @@ def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str], m
 
 
 def _blocks(rows: int, most: int) -> list[tuple[int, int]]:
-    """(first row, rows) of what is fitted on."""
+    """(first row, rows) of each block for fitting."""
     if rows <= most:
         return [(0, rows)]
     size = min(_BLOCK_ROWS, most)

@@ -1,4 +1,4 @@
-"""inspect_steps: what the steps of each feature make of a sample, and how many of its rows they run on."""
+"""inspect_steps: the results of each feature's steps on a sample, and the number of rows on which they run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class FeatureSteps:
     """One feature of a sample.
 
     Attributes:
-        columns: raw columns that it is made from.
-        steps: in order, short forms and defaults included, with their figures, in words.
-        is_fitted: figures of a step are fitted on the sample: a job fits them on its training rows.
+        columns: its raw columns.
+        steps: descriptions in order, including short forms and defaults, with their statistics.
+        is_fitted: whether statistics of a step are fitted on the sample; a job fits them on its training rows.
         missing: share of rows without a value, or with an empty list, before any step; None of a cross.
-        distinct_before: distinct values, of a list distinct elements, before any step; None of a cross, and where only
-            what is missing is looked at.
-        distinct: those after the last one.
-        rows: of the sample that steps run on: distinct rows of each batch where the feature is deduplicated, else all.
+        distinct_before: distinct values, of a list distinct elements, before any step; None of a cross, and of a
+            feature that only uses missing marks.
+        distinct: the same after the last step.
+        rows: number of rows of the sample on which steps run: distinct rows of each batch if the feature is
+            deduplicated, otherwise all.
     """
 
     name: str
@@ -47,7 +48,7 @@ class FeatureSteps:
 
 
 def fitted_on_sample(data: TrainingData, manifest: DataManifest, rows: int) -> tuple[TrainingData, list[str]]:
-    """The data section as a job's preparation makes it, and the features whose figures are those of so many rows.
+    """The data section as from a job's preparation, and the features whose statistics were fitted on the given rows.
 
     Raises:
         DataError: as `with_vocabularies` and `fit`.
@@ -57,7 +58,7 @@ def fitted_on_sample(data: TrainingData, manifest: DataManifest, rows: int) -> t
 
 
 def sample_steps(data: TrainingData, manifest: DataManifest, rows: int) -> tuple[FeatureSteps, ...]:
-    """`inspect_steps` of the first rows of a log of which nobody knows what repeats.
+    """`inspect_steps` of the first rows of a log whose repeats are not known.
 
     Raises:
         DataError: a row or file is unusable, or a step cannot be fitted.
@@ -76,12 +77,12 @@ def inspect_steps(
     groups: Sequence[Sequence[str]] = (),
     batch_rows: int,
 ) -> tuple[FeatureSteps, ...]:
-    """Look at a sample, feature by feature, in the order of the data.
+    """Inspect a sample, feature by feature, in the order of the data.
 
     Args:
         data: fitted.
         raw, encoded: the same rows in the order of training, see `read_sample`.
-        unfitted: features whose figures are those of the sample.
+        unfitted: features whose statistics were fitted on the sample.
         groups: features that are deduplicated together.
     """
     assert not unfitted_features(data)
@@ -91,7 +92,7 @@ def inspect_steps(
     for plan in plans.values():
         for source in plan.sources:
             if isinstance(source, Reading):
-                # What is missing is counted, so nothing is filled while it is read.
+                # Missing values are counted, so that they are not filled while reading.
                 bare = replace(source, fill=None)
                 if bare not in columns:
                     values = combined(raw[bare.column])

@@ -1,4 +1,4 @@
-"""FeaturePlan: from which columns a feature is made and by which steps, which `RowEncoder` runs."""
+"""FeaturePlan: the columns and the steps of a feature, for `RowEncoder`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from elastrec.platform.specs.errors import DataError
 
 @dataclass(frozen=True)
 class Reading:
-    """One column in one of the ways in which it may be read.
+    """One way of reading a column.
 
     Attributes:
-        kind: `presence` looks only at what is missing.
+        kind: `presence` only distinguishes missing values.
         encoding, raw_encoding: of ids, as in SparseFeature.
-        fill: in place of missing single values; None: they stay missing.
+        fill: replaces missing single values; None: they stay missing.
     """
 
     column: str
@@ -48,7 +48,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """How one feature is made.
+    """The computation of one feature.
 
     Attributes:
         sources: one reading; of a cross two or more, or names of features whose ids are crossed.
@@ -64,7 +64,7 @@ def plans_of(data: TrainingData, names: Collection[str]) -> dict[str, FeaturePla
     """The plans of these features and of those that they cross, by name.
 
     Raises:
-        DataError: a vocabulary holds one value twice, or one that is no such id as the feature's encoding makes.
+        DataError: a vocabulary has a duplicate value, or one that is not an id in the feature's encoding.
     """
     features = {feature.name: feature for feature in data.described_features}
     plans: dict[str, FeaturePlan] = {}
@@ -77,7 +77,7 @@ def plans_of(data: TrainingData, names: Collection[str]) -> dict[str, FeaturePla
 
 
 def columns_of(plans: dict[str, FeaturePlan], names: Collection[str]) -> list[str]:
-    """The raw columns that these features are made from, each once, in order."""
+    """The raw columns of these features, each once, in order."""
     columns: dict[str, None] = {}
     for name in names:
         for source in plans[name].sources:
@@ -86,7 +86,7 @@ def columns_of(plans: dict[str, FeaturePlan], names: Collection[str]) -> list[st
 
 
 def column_groups(data: TrainingData, groups: Collection[Collection[str]]) -> tuple[tuple[str, ...], ...]:
-    """The raw columns behind groups of features, each in the first group that reads it; groups without any go."""
+    """The raw columns of groups of features, each in the first group that reads it; empty groups are omitted."""
     taken: set[str] = set()
     found = []
     for group in groups:
@@ -112,10 +112,10 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
         reading = Reading(feature.column_name, kind, feature.encoding, feature.raw_encoding, feature.is_list)
     steps = [_made(step, feature) for step in listed]
     if not steps:
-        # Nothing looks at what is missing before it becomes an id of its own.
+        # No step uses missing marks before missing values become an id of their own.
         reading = replace(reading, fill=MISSING_ID)
     elif isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
-        # Filled while it is read, which costs one pass less.
+        # Filled while reading, which saves one pass.
         reading, steps = replace(reading, fill=steps[0].value), steps[1:]
     return FeaturePlan(feature.name, (reading,), tuple(steps))
 
@@ -162,7 +162,7 @@ def _values(values: Sequence[float | int | str], feature: DenseFeature | SparseF
     """Values of a step: texts become ids as those of the feature's column do, numbers stay.
 
     Raises:
-        DataError: a text is no id in the feature's encoding, or two values are one id.
+        DataError: a text is not an id in the feature's encoding, or two values have one id.
     """
     texts = [value for value in values if isinstance(value, str)]
     if not texts or not isinstance(feature, SparseFeature):

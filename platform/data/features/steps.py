@@ -1,9 +1,9 @@
-"""Steps over the values of one feature: whole columns of training rows, distinct rows of a deduplicated batch (RecD's
-O4, §4.3), rows that an exported model is to score. There is no other code for them.
+"""Steps on the values of one feature: the same code for columns of training rows, for distinct rows of a deduplicated
+batch (RecD's O4, §4.3), and for rows that an exported model scores.
 
-A step looks at one row at a time, so that preprocessing distinct rows and expanding them gives what preprocessing all
-rows does. Rows that become equal by a step stay two distinct rows: nothing is lost, only a little is not gained.
-`elastrec.platform.specs.features` says what each step means.
+The result of a step for a row depends only on that row, so that preprocessing distinct rows and expanding them is the
+same as preprocessing all rows. Rows that become equal by a step stay two distinct rows, which is correct, but slightly
+less efficient. `elastrec.platform.specs.features` describes each step.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MISSING_ID = int.from_bytes(b"missing")
 
 @dataclass(frozen=True)
 class Column:
-    """One feature's values; nobody writes to the arrays.
+    """One feature's values; do not write to the arrays.
 
     Attributes:
         values: float64 numbers or int64 ids [L], arbitrary where they are missing.
-        offsets: int64 [rows + 1], beginning at 0: where each row's list begins; None: one value a row, L rows.
+        offsets: int64 [rows + 1], beginning at 0: the beginning of each row's list; None: one value per row, L rows.
         missing: bool [L], of single values; None: nothing is missing. Lists have no missing values, but may be empty.
     """
 
@@ -47,7 +47,7 @@ class Column:
         return Column(self.values[rows], None, None if self.missing is None else self.missing[rows])
 
     def codes(self) -> list[tuple[NDArray[np.int32], int]]:
-        """Numbers of the rows and how many there are: equal rows have equal ones. Of what is missing, too."""
+        """A number for each row, equal for equal rows, and the count of numbers; missing values have numbers, too."""
         offsets = np.arange(self.rows + 1, dtype=np.int64) if self.offsets is None else self.offsets
         codes = [row_codes(self.values, offsets)]
         return codes if self.missing is None else [*codes, (self.missing.astype(np.int32), 2)]
@@ -58,23 +58,23 @@ class Step(Protocol):
 
     @property
     def fits_float32(self) -> bool:
-        """Whether every number that comes out fits into float32."""
+        """Whether every resulting number fits into float32."""
         ...
 
     def __call__(self, column: Column) -> Column:
-        """As many rows as came in; the argument's arrays are not changed."""
+        """Returns the same number of rows; does not change the argument's arrays."""
         ...
 
 
 class _AnyNumber:
-    """What comes out may be a number too large for float32."""
+    """The result may be too large for float32."""
 
     fits_float32 = False
 
 
 @dataclass(frozen=True)
 class FillNull(_AnyNumber):
-    """`value`, a number or an id, where a value is missing or a list empty."""
+    """Replaces missing values and empty lists with `value`, a number or an id."""
 
     value: float | int
 
@@ -94,7 +94,7 @@ class FillNull(_AnyNumber):
 
 @dataclass(frozen=True)
 class MissingIndicator:
-    """1 where the value is missing or the list empty, else 0: a number, or with `as_ids` an id."""
+    """1 if the value is missing or the list empty, otherwise 0; a number or, with `as_ids`, an id."""
 
     as_ids: bool
     fits_float32 = True
@@ -132,7 +132,7 @@ class Log1p:
 
 @dataclass(frozen=True)
 class Standardize(_AnyNumber):
-    """(x - mean) / scale; infinite where that is beyond float64."""
+    """(x - mean) / scale; infinite if that is beyond float64."""
 
     mean: float
     scale: float
@@ -144,7 +144,7 @@ class Standardize(_AnyNumber):
 
 @dataclass(frozen=True)
 class Bucketize(_AnyNumber):
-    """Numbers to the id of their bucket: how many boundaries are at or below them."""
+    """Replaces numbers with the id of their bucket: the number of boundaries at or below them."""
 
     boundaries: tuple[float, ...]
 
@@ -159,7 +159,7 @@ class Bucketize(_AnyNumber):
 
 @dataclass(frozen=True)
 class Hash(_AnyNumber):
-    """Ids to 0 .. size − 1 by xxh3-64 of their 8 bytes."""
+    """Maps ids to 0 .. size − 1 by xxh3-64 of their 8 bytes."""
 
     size: int
     seed: int = 0
@@ -171,14 +171,14 @@ class Hash(_AnyNumber):
 
 @dataclass(frozen=True)
 class Vocabulary(_AnyNumber):
-    """Ids to their places among `ids`; all others to `other`."""
+    """Maps ids to their indexes in `ids`; all others to `other`."""
 
     ids: tuple[int, ...]
     other: int
 
     @cached_property
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids in rising order, and the place of each."""
+        """The ids in rising order, and the index of each."""
         ids = np.array(self.ids, np.int64)
         place = np.argsort(ids)
         return ids[place], place
@@ -210,9 +210,9 @@ class Keep(_AnyNumber):
 
 @dataclass(frozen=True)
 class Unfitted:
-    """Stands for a step whose figures are not known before the job is prepared: values go through as they are.
+    """Replaces a step whose statistics are not known before the preparation of the job: values stay as they are.
 
-    Their size is not judged: nobody trains on them.
+    Their size is not checked, because they are not used for training.
     """
 
     feature: str
@@ -230,7 +230,8 @@ def run_steps(column: Column, steps: Sequence[Step]) -> Column:
 
 
 def crossed(columns: Sequence[Column]) -> Column:
-    """One id for each combination of the columns' ids: each is hashed with the hash of those before it as the seed.
+    """One id for each combination of the columns' ids: each id is hashed with the hash of the previous ones as the
+    seed.
 
     A missing value is MISSING_ID.
 

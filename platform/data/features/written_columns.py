@@ -1,4 +1,4 @@
-"""written_column: what `convert` writes for a raw column, so that every feature reads the same values out of it."""
+"""written_column: the values that `convert` writes for a raw column, so that every feature reads the same ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from elastrec.platform.data.reading.numbers import is_text
 def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], list_separator: str) -> pa.Array:
     """A column of one piece of the log; values of bad rows are arbitrary.
 
-    A column that is read in one way is written so: float64 numbers or int64 ids, null where a value is missing. One
-    that is read in several, or of which only the gaps are looked at, stays as the log has it.
+    A column that is read in one way is written in that form: float64 numbers or int64 ids, null for missing values. One
+    that is read in several ways, or only for missing values, stays as in the log.
 
     Args:
-        read: what the encoder read, of this piece and of all columns.
+        read: the encoder's values of all columns of this piece.
     """
     readings = [reading for reading in read if reading.column == name and reading.kind != "presence"]
     ways = {replace(reading, fill=None) for reading in readings}
@@ -42,7 +42,7 @@ def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], 
 
 
 def _no_marker(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
-    """The encoder has marked what is wrong."""
+    """Ignores wrong values, because the encoder has already marked them."""
 
 
 def _as_the_log_has_it(values: pa.Array) -> pa.Array:
