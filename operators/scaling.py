@@ -120,15 +120,15 @@ class _ChangingOperator(WaitingOperator):
         )
         return self.wait_for(trigger, context)
 
-    def _taken_back_in_time(self, event: Mapping[str, str]) -> None:
+    def _cancelled_in_time(self, event: Mapping[str, str]) -> None:
         """Raises if the task has run for too long, or the job could not be observed to the end."""
         from elastrec.platform.jobs.scaling import asking
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
         if outcome == TIMED_OUT:
-            done = asking.take_back_request(self.platform, job_id, event["request_id"], frees_plan=True)
-            words = "its request was taken back" if done.accepted else f"its request stands: {done.reason}"
+            done = asking.cancel_request(self.platform, job_id, event["request_id"], frees_plan=True)
+            words = "its request was cancelled" if done.accepted else f"its request stands: {done.reason}"
             raise AirflowFailException(f"job {job_id}: {reason}; {words}")
         if outcome not in {GONE, *(each.value for each in ShapeOutcome)}:
             raise AirflowException(f"job {job_id} is {outcome}: {reason}; the next try asks for the same request")
@@ -161,8 +161,8 @@ class _ChangingOperator(WaitingOperator):
         from elastrec.platform.jobs.scaling import asking
 
         if self._asked is not None:
-            done = asking.take_back_request(self.platform, *self._asked, frees_plan=True)
-            self.log.info("request %s: %s", self._asked[1], "taken back" if done.accepted else done.reason)
+            done = asking.cancel_request(self.platform, *self._asked, frees_plan=True)
+            self.log.info("request %s: %s", self._asked[1], "cancelled" if done.accepted else done.reason)
 
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
@@ -251,7 +251,7 @@ class ScaleJobOperator(_ChangingOperator):
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event."""
-        self._taken_back_in_time(event)
+        self._cancelled_in_time(event)
         asked = self._words()
         changed = self._changed(event, asked, asked)
         output = self._show(context, changed)
@@ -317,7 +317,7 @@ class MigratePodsOperator(_ChangingOperator):
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event."""
-        self._taken_back_in_time(event)
+        self._cancelled_in_time(event)
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
         plan = self._plan(context)

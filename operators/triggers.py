@@ -421,17 +421,18 @@ class ShapeTrigger(JobTrigger):
 
     async def _stop_or_leave(self) -> str:
         def back(platform: Platform) -> Done:
-            from elastrec.platform.jobs.scaling.asking import take_back_request
+            from elastrec.platform.jobs.scaling.asking import cancel_request
 
-            return take_back_request(platform, self.job_id, self.request_id, frees_plan=True)
+            return cancel_request(platform, self.job_id, self.request_id, frees_plan=True)
 
         done = await self._ask(back)
-        words = "was taken back" if done.accepted else f"stands: {done.reason}"
+        words = "was cancelled" if done.accepted else f"stands: {done.reason}"
         return f"job {self.job_id}: {self.request_id} {words}: the task {self.watched_task_id} was ended by a person"
 
     def _undecided(self) -> str:
         return (
-            f"{self.request_id} of job {self.job_id} may go on; end it with `elastrec scale {self.job_id} --take-back`"
+            f"{self.request_id} of job {self.job_id} is still open; "
+            f"cancel it with `elastrec scale {self.job_id} --cancel`"
         )
 
     async def _warm_up(self) -> None:

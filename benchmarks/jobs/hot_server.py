@@ -105,7 +105,7 @@ def relieved_seconds(trained: Trained) -> float:
         RuntimeError: there was none.
     """
     began = next(e.seconds for e in trained.explanation.timeline if e.what.endswith("-> Training"))
-    moments = [e.seconds - began for e in trained.explanation.timeline if "hot buckets leave" in e.what]
+    moments = [e.seconds - began for e in trained.explanation.timeline if "hot buckets move away" in e.what]
     if not moments:
         raise RuntimeError("the hot server was not relieved")
     return moments[0]

@@ -97,7 +97,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         text: the same for a terminal.
-        goodput: share of the wall time in which rows were trained that count, 0 to 1.
+        goodput: share of the wall time in which rows were trained that are in the model, 0 to 1.
         omitted: entries that are older than those in `timeline`.
         migrations: of parameter servers, the oldest first.
     """

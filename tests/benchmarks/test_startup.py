@@ -27,7 +27,11 @@ def explanation_of(*entries: tuple[float, str]) -> Explanation:
     return Explanation(job="j", phase="Training", wall_seconds=1.0, parts={}, goodput=0.0, timeline=timeline, omitted=0)
 
 
-STORY = [(7.0, "began from nothing with 2 workers, 2 servers"), (9.0, "started j-ps-0"), (11.0, "started j-worker-0")]
+STORY = [
+    (7.0, "began without a record with 2 workers, 2 servers"),
+    (9.0, "started j-ps-0"),
+    (11.0, "started j-worker-0"),
+]
 
 
 def test_the_parts_sum_to_the_seconds_from_the_trigger_to_the_first_batch() -> None:

@@ -100,7 +100,7 @@ class Master:
     """What the master of a job answers, and what it was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *requests: ShapeRequest) -> None:
-        self.asked, self.taken_back, self.logged = list[Any](), list[str](), list[tuple[bool, str]]()
+        self.asked, self.cancelled, self.logged = list[Any](), list[str](), list[tuple[bool, str]]()
         self.frees_plan = list[bool]()
         self.answer = Applied(
             job_id="clicks-1", changed=True, before="a", after="b", reason="more", request_id="shape-2"
@@ -114,8 +114,8 @@ class Master:
         monkeypatch.setattr(asking, "ask_for_shape", self._ask)
         monkeypatch.setattr(
             asking,
-            "take_back_request",
-            self._take_back,
+            "cancel_request",
+            self._cancel,
         )
         monkeypatch.setattr(scaling_story, "log_decision", self._log)
         monkeypatch.setattr(JobTrigger, "_platform", lambda trigger: None)
@@ -125,8 +125,8 @@ class Master:
         self.asked.append((change, more))
         return ShapeAnswer(request_id=f"shape-{1 + len(self.asked)}")
 
-    def _take_back(self, platform: Any, job: str, request_id: str, *, frees_plan: bool) -> Message:
-        self.taken_back.append(request_id)
+    def _cancel(self, platform: Any, job: str, request_id: str, *, frees_plan: bool) -> Message:
+        self.cancelled.append(request_id)
         self.frees_plan.append(frees_plan)
         return Message()
 
@@ -212,7 +212,7 @@ def test_a_plan_that_its_master_refuses_changes_nothing_and_fails_nothing(monkey
     assert master.logged == [(False, "not yet possible live")]
 
 
-@pytest.mark.parametrize("outcome", [ShapeOutcome.REFUSED, ShapeOutcome.TIMED_OUT, ShapeOutcome.TAKEN_BACK])
+@pytest.mark.parametrize("outcome", [ShapeOutcome.REFUSED, ShapeOutcome.TIMED_OUT, ShapeOutcome.CANCELLED])
 def test_a_plan_that_was_accepted_and_not_reached_is_no_change(
     monkeypatch: pytest.MonkeyPatch, outcome: ShapeOutcome
 ) -> None:
@@ -237,7 +237,7 @@ def test_a_slow_migration_is_left_to_its_master(monkeypatch: pytest.MonkeyPatch)
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     output = migrate(context(), patience=timedelta(0))
     assert (output["migrated"], output["outcome"], output["reason"]) == (False, "open", "copying")
-    assert master.logged == [(True, GROWS.reason)] and master.taken_back == []
+    assert master.logged == [(True, GROWS.reason)] and master.cancelled == []
 
 
 def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,15 +259,15 @@ def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyP
 
     asyncio.run(end())
     task.on_kill()
-    assert master.taken_back == ["shape-2", "shape-2"], "by the triggerer, and by the task itself"
+    assert master.cancelled == ["shape-2", "shape-2"], "by the triggerer, and by the task itself"
     assert all(master.frees_plan), "another try asks anew"
 
 
 def test_a_task_that_has_run_for_too_long_takes_its_request_back_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
-    with pytest.raises(AirflowFailException, match="its request was taken back"):
+    with pytest.raises(AirflowFailException, match="its request was cancelled"):
         migrate(context(), execution_timeout=timedelta(seconds=1))
-    assert (master.taken_back, master.frees_plan) == (["shape-2"], [True])
+    assert (master.cancelled, master.frees_plan) == (["shape-2"], [True])
 
 
 def scale(ran: dict[str, Any], **arguments: Any) -> Any:

@@ -34,7 +34,7 @@ Amount = TypeVar("Amount", int, float)
 @click.option(
     "--timeout", metavar="DURATION", default="1h", show_default=True, help="Time after which the request is given up."
 )
-@click.option("--take-back", is_flag=True, help="Cancel the last request; possible until the hand-over of rows begins.")
+@click.option("--cancel", is_flag=True, help="Cancel the last request; possible until the hand-over of rows begins.")
 @click.option(
     "--wait/--no-wait", default=True, help="Wait until the job has the shape (default), or only make the request."
 )
@@ -51,7 +51,7 @@ def scale(
     other_node: bool,
     dry_run: bool,
     timeout: str,
-    take_back: bool,
+    cancel: bool,
     wait: bool,
     output: str,
 ) -> None:
@@ -59,7 +59,7 @@ def scale(
 
     Workers join and leave while the job trains. Servers do, too: new servers copy their rows while the old ones serve,
     and take over when little is left to copy. A pod is resized in place if its node has room; otherwise, and with
-    --move, a new pod starts first and takes over. Until then, --take-back cancels the change.
+    --move, a new pod starts first and takes over. Until then, --cancel undoes the change.
     """
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
@@ -77,19 +77,19 @@ def scale(
     }
     timeout_seconds = _amount("--timeout", timeout, parse_seconds)
     is_asked = bool(moved) or any(places != PlacesChange() for places in change.values())
-    if take_back and (dry_run or is_asked):
-        raise click.UsageError("--take-back cancels an earlier request and allows no other option")
+    if cancel and (dry_run or is_asked):
+        raise click.UsageError("--cancel is for an earlier request and allows no other option")
     if other_node and not moved:
         raise click.UsageError("--other-node needs --move")
-    if not take_back and not is_asked:
+    if not cancel and not is_asked:
         raise click.UsageError(
             "no change is requested; give --workers, --servers, --worker-cores, --server-cores, --worker-memory, "
             "--server-memory or --move"
         )
     platform = jobs.Platform.from_environment(start=False)
     pods_of(platform, job)
-    if take_back:
-        done = asking.take_back(platform, job)
+    if cancel:
+        done = asking.cancel(platform, job)
         if not done.accepted:
             raise click.ClickException(done.reason)
         click.echo(f"{job}: the last request is cancelled")

@@ -14,6 +14,7 @@ from elastrec.platform.specs.shape import ShapeChange
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
+    CancelShape,
     ChangeShape,
     GetStatus,
     PodMove,
@@ -21,7 +22,6 @@ from elastrec.platform.transport.messages.observer import (
     ShapeOutcome,
     ShapeRequest,
     Status,
-    TakeBackShape,
 )
 
 _CALL_SECONDS = 15.0
@@ -61,8 +61,8 @@ def ask_for_shape(
         return master.call(message, ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
 
 
-def take_back(platform: Platform, job_id: str) -> Done:
-    """Gives the job's last open request for a shape up; `Done.reason` says why that is not possible any more.
+def cancel(platform: Platform, job_id: str) -> Done:
+    """Cancels the job's last open request for a shape; `Done.reason` is empty if that was possible.
 
     Raises:
         ClusterError: as of `ask_for_shape`.
@@ -73,14 +73,14 @@ def take_back(platform: Platform, job_id: str) -> Done:
     if not status.shape_requests:
         return Done(accepted=False, reason=f"job {job_id} was not asked for another shape")
     still_open = [request for request in status.shape_requests if request.outcome is ShapeOutcome.OPEN]
-    return take_back_request(platform, job_id, (still_open or status.shape_requests)[-1].request_id)
+    return cancel_request(platform, job_id, (still_open or status.shape_requests)[-1].request_id)
 
 
-def take_back_request(platform: Platform, job_id: str, request_id: str, *, frees_plan: bool = False) -> Done:
-    """Gives one request up; `Done.reason` says why that is not possible any more.
+def cancel_request(platform: Platform, job_id: str, request_id: str, *, frees_plan: bool = False) -> Done:
+    """Cancels one request; `Done.reason` is empty if that was possible.
 
     Args:
-        frees_plan: see TakeBackShape.
+        frees_plan: see CancelShape.
 
     Raises:
         ClusterError: the master does not answer.
@@ -88,7 +88,7 @@ def take_back_request(platform: Platform, job_id: str, request_id: str, *, frees
     with live_master(platform, job_id) as master:
         if master is None:
             return Done(accepted=False, reason="the job has no master that runs")
-        message = TakeBackShape(request_id=request_id, frees_plan=frees_plan)
+        message = CancelShape(request_id=request_id, frees_plan=frees_plan)
         return master.call(message, Done, timeout_seconds=_CALL_SECONDS)
 
 

@@ -223,8 +223,8 @@ class ShapeAsked(_Event, frozen=True, kw_only=True):
     own_plan: OwnPlan | None = None
 
 
-class ShapeTakenBack(_Event, frozen=True, kw_only=True):
-    """A request for a shape was cancelled; `frees_plan`: see TakeBackShape."""
+class ShapeCancelled(_Event, frozen=True, kw_only=True):
+    """A request for a shape was cancelled; `frees_plan`: see CancelShape."""
 
     request_id: str
     frees_plan: bool = False
@@ -311,7 +311,7 @@ Event = (
     | OwnerChanged
     | SaveAsked
     | ShapeAsked
-    | ShapeTakenBack
+    | ShapeCancelled
     | ServerHot
     | PodSlow
     | Ticked

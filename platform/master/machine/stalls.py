@@ -66,10 +66,10 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
         if under_way.stage == migration.STARTING:
             starting = [server for server in migration.targets(state) if not server.is_registered]
             reason = f"no new server got ready {no_further}{_not_started(starting, event.waiting)}"
-            take_back(state, under_way, ShapeOutcome.TIMED_OUT, reason, effects)
+            undo(state, under_way, ShapeOutcome.TIMED_OUT, reason, effects)
         else:
             reason = f"no new rows were copied {no_further}{_not_copied(under_way, event.problems)}"
-            take_back(state, under_way, ShapeOutcome.FAILED, reason, effects)
+            undo(state, under_way, ShapeOutcome.FAILED, reason, effects)
     for request in open_requests(state):
         if request.request_id in late:
             waiting = _not_started(_waiting(state, request), event.waiting)
@@ -99,7 +99,7 @@ def take_report(state: JobState, report: PodReported, effects: list[Effect]) -> 
         under_way.advances[report.pod], under_way.progressed = copying.advance, state.time
     if copying.is_permanent:
         reason = f"{report.pod} cannot copy its buckets: {copying.problem}"
-        take_back(state, under_way, ShapeOutcome.FAILED, reason, effects)
+        undo(state, under_way, ShapeOutcome.FAILED, reason, effects)
 
 
 def registered(state: JobState, member: Member) -> None:
@@ -134,7 +134,7 @@ def restarted(state: JobState, suspended_seconds: float) -> None:
         state.migration.progressed = min(state.time, max(since + suspended_seconds, least))
 
 
-def take_back(state: JobState, under_way: Migration, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
+def undo(state: JobState, under_way: Migration, outcome: ShapeOutcome, reason: str, effects: list[Effect]) -> None:
     """Undoes the change: owners stay as they are, its requests are given up, and later requests follow.
 
     Servers that were wanted because of a request that has ended, for example one that was superseded by a request that

@@ -82,7 +82,7 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
         return
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
-        _take_back(state, member, effects, reason, culprit=None, blame=True)
+        _lose_shards(state, member, effects, reason, culprit=None, blame=True)
     elif state.phase in _WITH_MODEL and (
         _lost_rows(state, member, event.restored_order_id) or migration.is_lost_with(state, member.name)
     ):
@@ -170,7 +170,7 @@ def _lose(
     """
     if member.role is Role.WORKER:
         blame = blame and not taken_away and not member.retiring
-        _take_back(state, member, effects, reason, culprit=culprit, blame=blame, detail=detail)
+        _lose_shards(state, member, effects, reason, culprit=culprit, blame=blame, detail=detail)
         if state.phase.is_final:
             return
     if member.retiring:
@@ -230,7 +230,7 @@ def _successor(state: JobState, member: Member) -> Member:
     return successor
 
 
-def _take_back(
+def _lose_shards(
     state: JobState,
     member: Member,
     effects: list[Effect],

@@ -16,7 +16,7 @@ from elastrec.platform.master.machine.events import (
     PodResized,
     ResizeRefused,
     ShapeAsked,
-    ShapeTakenBack,
+    ShapeCancelled,
     Ticked,
 )
 from elastrec.platform.master.pods import orders, requests, succession
@@ -91,10 +91,10 @@ def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
     )
 
 
-def shape_taken_back(state: JobState, event: ShapeTakenBack, effects: list[Effect]) -> None:
+def shape_cancelled(state: JobState, event: ShapeCancelled, effects: list[Effect]) -> None:
     request = requests.find(state, event.request_id)
     if request is not None and request.is_open and not is_cut_over(state, request):
-        give_up(state, request, ShapeOutcome.TAKEN_BACK, "", effects)
+        give_up(state, request, ShapeOutcome.CANCELLED, "", effects)
         if event.frees_plan:
             request.plan_id = ""
 

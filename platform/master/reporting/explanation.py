@@ -90,13 +90,13 @@ def _cost(decision: str, inputs: dict[str, Any], costs: Mapping[int, FaultCost])
 def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
     match decision:
         case "job_begun":
-            source = f"from record {inputs['record']}" if inputs["record"] else "from nothing"
+            source = f"from record {inputs['record']}" if inputs["record"] else "without a record"
             source += f" at {inputs['samples']:,} samples" if inputs["samples"] else ""
             return f"began {source} with {inputs['workers']} workers, {inputs['parameter_servers']} servers", ""
         case "job_resumed":
             again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
             words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
-            return words, f"an earlier master has left it (this is term {inputs['term']}){again}"
+            return words, f"an earlier master wrote it (this is term {inputs['term']}){again}"
         case "term_begun":
             return f"the master moved to {inputs['address']} (term {inputs['term']})", ""
         case "pod_registered":
@@ -104,13 +104,13 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "pod_replaced":
             return f"lost {inputs['pod']}, replaced by {inputs['by']}", inputs["reason"]
         case "memory_doubled":
-            what = f"the successor of {inputs['pod']} is to have {format_bytes(inputs['memory_bytes'])} of memory"
+            what = f"the successor of {inputs['pod']} gets {format_bytes(inputs['memory_bytes'])} of memory"
             return what, f"it was killed at {format_bytes(inputs['before_memory_bytes'])}"
         case "memory_not_granted":
-            what = f"{inputs['pod']} is to have {format_bytes(inputs['memory_bytes'])} of memory after all"
-            return what, f"{format_bytes(inputs['asked_memory_bytes'])} were not to be had: {inputs['reason']}"
+            what = f"{inputs['pod']} gets only {format_bytes(inputs['memory_bytes'])} of memory"
+            return what, f"{format_bytes(inputs['asked_memory_bytes'])} were not available: {inputs['reason']}"
         case "process_replaced":
-            return f"restarted the process of {inputs['pod']}", "the old process was gone"
+            return f"restarted the process of {inputs['pod']}", "the old process has ended"
         case "rollback":
             place = inputs["record"] if "/" in inputs["record"] else "the beginning"
             return f"rolled back to {place}, generation {inputs['generation']}", inputs["reason"]
@@ -118,26 +118,26 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return f"found {inputs['record']} damaged", inputs["reason"]
         case "shape_asked":
             by = f" by {inputs['asked_by']}" if inputs.get("asked_by") else ""
-            what = f"was asked for another shape{by} ({inputs['request']}): {inputs['wanted']}"
+            what = f"another shape was requested{by} ({inputs['request']}): {inputs['wanted']}"
             return what, inputs.get("reason", "")
         case "shape_refused":
             by = inputs["asked_by"] or "an observer"
             why = f"made for version {inputs['expected_version']} of the shape, which is at {inputs['version']}"
-            return f"refused another shape that {by} asked for: {inputs['wanted']}", why
+            return f"refused the shape that {by} requested: {inputs['wanted']}", why
         case "migration_begun":
-            return f"parameter servers: {inputs['before']} → {inputs['after']} while it trains", inputs["order"]
+            return f"parameter servers: {inputs['before']} → {inputs['after']} while the job trains", inputs["order"]
         case "server_relieved":
-            what = f"{len(inputs['buckets'])} hot buckets leave {inputs['server']}"
+            what = f"{len(inputs['buckets'])} hot buckets move away from {inputs['server']}"
             return what, f"it has {inputs['ratio']:.2f} × the others' load, {inputs['ratio_after']:.2f} × afterwards"
         case "slow_pod_moved":
             what = f"{inputs['pod']} is slow: its successor starts on another node than {inputs['node']}"
-            return what, f"it takes {inputs['ratio']:.2f} × as long for a row as the others"
+            return what, f"it needs {inputs['ratio']:.2f} × the time of the others per row"
         case "notice_given":
             on = f" on {inputs['node']}" if inputs["node"] else ""
-            return f"{inputs['pod']}{on} has notice of its end; another server is to take over", "it was sent SIGTERM"
+            return f"{inputs['pod']}{on} will be ended; another server takes over its buckets", "it received SIGTERM"
         case "paused_before_end":
-            what = f"workers pause for a record until {some(inputs['pods'])} has gone"
-            return what, f"its process is ended in {inputs['ends_in_seconds']:.1f} s"
+            what = f"workers pause for a checkpoint until {some(inputs['pods'])} has ended"
+            return what, f"its process will be killed in {inputs['ends_in_seconds']:.1f} s"
         case "migration_copies":
             return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
         case "migration_hands_over":
@@ -148,7 +148,7 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
                 inputs["order"],
             )
         case "migration_cancelled":
-            return f"the change of parameter servers was given up while {inputs['stage']}", inputs["reason"]
+            return f"the change of parameter servers was cancelled while {inputs['stage']}", inputs["reason"]
         case "shape_ended":
             return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":
@@ -162,19 +162,22 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "save_failed":
             return f"could not save ({inputs['order']})", inputs["reason"]
         case "save_unknown":
-            return f"went on without knowing whether {inputs['order']} is complete", inputs["reason"]
+            return f"continued although it is unknown whether {inputs['order']} is complete", inputs["reason"]
         case "phase_changed":
             return f"{inputs['before']} -> {inputs['after']}", ""
         case "master_resumed":
             away = inputs["away_seconds"]
-            return "the master went on", f"it was gone for {away:.1f} s" if away else "it was suspended or restarted"
+            return (
+                "the master continued",
+                f"there was no master for {away:.1f} s" if away else "it was suspended or restarted",
+            )
         case "pod_ordered":
             names = [name for name in inputs if name not in ("pod", "reason")]
             places = ", ".join(f"{name.replace('_', ' ')} {inputs[name]}" for name in names)
-            return f"{inputs['pod']} has orders of its own: {places}", inputs.get("reason", "")
+            return f"{inputs['pod']} got orders of its own: {places}", inputs.get("reason", "")
         case "workers_ordered":
             said = ", ".join(_order_words(name, value) for name, value in inputs.items())
-            return f"all workers were ordered: {said}", "between two steps"
+            return f"all workers got orders: {said}", "between two steps"
         case "job_failed":
             return "failed", inputs["reason"]
         case "job_stopped":
@@ -205,7 +208,7 @@ def as_text(story: Explanation) -> str:
     """The explanation as plain lines of at most about 120 characters, for a terminal and for MLflow."""
     lines = [
         f"{story.job}: {story.phase}, {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
-        "(share of the time in which rows were trained that count)",
+        "(share of the time in which rows were trained that are in the model)",
         "",
         f"{'PART':<20} {'SECONDS':>10} {'SHARE':>7}  MEANING",
     ]
@@ -214,7 +217,7 @@ def as_text(story: Explanation) -> str:
         lines.append(f"{part.replace('_', ' '):<20} {seconds:>10.1f} {share:>7.1%}  {PARTS.get(part, '')}")
     lines += ["", f"{'AT':<19} {'SECONDS':>9}  EVENT"]
     if story.omitted:
-        lines.append(f"... {story.omitted:,} older ones")
+        lines.append(f"... {story.omitted:,} older events")
     for entry in story.timeline:
         moment = datetime.fromtimestamp(entry.unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
         cause = f" because: {entry.cause}" if entry.cause else ""

@@ -115,13 +115,13 @@ def _pod(member: Member, sample: PodSample | None, status: PodStatus | None, *, 
     if member.is_idle and not is_gone:
         reason = "was ordered to be idle"
     elif member.outgoing and not is_gone:
-        reason = f"another pod is to take its place: {member.outgoing}"
+        reason = f"another pod will replace it: {member.outgoing}"
     elif not reason and not is_gone and (words := orders.in_words(member.orders)):
         reason = f"was ordered: {words}"
     if status and status.phase is PodPhase.PENDING:
         reason = ": ".join(part for part in (status.reason, status.message) if part)
     elif status and status.resize in (ResizeState.DEFERRED, ResizeState.IN_PROGRESS):
-        text = f"has {_words(status.size, status.asked_size)}, {_words(status.asked_size, status.size)} are asked for"
+        text = f"has {_words(status.size, status.asked_size)}, {_words(status.asked_size, status.size)} requested"
         reason = ": ".join(part for part in (text, status.resize_message) if part)
     return PodMetrics(
         name=member.name,
@@ -154,14 +154,14 @@ def _reason(state: JobState, time: float, samples: Mapping[str, PodSample], clus
     if state.phase.is_final:
         return why
     changing = _migration(state, time, samples)
-    left = f"{changing.buckets_left} buckets are left" if changing and changing.buckets_left else ""
+    left = f"{changing.buckets_left} buckets are left to copy" if changing and changing.buckets_left else ""
     trouble = (left, changing.idle, *changing.problems) if changing else ()
     parts = (why, stages.waiting(state, time), *trouble, _given_up(state))
     return "; ".join(filter(None, parts)) or _waiting_reason(state, cluster)
 
 
 def _given_up(state: JobState) -> str:
-    return f"taken back: {state.given_up}" if state.given_up else ""
+    return f"undone: {state.given_up}" if state.given_up else ""
 
 
 def _store_reason(state: JobState, samples: Mapping[str, PodSample]) -> str:

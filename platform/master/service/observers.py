@@ -26,6 +26,7 @@ from elastrec.platform.specs.metrics import TrainingMetrics
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage, OwnPlan
 from elastrec.platform.transport.messages.observer import (
+    CancelShape,
     ChangeShape,
     FinishJob,
     GetStatus,
@@ -37,7 +38,6 @@ from elastrec.platform.transport.messages.observer import (
     ShapeOutcome,
     Status,
     StopJob,
-    TakeBackShape,
     TakeOver,
 )
 from elastrec.platform.transport.messages.profile import GetProfile, Profile, ShapeChanged
@@ -255,7 +255,7 @@ class ObserverCalls(ServicePart):
         with self._lock:
             return shape_checks.prospects(self.state, message, nodes, node_of)
 
-    def take_back_shape(self, message: TakeBackShape) -> Done:
+    def cancel_shape(self, message: CancelShape) -> Done:
         """Cancels a request for a shape, unless it has ended or its hand-over of buckets has begun."""
         with self._lock:
             if requests.find(self.state, message.request_id) is None:
@@ -266,12 +266,12 @@ class ObserverCalls(ServicePart):
                     accepted=False, reason=f"request_id: {message.request_id!r} is not allowed; allowed: {known}"
                 )
         self.submit(
-            lambda now: events.ShapeTakenBack(time=now, request_id=message.request_id, frees_plan=message.frees_plan)
+            lambda now: events.ShapeCancelled(time=now, request_id=message.request_id, frees_plan=message.frees_plan)
         )
         with self._lock:
             request = requests.find(self.state, message.request_id)
             outcome = request.outcome if request is not None else ShapeOutcome.SUPERSEDED
-        if outcome is ShapeOutcome.TAKEN_BACK:
+        if outcome is ShapeOutcome.CANCELLED:
             return Done()
         if outcome is ShapeOutcome.OPEN:
             reason = f"{message.request_id}: buckets change hands at this moment; ask for another shape afterwards"

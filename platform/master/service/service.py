@@ -44,6 +44,7 @@ from elastrec.platform.transport import Handler, TlsConfig, connections_for
 from elastrec.platform.transport.messages.job import Failed, Heartbeat, LeaseShards, Register
 from elastrec.platform.transport.messages.ledger import GetExplanation, GetLedger
 from elastrec.platform.transport.messages.observer import (
+    CancelShape,
     ChangeShape,
     FinishJob,
     GetStatus,
@@ -51,7 +52,6 @@ from elastrec.platform.transport.messages.observer import (
     OrderWorkers,
     SaveNow,
     StopJob,
-    TakeBackShape,
     TakeOver,
 )
 from elastrec.platform.transport.messages.profile import GetProfile
@@ -297,7 +297,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             SaveNow: self.save_now,
             OrderWorkers: self.order_workers,
             ChangeShape: self.change_shape,
-            TakeBackShape: self.take_back_shape,
+            CancelShape: self.cancel_shape,
             GetProfile: self.profile,
             FinishJob: self.finish_job,
         }

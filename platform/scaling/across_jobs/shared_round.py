@@ -58,7 +58,7 @@ def select_shared(
     selection = _Selection(policy, jobs, proposals, view, standing.shares, problems)
     wishes = {team: [*standing.waiting.get(team, ()), *selection.unmet(team)] for team in selection.teams}
     reclaimed = reclaim(standing.holders, standing.shares, {**standing.waiting, **wishes})
-    selection.take_back(reclaimed)
+    selection.add_reclaimed(reclaimed)
     # Requests within an entitlement that are not yet granted are reserved.
     selection.keep_free(reclaimed.rightful.values())
     together = selection.rest()
@@ -112,7 +112,7 @@ class _Selection:
                 free = free - needs
         return missing
 
-    def take_back(self, reclaimed: Reclaimed) -> None:
+    def add_reclaimed(self, reclaimed: Reclaimed) -> None:
         self._add(reclaimed.plans)
         # Reclaimed capacity is reserved for the team that requested it, and granted in the next round, when it is free.
 

@@ -163,7 +163,7 @@ class ChangeShape(Message, frozen=True):
     dry_run: bool = False
 
 
-class TakeBackShape(Message, frozen=True):
+class CancelShape(Message, frozen=True):
     """Cancels a request for a shape: its fields return to their earlier values, and its pods are not moved.
 
     The answer is Done. Refused during the hand-over of buckets.
@@ -200,7 +200,7 @@ class ShapeOutcome(StrEnum):
     DONE = "done"
     REFUSED = "refused"  # the cluster will never create such a pod, or its pods do not work
     SUPERSEDED = "superseded"  # by a later request, or by the end of the job
-    TAKEN_BACK = "taken back"
+    CANCELLED = "cancelled"
     TIMED_OUT = "timed out"  # there was no room for its pods, or it took longer than allowed
     FAILED = "failed"  # rows could not be copied
 

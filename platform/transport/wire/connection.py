@@ -210,7 +210,7 @@ class Connection:
         if magic != _MAGIC or metadata_bytes > MAXIMUM_CALL_BYTES or body_bytes > MAXIMUM_FRAME_BYTES:
             _refuse_header(magic, metadata_bytes, body_bytes)
         if given_back and self._lender is not None:
-            self._lender.take_back(given_back)
+            self._lender.note_returned(given_back)
         try:
             for descriptor in self._descriptors:
                 self._borrower.map(number, descriptor)

@@ -131,7 +131,7 @@ class Lender:
         """Records that the other side has the segment's descriptor."""
         self._segments[number].close()
 
-    def take_back(self, numbers: int) -> None:
+    def note_returned(self, numbers: int) -> None:
         """Records that the other side has dropped the bodies in these segments, one bit each.
 
         Raises:

@@ -49,7 +49,9 @@ def test_the_restart_shares_the_same_cores_out() -> None:
 
 def test_relief_is_timed_from_the_begin_of_training() -> None:
     job = trained(
-        (4.0, "phase Starting -> Training"), (41.0, "3 hot buckets leave ps-0"), (60.0, "1 hot buckets leave ps-0")
+        (4.0, "phase Starting -> Training"),
+        (41.0, "3 hot buckets move away from ps-0"),
+        (60.0, "1 hot buckets move away from ps-0"),
     )
     assert hot_server.relieved_seconds(job) == 37.0
 

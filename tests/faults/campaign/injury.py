@@ -1,4 +1,4 @@
-"""Inflicts one fault of a plan on the real processes of a job, and takes back what has to be taken back."""
+"""Inflicts one fault of a plan on the real processes of a job, and undoes it afterwards if that is necessary."""
 
 from __future__ import annotations
 

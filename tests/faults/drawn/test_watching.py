@@ -116,7 +116,7 @@ def test_a_change_that_is_done_is_known_as_it_was_last() -> None:
 
 
 def test_a_change_that_was_given_up_has_no_time_after_it() -> None:
-    assert stage_seen(AFTER, reported("copying"), reported(outcome=ShapeOutcome.TAKEN_BACK)) is None
+    assert stage_seen(AFTER, reported("copying"), reported(outcome=ShapeOutcome.CANCELLED)) is None
 
 
 def test_a_request_that_was_lost_with_the_journal_is_not_waited_for() -> None:

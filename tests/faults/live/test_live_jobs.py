@@ -196,7 +196,7 @@ def test_a_server_that_the_kernel_kills_for_its_memory_is_succeeded_by_one_with_
         metrics = job.train_to_the_end()
         accounts, story = job.accounts()
     words = [entry.what for entry in story.timeline if entry.what.startswith("the successor of")]
-    assert words == [f"the successor of {killed} is to have 1Gi of memory"]
+    assert words == [f"the successor of {killed} gets 1Gi of memory"]
     assert not accounts.problems and accounts.lost == 0 and metrics.shards_done == metrics.shards_total
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE
 
@@ -226,5 +226,5 @@ def test_a_server_that_is_sent_sigterm_hands_its_buckets_over_and_no_row_is_trai
         assert metrics.generation == 0 and metrics.samples_trained == metrics.samples_total == EPOCHS * ROWS
         accounts, story = job.accounts()
     assert not accounts.problems and (accounts.lost, accounts.repeated) == (0, 0)
-    assert any("has notice of its end" in entry.what for entry in story.timeline)
+    assert any("will be ended" in entry.what for entry in story.timeline)
     assert metrics.auc is not None and abs(metrics.auc - undisturbed_auc) < AUC_TOLERANCE

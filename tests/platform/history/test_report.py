@@ -43,7 +43,7 @@ STORY = Story(
         StoryPart("redoing_lost_work", 25.0, "training that a rollback threw away, so that it had to be done again"),
     ],
     timeline=[
-        StoryEntry(1.0, 1.7e9, "began from nothing", ""),
+        StoryEntry(1.0, 1.7e9, "began without a record", ""),
         StoryEntry(
             40.0,
             1.7e9 + 40,
@@ -62,7 +62,7 @@ STORY = Story(
                 paused_seconds=6.25, core_seconds=18.75, byte_seconds=0.0, repeated_rows=1234, repeated_seconds=25.0
             ),
         ),
-        StoryEntry(70.0, 1.7e9 + 70, "the master went on", "gone", True, FaultCost(without_master_seconds=3.0)),
+        StoryEntry(70.0, 1.7e9 + 70, "the master continued", "gone", True, FaultCost(without_master_seconds=3.0)),
         StoryEntry(71.0, 1.7e9 + 71, "something of an earlier version", "nobody counted", True),
     ],
 )
@@ -160,7 +160,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         (encoded,) = re.findall(rf'<img id="{picture}" [^>]*src="data:image/png;base64,([^"]+)"', page)
         assert base64.b64decode(encoded).startswith(b"\x89PNG") and len(encoded) < 2**18
     assert "Pods that were killed for memory: 2." in text
-    assert "began from nothing" not in text, "a beginning is no fault"
+    assert "began without a record" not in text, "a beginning is no fault"
 
 
 def test_every_fault_is_one_line_with_its_cost_or_unknown() -> None:

@@ -67,7 +67,7 @@ def disturb(world: World, chance: random.Random) -> None:
         world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
         if chance.random() < 0.3 and world.state.shape_requests:
             request_id = world.state.shape_requests[-1].request_id
-            world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
+            world.handle(events.ShapeCancelled(time=world.time, request_id=request_id))
     else:
         world.time += chance.choice([0.1, 5.0, 70.0])
         world.tick()

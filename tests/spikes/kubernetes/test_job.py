@@ -88,7 +88,7 @@ def test_a_job_grows_and_its_pods_are_resized_in_place_or_not(running: Kubernete
 
     # 4 cores: 0.5 for the master, 0.5 for the server, two times 1.25 for workers; 0.5 are left.
     r.ask(cores=2.0)
-    r.wait("a deferred resize", lambda: "2 are asked for: Node has only" in str(r.metrics()))
+    r.wait("a deferred resize", lambda: "2 requested: Node has only" in str(r.metrics()))
     assert r.outcome() is ShapeOutcome.OPEN
     r.wait_for_progress()
     r.ask(count=1)

@@ -177,7 +177,7 @@ def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_t
             assert (said.order_id, said.buckets_left, said.advance) == ("move-1", 1, 0) and not said.is_permanent
             directive = master.direct()
             master.wait_until_reached(directive, pods)
-            master.wait(lambda: master.heartbeats["ps-2"].copying is None, "an order that is taken back")
+            master.wait(lambda: master.heartbeats["ps-2"].copying is None, "a cancelled order")
             np.testing.assert_array_equal(everything(client)[0], again[0])
             client.close()
             master.direct(mode=Mode.EXIT)

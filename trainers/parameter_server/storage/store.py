@@ -279,14 +279,14 @@ class RowStore:
             self.rows_memory.grow_if_full(bucket, self.salts)
             self.waiting_memory.grow_if_full(bucket, self.salts)
         elif code == access.NEED_RELEASE:
-            self.take_back(stripe)
+            self.return_slabs(stripe)
         else:
             raise ServerMemoryError(
                 f"no room for another row: {self.rows} rows of {self.row_bytes} bytes are held; give the job more "
                 "parameter servers, or limit its tables (hash_size, admit_after, evict_after)"
             )
 
-    def take_back(self, stripe: int) -> None:
+    def return_slabs(self, stripe: int) -> None:
         """Returns the slabs that kernels have released in a stripe. Its lock is held."""
         for memory in (self.rows_memory, self.waiting_memory):
             memory.give_back(memory.take_released(stripe))
@@ -373,7 +373,7 @@ class RowStore:
                         shelves[kind], shelves[1 - kind], self.tombs_memory.pool, self.settings, self.marks,
                         lookup.request, stripe, cells, kind, self.entries, self.locks.words, _STEP_CELLS, report,
                     )  # fmt: skip
-                    self.take_back(stripe)
+                    self.return_slabs(stripe)
                     if report[0] not in (access.DONE, access.PAUSED):
                         self.provide(stripe, report)
                     elif report[0] == access.DONE and kind == 0 and self.rows > self.capacity_rows:

@@ -18,7 +18,7 @@ from elastrec.platform.specs.errors import ElastrecError
         (["--workers", "two"], "'two' is not a valid integer"),
         (["--other-node"], "--other-node needs --move"),
         ([], "no change is requested; give --workers, --servers"),
-        (["--take-back", "--servers", "2"], "--take-back cancels an earlier request and allows no other option"),
+        (["--cancel", "--servers", "2"], "--cancel is for an earlier request and allows no other option"),
     ],
 )
 def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:

@@ -110,10 +110,10 @@ def restart_master(world: World) -> None:
     world.handle(events.Restarted(time=world.time, away_seconds=1.0))
 
 
-def take_back(world: World) -> None:
+def cancel_request(world: World) -> None:
     if world.state.shape_requests:
         request = world.state.shape_requests[-1].request_id
-        world.handle(events.ShapeTakenBack(time=world.time, request_id=request))
+        world.handle(events.ShapeCancelled(time=world.time, request_id=request))
 
 
 def ask_again(world: World) -> None:
@@ -147,8 +147,8 @@ def stop_job(world: World) -> None:
 
 Upset = Callable[[World], None]
 UPSETS: tuple[Upset, ...] = (
-    lose_owner, lose_newcomer, lose_worker, restart_master, take_back, ask_again, give_notice, save, train_to_the_end,
-    stop_job,
+    lose_owner, lose_newcomer, lose_worker, restart_master, cancel_request, ask_again, give_notice, save,
+    train_to_the_end, stop_job,
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from tests.conftest import examples
 from tests.platform.clusters.fake_kubernetes import FakeKubernetes
 from tests.platform.clusters.fake_local import FakeLocal
 from tests.platform.clusters.fleets import FLEETS
-from tests.platform.master.machine.interrupted import small_world, take_back
+from tests.platform.master.machine.interrupted import cancel_request, small_world
 from tests.platform.master.machine.test_migration import check, orders
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
@@ -80,7 +80,7 @@ def lead_a_random_life(seed: int) -> World:
         if what < 0.04:
             ask_for_anything(world, chance)
         elif what < 0.06 and world.state.shape_requests:
-            world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
+            world.handle(events.ShapeCancelled(time=world.time, request_id=world.state.shape_requests[-1].request_id))
         elif what < 0.08 and world.up:
             world.kill(chance.choice(sorted(world.up)))
         elif what < 0.1:
@@ -112,7 +112,7 @@ def test_a_job_that_changes_all_the_time_keeps_its_size():
         world.handle(events.ShapeAsked(time=world.time, change=asked, moves=moves))
         world.effects.clear()
         if chance.random() < 0.1:
-            take_back(world)
+            cancel_request(world)
         while any(request.is_open for request in world.state.shape_requests):
             world.live_on(1)
         if number >= KEPT_REQUESTS + 10:

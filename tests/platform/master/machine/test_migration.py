@@ -159,13 +159,13 @@ def test_a_hand_over_that_does_not_end_is_given_up():
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING])
-def test_it_can_be_taken_back_until_the_hand_over(stage: str):
+def test_a_migration_can_be_cancelled_until_its_hand_over(stage: str):
     world = long_job()
     before = owners(world)
     ask(world, 4)
     go_on(world, until=stage)
     assert world.state.shape_requests
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=world.state.shape_requests[-1].request_id))
+    world.handle(events.ShapeCancelled(time=world.time, request_id=world.state.shape_requests[-1].request_id))
     assert world.state.migration is None and owners(world) == before
     assert len(world.state.membership.servers()) == 2 and world.state.ownership.epoch == 1
     world.run_fairly()

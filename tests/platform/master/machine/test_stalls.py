@@ -1,4 +1,4 @@
-"""Changes of pods that get no further are taken back, with the reason, until rows change hands; nothing else is."""
+"""Changes of pods without progress are undone before their hand-over, with a reason; other changes are not."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def cancelled(world: World) -> list[str]:
     return [one.inputs["reason"] for one in decided if one.decision == "migration_cancelled"]
 
 
-def check_taken_back(world: World, before: list[str]) -> None:
+def check_undone(world: World, before: list[str]) -> None:
     """The old servers have the rows, the new ones are gone, and the job trains."""
     state = world.state
     assert state.migration is None and state.has_wanted_servers and owners(world) == before
@@ -103,7 +103,7 @@ def test_a_migration_without_copied_rows_is_undone_with_its_servers_reason():
     )
     assert cancelled(world) == [request.reason]
     assert world.state.given_up == f"{request.reported().wanted}: {request.reason}"
-    check_taken_back(world, before)
+    check_undone(world, before)
 
 
 def test_new_copied_rows_restart_the_time_and_repeated_ones_do_not():
@@ -143,7 +143,7 @@ def test_a_new_master_lets_a_migration_neither_wait_longer_nor_end_too_early():
     assert world.state.migration is not None
     pass_time(world, 0.02 * LIMIT_SECONDS)
     assert outcomes(world) == [ShapeOutcome.FAILED]
-    check_taken_back(world, before)
+    check_undone(world, before)
 
 
 @pytest.mark.parametrize("reports_first", [False, True])
@@ -186,7 +186,7 @@ def test_a_server_that_can_never_copy_ends_the_migration_at_once():
     report(world, problem="ps-0:1: other code", is_permanent=True)
     assert outcomes(world) == [ShapeOutcome.FAILED]
     assert cancelled(world) == ["j-ps-2 cannot copy its buckets: ps-0:1: other code"]
-    check_taken_back(world, before)
+    check_undone(world, before)
 
 
 def test_a_servers_report_of_an_older_order_ends_nothing():
@@ -222,7 +222,7 @@ def test_a_migration_in_its_hand_over_is_not_undone_and_status_shows_problems():
     assert outcomes(world) == [ShapeOutcome.DONE]
 
 
-def test_the_status_says_that_a_migration_gets_no_further_and_then_why_it_was_taken_back():
+def test_the_status_shows_a_stalled_migration_and_then_why_it_was_undone():
     world = copies_nothing()
     assert world.state.migration is not None
 
@@ -231,7 +231,7 @@ def test_the_status_says_that_a_migration_gets_no_further_and_then_why_it_was_ta
         said = CopyProgress(order_id=migration.order_id if migration else "", **copying)  # type: ignore[arg-type]
         return training_metrics(world.state, "j", world.time, None, {NEW: PodSample(copying=said)}, {})
 
-    assert not metrics(buckets_left=21).is_stalled and "21 buckets are left" in metrics(buckets_left=21).reason
+    assert not metrics(buckets_left=21).is_stalled and "21 buckets are left to copy" in metrics(buckets_left=21).reason
     world.time += 0.5 * LIMIT_SECONDS
     stalled = metrics(buckets_left=21)
     assert stalled.is_stalled and "no progress for 50 s of 100 s" in stalled.reason
@@ -241,7 +241,7 @@ def test_the_status_says_that_a_migration_gets_no_further_and_then_why_it_was_ta
     assert metrics(problem="out of reach").is_stalled
     pass_time(world, LIMIT_SECONDS)
     after = metrics()
-    assert after.is_stalled and after.reason == f"taken back: {after.given_up}" and "no new rows" in after.given_up
+    assert after.is_stalled and after.reason == f"undone: {after.given_up}" and "no new rows" in after.given_up
     ask(world, workers=3)
     assert not metrics().is_stalled
 
@@ -266,7 +266,7 @@ def test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names
     assert "for 100 s (spec.faults.migration_timeout)" in request.reason
     assert request.reason in world.state.given_up
     assert set(world.state.membership.members) == members
-    check_taken_back(world, before)
+    check_undone(world, before)
 
 
 def test_each_new_pod_that_becomes_ready_restarts_the_time():
@@ -294,7 +294,7 @@ def test_the_successor_of_a_lost_pod_waits_for_room_as_long_as_it_takes():
 
 
 @pytest.mark.parametrize("lost", ["j-worker-0", "j-ps-0"])
-def test_other_requests_are_taken_back_when_a_lost_pods_successor_finds_no_room(lost: str):
+def test_other_requests_are_undone_when_a_successor_does_not_fit(lost: str):
     world = long_job()
     if "ps" in lost:
         ask(world, parameter_servers=3)
@@ -343,7 +343,7 @@ def test_servers_that_are_not_wanted_any_more_are_not_retried():
     assert outcomes(world) == [ShapeOutcome.SUPERSEDED, ShapeOutcome.OPEN]
     pass_time(world, LIMIT_SECONDS)
     assert world.state.migration is None and world.state.wanted_shape[Role.PARAMETER_SERVER].count == 2
-    check_taken_back(world, before)
+    check_undone(world, before)
 
 
 def test_hot_buckets_that_cannot_be_copied_stay_and_are_not_tried_again_at_once():

@@ -140,8 +140,8 @@ def test_a_pod_that_has_waited_long_enough_for_room_starts_with_what_the_killed_
     decided = [effect for effect in world.effects if isinstance(effect, Decided)]
     entries = [timeline_entry(0.0, 0.0, each.decision, each.inputs) for each in decided if "memory" in each.decision]
     assert [(entry.what, entry.cause) for entry in entries] == [
-        ("the successor of j-worker-0 is to have 2000 of memory", "it was killed at 1000"),
-        ("j-worker-0-r1 is to have 1000 of memory after all", "2000 were not to be had: insufficient memory"),
+        ("the successor of j-worker-0 gets 2000 of memory", "it was killed at 1000"),
+        ("j-worker-0-r1 gets only 1000 of memory", "2000 were not available: insufficient memory"),
     ]
 
 

@@ -127,7 +127,7 @@ def test_a_deferred_resize_costs_and_counts_when_it_is_granted(stage: Stage) -> 
     membership = s.service.state.membership
     cores = membership.members[WORKER].cores
     s.call(ChangeShape(change=change(worker_cores=4.0)), ShapeAnswer)
-    words = f"has {cores:g} cores, 4 cores are asked for: the node is full"
+    words = f"has {cores:g} cores, 4 cores requested: the node is full"
     s.wait(lambda: [pod.reason for pod in s.metrics().pods].count(words) == 2)
     assert {worker.cores for worker in membership.workers()} == {cores}
     assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == cores

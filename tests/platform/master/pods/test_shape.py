@@ -1,4 +1,4 @@
-"""Requests for another shape of a running job: each has an id, can be taken back, and ends."""
+"""Requests for another shape of a running job: each has an id, can be cancelled, and ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
+    CancelShape,
     ChangeShape,
     GetStatus,
     ShapeAnswer,
     ShapeOutcome,
     ShapeRequest,
     Status,
-    TakeBackShape,
 )
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
 from tests.platform.master.service.test_service import stage  # noqa: F401
@@ -127,7 +127,7 @@ def test_a_cancelled_plan_is_requested_again_only_if_its_requester_cancelled_it(
     world = long_job()
     asked = events.ShapeAsked(time=world.time, change=change(workers=3), plan_id="plan-7")
     world.handle(asked)
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id, frees_plan=frees_plan))
+    world.handle(events.ShapeCancelled(time=world.time, request_id=last(world).request_id, frees_plan=frees_plan))
     world.handle(asked)
     assert len(world.state.shape_requests) == requests
 
@@ -135,8 +135,8 @@ def test_a_cancelled_plan_is_requested_again_only_if_its_requester_cancelled_it(
 def test_a_cancelled_request_restores_the_earlier_wanted_shape():
     world = long_job()
     ask(world, workers=4, parameter_servers=3)
-    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
-    assert last(world).outcome is ShapeOutcome.TAKEN_BACK
+    world.handle(events.ShapeCancelled(time=world.time, request_id="shape-2"))
+    assert last(world).outcome is ShapeOutcome.CANCELLED
     world.live_on(10)
     assert len(world.state.membership.servers()) == 2 and len(world.state.membership.workers()) == 2
     assert world.state.recovery.rollbacks == 0 and world.state.phase is Phase.TRAINING
@@ -166,7 +166,7 @@ def test_the_version_of_the_shape_rises_when_another_one_is_wanted_and_only_then
     assert world.state.shape_version == 0 and world.state.shape_changes == []
     ask(world, workers=4)
     assert world.state.shape_version == 1
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=last(world).request_id))
+    world.handle(events.ShapeCancelled(time=world.time, request_id=last(world).request_id))
     assert world.state.shape_version == 2
     there, back = world.state.shape_changes
     assert (there.before, there.after) == (back.after, back.before)
@@ -191,17 +191,17 @@ def test_a_master_reports_changes_and_refuses_plans_made_before_them(
     assert f"expected_version: {before.shape_version} is not allowed" in refused.reason
     assert "plan again" in refused.reason
     story = s.call(GetExplanation(), Explanation)
-    assert any("refused another shape" in entry.what for entry in story.timeline)
+    assert any("refused the shape" in entry.what for entry in story.timeline)
 
 
-def test_only_the_open_request_can_be_taken_back():
+def test_only_an_open_request_can_be_cancelled():
     world = long_job()
     ask(world, workers=3)
     world.live_on(1)
-    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    world.handle(events.ShapeCancelled(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 3
     ask(world, workers=4)
-    world.handle(events.ShapeTakenBack(time=world.time, request_id="shape-2"))
+    world.handle(events.ShapeCancelled(time=world.time, request_id="shape-2"))
     assert last(world).outcome is ShapeOutcome.OPEN
 
 
@@ -257,12 +257,12 @@ def test_the_outcome_of_a_request_is_reported_and_logged(stage: Callable[..., St
     asked = s.call(ChangeShape(change=change(workers=3)), ShapeAnswer)
     assert asked.request_id == "shape-2"
     s.wait(lambda: s.call(GetStatus(), Status).shape_requests[-1].outcome is ShapeOutcome.DONE)
-    late = s.call(TakeBackShape(request_id="shape-2"))
+    late = s.call(CancelShape(request_id="shape-2"))
     assert not late.accepted and "has ended: done" in late.reason
-    unknown = s.call(TakeBackShape(request_id="shape-7"))
+    unknown = s.call(CancelShape(request_id="shape-7"))
     assert not unknown.accepted and "allowed: none is open" in unknown.reason
     story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
-    assert "was asked for another shape (shape-2): workers 3" in story
+    assert "another shape was requested (shape-2): workers 3" in story
     assert "the request shape-2 for another shape: done" in story
 
 
@@ -272,11 +272,11 @@ def test_a_caller_that_takes_its_plan_back_may_ask_for_it_again(stage: Callable[
     s.cluster.on_create = lambda spec: None  # the third worker never starts, so that the requests stay open
     plan = ChangeShape(change=change(workers=3), plan_id="plan-7")
     first = s.call(plan, ShapeAnswer).request_id
-    assert s.call(TakeBackShape(request_id=first)).accepted
+    assert s.call(CancelShape(request_id=first)).accepted
     assert s.call(plan, ShapeAnswer).request_id == first
     other = msgspec.structs.replace(plan, plan_id="plan-8")
     begun = s.call(other, ShapeAnswer).request_id
-    assert s.call(TakeBackShape(request_id=begun, frees_plan=True)).accepted
+    assert s.call(CancelShape(request_id=begun, frees_plan=True)).accepted
     assert s.call(other, ShapeAnswer).request_id not in (first, begun)
 
 

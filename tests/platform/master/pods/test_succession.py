@@ -181,18 +181,18 @@ def test_moves_of_several_pods_are_reached_together():
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
-def test_a_move_can_be_taken_back_until_buckets_change_hands(stage: str):
+def test_a_move_can_be_cancelled_until_its_hand_over(stage: str):
     world = long_job()
     before = owners(world)
     request_id = ask(world, SERVER)
     go_on(world, until=stage)
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    world.handle(events.ShapeCancelled(time=world.time, request_id=request_id))
     if stage == HANDING_OVER:
         assert outcome(world) is ShapeOutcome.OPEN
         go_on(world)
         assert outcome(world) is ShapeOutcome.DONE and SERVER not in owners(world)
         return
-    assert outcome(world) is ShapeOutcome.TAKEN_BACK and world.state.migration is None
+    assert outcome(world) is ShapeOutcome.CANCELLED and world.state.migration is None
     assert owners(world) == before and by_role(world, Role.PARAMETER_SERVER) == set(before)
 
 
@@ -206,7 +206,7 @@ def test_a_cancelled_size_of_workers_keeps_the_working_ones(registered: bool):
         world.start_pod()
         # The first one has its successor, and leaves.
         old = {w.name for w in world.state.membership.workers() if not w.retiring and w.is_registered}
-    world.handle(events.ShapeTakenBack(time=world.time, request_id=request_id))
+    world.handle(events.ShapeCancelled(time=world.time, request_id=request_id))
     world.live_on(6)
     workers = world.state.membership.workers()
     assert len(workers) == 2 and {w.name for w in workers} >= old & set(world.up)

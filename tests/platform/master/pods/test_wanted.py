@@ -116,7 +116,7 @@ def test_a_size_that_the_cluster_rounds_up_counts_as_granted() -> None:
     assert actions(state, of(size=rounded, asked=LARGE)) == [Resize("j-worker-0", "a", PodSize(4.0, 1000))]
 
 
-def test_a_refused_request_is_taken_back() -> None:
+def test_a_refused_request_restores_the_earlier_shape() -> None:
     refused = events.ResizeRefused(
         time=2.0, pod="j-worker-0", uid="a", cores=2.0, memory_bytes=1000, reason="too large"
     )

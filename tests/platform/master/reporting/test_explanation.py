@@ -161,7 +161,7 @@ def test_looking_at_the_profile_does_not_change_it():
             "no heartbeat",
         ),
         ("rollback", {"reason": "ps: gone", "generation": 2, "record": "from nothing"}, "the beginning", "ps: gone"),
-        ("master_resumed", {"away_seconds": 3.0}, "the master went on", "gone for 3.0 s"),
+        ("master_resumed", {"away_seconds": 3.0}, "the master continued", "no master for 3.0 s"),
         ("something_new", {"size": 3}, "something new", "size 3"),
     ],
 )
@@ -279,7 +279,7 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
         "began",
         "started clicks-1-worker-0",
         "saved",
-        "the master went on",
+        "the master continued",
         "lost clicks-1-ps-0",
         "succeeded",
     ):
@@ -291,7 +291,7 @@ def test_a_jobs_parts_sum_to_its_wall_time_and_its_story_outlives_it(stage: Call
         rollback is not None and rollback.is_over and rollback.paused_seconds == pytest.approx(live.parts[RECOVERING])
     )
     assert rollback.repeated_seconds == pytest.approx(live.parts[REDOING])
-    assert "the master went on" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
+    assert "the master continued" in faults and any(what.startswith("lost clicks-1-ps-0") for what in faults)
     assert not any(what.startswith(("began", "started", "saved", "succeeded")) for what in faults)
     s.wait(lambda: read_explanation(str(tmp_path / "store"), "clicks-1") is not None)
     left = read_explanation(str(tmp_path / "store"), "clicks-1")

@@ -85,6 +85,7 @@ def test_every_commit_waits_for_the_disk(tmp_path: Path):
         ("UPDATE events SET body = x'00' WHERE sequence = 3", "event 3 is damaged"),
         ("DELETE FROM events WHERE sequence = 2", "event 2 is damaged or missing"),
         ("UPDATE plan SET body = x'80'", "the plan is damaged"),
+        ("UPDATE plan SET format = 13", f"has format 13.*reads format {FORMAT_VERSION} alone. Go back to the version"),
         ("UPDATE plan SET format = 99", f"has format 99.*reads format {FORMAT_VERSION} alone. Go back to the version"),
     ],
 )

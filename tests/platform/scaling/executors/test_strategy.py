@@ -87,7 +87,7 @@ def test_of_a_change_that_moves_several_things_none_is_undone_soon() -> None:
     assert verdict.chosen is None and "to workers 400 s ago" in verdict.left_out[0][1]
 
 
-def test_a_trial_may_be_taken_back_at_once() -> None:
+def test_a_trial_may_be_undone_at_once() -> None:
     tried = msgspec.structs.replace(done(seconds_ago=400), is_trial=True)
     assert choose_strategy([wish(after=3.0)], [tried], FREE).chosen is not None
 

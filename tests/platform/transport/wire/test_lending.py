@@ -257,7 +257,7 @@ class Loans(RuleBasedStateMachine):
 
     @rule()
     def give_back(self) -> None:
-        self.lender.take_back(self.borrower.give_back())
+        self.lender.note_returned(self.borrower.give_back())
 
     @rule(body=bodies)
     def read(self, body: tuple[list[Array], int]) -> None:
