@@ -134,7 +134,7 @@ TRIED = (
     Tried(
         "two processes of one pod",
         (),
-        ("platform/master/test_superseded.py::test_the_superseded_process_ends_and_the_job_goes_on",),
+        ("platform/master/test_superseded.py::test_the_superseded_process_ends_and_the_job_continues",),
     ),
     Tried(
         "a late event of an earlier pod of that name",
@@ -303,7 +303,7 @@ TRIED = (
             _LIVE,
             f"{_LIVE_JOBS}a_bsp_job_whose_new_servers_find_no_room_trains_on_with_those_that_it_has",
             "platform/master/machine/test_stalls.py::"
-            "test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack",
+            "test_new_pods_that_do_not_fit_are_given_up_after_the_limit_with_the_missing_resources",
         ),
     ),
     Tried(

@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=" ".join,
 )
-def test_without_an_agent_none_is_started_and_the_command_says_so(home: Path, arguments: list[str]) -> None:
+def test_commands_that_read_report_a_missing_agent_and_start_none(home: Path, arguments: list[str]) -> None:
     done = CliRunner().invoke(root, arguments)
     assert isinstance(done.exception, ElastrecError), done.output
     assert f"no node agent runs for {home}" in f"{done.output}{done.exception}"

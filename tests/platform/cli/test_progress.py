@@ -65,7 +65,7 @@ def test_only_what_does_not_fit_is_left_out() -> None:
     assert "servers" not in progress_line(full_line(), len(whole) - 1) and "workers" in whole
 
 
-def test_the_last_line_of_a_phase_says_how_it_ended() -> None:
+def test_the_last_line_of_a_phase_shows_its_end() -> None:
     output = io.StringIO()
     with JobProgress(console=Console(file=output, width=200)) as progress:
         progress.show(job(shards_total=8, shards_done=7))

@@ -40,7 +40,7 @@ def test_a_cluster_that_is_out_of_reach_for_a_while_does_not_end_the_run(monkeyp
     answers(monkeypatch, cluster_error(retryable=True), cluster_error(retryable=True), SUCCEEDED)()
 
 
-def test_a_cluster_that_stays_away_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_stays_unreachable_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_course, "_SILENCE_SECONDS", -1.0)
     with pytest.raises(ClusterError, match="no answer"):
         answers(monkeypatch, cluster_error(retryable=True), SUCCEEDED)()

@@ -96,7 +96,7 @@ def test_the_most_important_columns_stay_at_80_characters(world: World) -> None:
     assert heading == ["JOB", "PHASE", "SHARDS", "LOSS", "AUC"]
 
 
-def test_without_jobs_a_line_says_so(world: World) -> None:
+def test_without_jobs_the_command_prints_a_line(world: World) -> None:
     assert shown(world.look(), 80) == [NO_JOBS]
 
 
@@ -148,7 +148,7 @@ def test_through_a_pipe_a_job_has_a_line_when_its_phase_changes_or_time_has_pass
     assert "shards 1/2048" in lines[2] and "shards 3/2048" in lines[3]
 
 
-def test_watching_one_job_ends_when_it_is_gone(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_one_job_ends_with_the_job(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.now = [metrics()]
     looks = status_command._looks(world, NAME, True)  # type: ignore[arg-type]
     next(looks)

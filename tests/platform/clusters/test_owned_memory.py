@@ -66,7 +66,7 @@ def test_a_master_sees_the_size_of_its_server_and_the_cluster_that_of_the_pod(pl
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["the same master", "a restarted master"])
-def test_a_server_is_resized_to_what_its_master_asks_for(plane: FakeFleet, is_restarted: bool) -> None:
+def test_a_server_is_resized_as_its_master_requests(plane: FakeFleet, is_restarted: bool) -> None:
     fleet = OwnedMemoryFleet(plane)
     created = fleet.create(pod())
     plane.start(created.uid)

@@ -156,7 +156,7 @@ def test_a_message_holds_every_label_and_the_weight(tmp_path: Path) -> None:
         form.row(form.messages(negative)[0])
 
 
-def test_generated_conversions_follow_clicks_and_change_nothing_else(tmp_path: Path) -> None:
+def test_generated_conversions_follow_clicks_and_change_no_other_column(tmp_path: Path) -> None:
     plain = GenerateSpec(path=str(tmp_path / "plain"), days=1, rows_per_day=4_000, dense=2, sparse=6)
     spec = plain.model_copy(update={"path": str(tmp_path / "both"), "conversion_rate": 0.3})
     generate(plain)

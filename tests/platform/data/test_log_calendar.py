@@ -102,9 +102,7 @@ def test_a_day_is_a_calendar_day_of_23_to_25_hours(day: str, hours: int) -> None
 @pytest.mark.parametrize(
     ("day", "missing", "count"), [("2026-03-08", 2, 23), ("2026-11-01", None, 24), ("2026-07-01", None, 24)]
 )
-def test_a_skipped_hour_is_no_partition_and_a_repeated_one_is_a_single_one(
-    day: str, missing: int | None, count: int
-) -> None:
+def test_a_skipped_hour_has_no_partition_and_a_repeated_one_has_one(day: str, missing: int | None, count: int) -> None:
     calendar = LogCalendar("America/Los_Angeles", Partitioning.HOUR)
     start, end, _ = Interval(day).resolved("America/Los_Angeles").moments()
     hours = [found.hour for found in calendar.between(start, end)]

@@ -114,7 +114,7 @@ def test_a_missing_partition_is_named_beside_those_that_exist(tmp_path: Path) ->
         build_manifest(data(tmp_path, partitioning="day"), [Partition(date(2026, 1, 3))])
 
 
-def test_hidden_and_unfinished_files_are_no_data(tmp_path: Path) -> None:
+def test_hidden_and_unfinished_files_are_ignored(tmp_path: Path) -> None:
     _days(tmp_path, "2026-01-01")
     (tmp_path / "day=2026-01-01" / "_SUCCESS").write_text("")
     (tmp_path / "day=2026-01-01" / ".part.tmp").write_text("half")

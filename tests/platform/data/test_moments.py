@@ -77,6 +77,6 @@ def test_a_column_may_have_texts_with_and_without_an_offset(tmp_path: Path) -> N
         pa.array([MOMENT, None], pa.timestamp("ms", "UTC")),
     ],
 )
-def test_a_row_without_a_usable_time_is_named_with_what_to_do(tmp_path: Path, time: pa.Array) -> None:
+def test_a_row_without_a_usable_time_is_reported_with_a_remedy(tmp_path: Path, time: pa.Array) -> None:
     with pytest.raises(DataError, match=r"a.parquet: row 1, column 'time': found .*expected seconds.*timestamp_unit"):
         converted(tmp_path, time)

@@ -79,7 +79,7 @@ def test_hours_without_a_leading_zero_are_partitions(tmp_path: Path) -> None:
     hour=st.integers(0, 23),
     pattern=st.sampled_from(["%Y-%m-%d/%H", "y=%Y/m=%-m/d=%-d/h=%-H", "dt=%Y%m%d%H", "year=%Y/date=%Y-%m-%d/hour=%H"]),
 )
-def test_the_name_of_a_folder_says_the_hour_that_it_was_made_from(day: date, hour: int, pattern: str) -> None:
+def test_the_name_of_a_folder_contains_its_hour(day: date, hour: int, pattern: str) -> None:
     folders = PartitionFolders(pattern, has_hours=True)
     assert folders.read(tuple(folders.path(day, hour).split("/"))) == (day, hour)
 

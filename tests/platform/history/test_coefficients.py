@@ -33,12 +33,12 @@ def test_every_figure_has_a_name_that_the_page_of_metrics_explains() -> None:
 
 
 @pytest.mark.parametrize("broken", [{}, {"gradient": math.nan}, {"fixed": -1.0}, {"embedding": math.inf}])
-def test_numbers_that_no_fit_gives_are_no_model(broken: dict[str, float]) -> None:
+def test_coefficients_that_no_fit_gives_are_ignored(broken: dict[str, float]) -> None:
     figures = coefficient_figures(msgspec.structs.replace(FITTED, **broken)) if broken else {}
     assert read_coefficients(figures) is None
 
 
-def test_a_model_of_which_a_part_is_missing_is_none() -> None:
+def test_an_incomplete_model_is_ignored() -> None:
     figures = coefficient_figures(FITTED)
     del figures["scaling/coefficients/gradient"]
     assert read_coefficients(figures) is None

@@ -20,7 +20,7 @@ from elastrec.platform.history.sink import RestSink
 from elastrec.platform.specs.errors import HistoryError
 
 
-def test_files_of_runs_lie_beside_the_database_file_wherever_one_stands(
+def test_files_of_runs_are_beside_the_database_file_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"

@@ -59,7 +59,7 @@ def test_the_command_after_a_killed_first_one_works(tmp_path: Path, uri: str, ma
     assert {file.name for file in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock", "artifacts"}
 
 
-def test_first_commands_that_come_together_all_succeed(tmp_path: Path, uri: str) -> None:
+def test_concurrent_first_commands_all_succeed(tmp_path: Path, uri: str) -> None:
     together = [opening(uri) for _ in range(2)]
     ends = [(process.communicate(timeout=240)[1], process.returncode) for process in together]
     assert [code for _, code in ends] == [0, 0], ends

@@ -72,7 +72,7 @@ def test_starting_again_gives_the_same_run_and_a_new_one_only_after_a_failure(
     assert history.start_run(prepared, allocation) == second
 
 
-def test_four_callers_at_once_get_one_run(
+def test_four_concurrent_callers_get_one_run(
     tracking_server,
     make_prepared: MakePrepared,
     allocation: Allocation,  # type: ignore[no-untyped-def]
@@ -234,7 +234,7 @@ def test_links_lead_to_pages_of_the_machine_learning_view(tracking_server, histo
     assert shown.run_url("abc").startswith("https://mlflow.example/#/")
 
 
-def test_a_run_is_named_by_job_and_days_and_leads_back_to_what_started_it(
+def test_a_run_is_named_by_job_and_days_and_links_to_its_dag_run(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
     page = "https://airflow.example/team/dags/daily/runs/scheduled__2026-01-03"
@@ -248,7 +248,7 @@ def test_a_run_is_named_by_job_and_days_and_leads_back_to_what_started_it(
     assert client.get_run(history.start_run(prepared, allocation)).info.run_name == "clicks 2026-01-01 (attempt 2)"
 
 
-def test_who_attaches_to_a_job_is_what_its_run_leads_back_to(
+def test_the_run_of_a_job_links_to_the_task_that_attached_last(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
     launched = msgspec.structs.replace(make_prepared(), run_tags={"airflow.dag_id": "daily", "airflow.log_url": "a"})
@@ -290,7 +290,7 @@ def test_a_database_file_serves_as_tracking_uri_too(
     assert history.series(run_id, names.LOSS) == [(100, pytest.approx(0.69))]
 
 
-def test_a_server_that_is_away_is_named_and_a_missing_manifest_too(
+def test_errors_name_an_unreachable_server_and_a_missing_manifest(
     monkeypatch: pytest.MonkeyPatch, history: History, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

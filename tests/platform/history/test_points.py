@@ -68,13 +68,13 @@ def test_evaluation_figures_do_not_mix_with_those_of_training_windows() -> None:
     assert names.EVALUATION_AUC not in values(final_points(metrics_of(), 0.0))
 
 
-def test_totals_show_what_a_job_did() -> None:
+def test_totals_include_all_work_of_a_job() -> None:
     found = values(final_points(metrics_of(), 0.0))
     assert found[names.MEAN_SAMPLES_PER_SECOND] == 50
     assert found[names.RESTARTS] == 2 and found[names.ROLLBACKS] == 1
 
 
-def test_names_hold_only_what_mlflow_takes() -> None:
+def test_names_contain_only_characters_that_mlflow_allows() -> None:
     assert names.named(names.NAMED_LOSS, name="a/b#c d") == "curves/losses/a_b_c d"
 
 
@@ -124,7 +124,7 @@ def test_a_deleted_pod_costs_from_its_start_to_its_end() -> None:
     }  # fmt: skip
 
 
-def test_cores_and_memory_cost_what_their_prices_say() -> None:
+def test_the_cost_of_cores_and_memory_follows_their_prices() -> None:
     meter, prices = CostMeter(), PaidPrices(core_hour=0.36, gibibyte_hour=0.04, currency="EUR")
     meter.observe([pod("a", cores=2.0, memory=3 * 2**30)], 3600.0)
     found = values(meter.cost_so_far(460, 0.0, prices))
@@ -149,7 +149,7 @@ def test_looking_more_often_does_not_change_the_cost(looks: list[float]) -> None
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans()), max_size=20))
-def test_a_meter_goes_on_from_the_costs_of_another_one(looks: list[tuple[float, bool]]) -> None:
+def test_a_meter_continues_from_the_costs_of_another_one(looks: list[tuple[float, bool]]) -> None:
     """At some looks a new meter takes over; one pod ends at 30 s and is listed no longer, one is resized at 50 s."""
     one, handed_over = CostMeter(), CostMeter()
     for moment, is_new in sorted(looks):

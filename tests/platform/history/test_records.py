@@ -16,5 +16,5 @@ from elastrec.platform.jobs.types import Interval
         ("", "", "clicks"),
     ],
 )
-def test_the_name_of_a_run_says_which_data_was_trained(start: str, end: str, shown: str) -> None:
+def test_the_name_of_a_run_contains_the_days_of_its_data(start: str, end: str, shown: str) -> None:
     assert run_name("clicks", Interval(start, end, end)) == shown

@@ -273,7 +273,7 @@ def test_the_report_fits_a_phone_and_needs_nothing_else(history: History, run_id
     assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
 
 
-def test_the_report_says_how_the_champion_was_trained_and_what_that_cost(
+def test_the_report_shows_the_champions_training_and_its_cost(
     history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
 ) -> None:
     runs = [
@@ -306,7 +306,7 @@ def test_without_the_champions_run_the_report_only_lacks_the_comparison(
     assert "Beside the champion" not in text_of(history.report(run_id))
 
 
-def test_the_report_of_a_job_that_failed_at_once_says_what_is_unknown(
+def test_the_report_of_an_immediate_failure_marks_unknown_values(
     history: History, client: MlflowClient, run_id: str, tmp_path: Path
 ) -> None:
     history.finish_run(run_id, Phase.FAILED, "ZeroDivisionError: <division>")
@@ -321,7 +321,7 @@ def test_the_report_of_a_job_that_failed_at_once_says_what_is_unknown(
         assert words in text, words
 
 
-def test_a_run_that_is_no_job_is_closed_without_a_report(history: History, client: MlflowClient, run_id: str) -> None:
+def test_a_run_without_a_job_is_closed_without_a_report(history: History, client: MlflowClient, run_id: str) -> None:
     client.delete_tag(run_id, "elastrec.team")
     history.finish_run(run_id, Phase.STOPPED)
     assert client.get_run(run_id).info.status == "KILLED"

@@ -116,7 +116,7 @@ def test_closing_gives_up_at_its_deadline() -> None:
     assert not reporter.close(0.5)
 
 
-def test_an_idle_reporter_closes_at_once() -> None:
+def test_an_idle_reporter_closes_immediately() -> None:
     before = time.monotonic()
     assert Reporter("http://127.0.0.1:1", "run").close(5)
     assert time.monotonic() - before < 1

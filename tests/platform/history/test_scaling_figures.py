@@ -56,7 +56,7 @@ CURVE = MemoryCurve(
 FORECAST = msgspec.structs.replace(GREW, after=ROOMY, policy="memory-forecast", memory=CURVE)
 
 
-def test_a_forecast_of_memory_its_decision_and_what_came_true_are_one_picture() -> None:
+def test_one_picture_shows_the_memory_forecast_its_decision_and_the_actual_use() -> None:
     picture = figures.server_memory([(50, 1.5 * GIB), (150, 2.4 * GIB), (290, 3.8 * GIB)], [GREW, FORECAST])
     assert picture is not None
     (axis,) = picture.axes
@@ -108,7 +108,7 @@ def test_the_front_shows_every_candidate_and_a_star_for_the_chosen_one() -> None
     assert list(star.get_xdata()) == [plan.predicted.cost_per_hour]
 
 
-def test_a_promise_is_kept_or_not_by_what_both_allocations_measured() -> None:
+def test_a_prediction_is_judged_by_measurements_of_both_allocations() -> None:
     observations = measure(coefficients(), [ONE, THREE])
     one, three = (each.allocation.workers * 512 / each.iteration_seconds for each in observations)
     unmeasured = msgspec.structs.replace(GREW, after=allocation(5))
@@ -153,7 +153,7 @@ def test_a_migration_shows_serving_copying_and_the_hand_over() -> None:
     assert [label.get_text() for label in picture.axes[0].get_yticklabels()] == ["ps-0", "ps-1", "ps-2"]
 
 
-def test_a_migration_that_was_given_up_leaves_the_old_servers_as_they_were() -> None:
+def test_a_cancelled_migration_does_not_change_the_old_servers() -> None:
     given_up = msgspec.structs.replace(MOVED, handing_over_seconds=None, ended_seconds=16.0, outcome="no room")
     rows = dict(Gantt.of(given_up).rows)
     assert [bar.what for bar in rows["ps-2"]] == ["starts", "copies"]

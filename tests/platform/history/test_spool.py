@@ -43,7 +43,7 @@ def test_a_new_process_finds_exactly_what_was_added_and_not_removed(
     assert Spool(file).points == [*waiting, *points(0, 1)]
 
 
-def test_the_file_does_not_grow_with_what_was_delivered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivered_points_do_not_make_the_file_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REWRITTEN_FROM_BYTES", 2000)
     spool = Spool(tmp_path / "spool")
     for number in range(500):
@@ -62,7 +62,7 @@ def test_a_full_disk_is_survived_and_the_problem_cleared_when_there_is_space(tmp
     assert Spool(folder / "spool").points == points(0, 3)
 
 
-def test_a_reporter_that_is_started_again_delivers_what_the_first_one_could_not(tmp_path: Path) -> None:
+def test_a_restarted_reporter_delivers_the_undelivered_points(tmp_path: Path) -> None:
     away, file = Recorder(), tmp_path / "spool"
     away.error = HistoryError("away")
     first = Reporter("", "run", sink=away, spool=Spool(file), interval_seconds=0.01)

@@ -106,7 +106,7 @@ def busy() -> Iterator[BusyCluster]:
         server.shutdown()
 
 
-def test_two_callers_that_launch_a_job_at_once_end_up_with_one_secret(
+def test_two_concurrent_launches_of_a_job_have_one_secret(
     busy: BusyCluster, prepared: Prepared, tmp_path: Path
 ) -> None:
     configs = [LocalConfig(address="127.0.0.1:1", token=token) for token in ("one", "two")]
@@ -147,7 +147,7 @@ def test_running_jobs_stay_reachable_after_a_new_token_of_the_cluster(
     assert master is not None and master.restarts == 0
 
 
-def test_the_secret_is_asked_for_once_and_again_for_another_pod_of_the_name(tmp_path: Path) -> None:
+def test_the_secret_is_fetched_once_per_pod(tmp_path: Path) -> None:
     class Counting(FakeLauncher):
         asked = 0
 

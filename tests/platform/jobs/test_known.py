@@ -37,7 +37,7 @@ def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("name", ["clicks-1", "clicks-1-worker-0"])
-def test_a_job_that_is_over_points_to_what_can_still_be_asked(platform: Any, name: str) -> None:
+def test_messages_about_an_ended_job_name_the_commands_that_still_work(platform: Any, name: str) -> None:
     message = str(not_in_cluster(platform, name))
     assert "is over and has no pods" in message
     for command in ("explain", "report", "ledger"):
@@ -56,7 +56,7 @@ def test_an_unknown_job_lists_those_that_there_are(platform: Any) -> None:
     assert "clicks-1, clicks-2; --store names another checkpoint store" in str(unknown(platform, "sales"))
 
 
-def test_names_complete_by_what_the_command_can_do_with_them(platform: Any) -> None:
+def test_a_command_completes_only_names_that_it_accepts(platform: Any) -> None:
     context, parameter = SimpleNamespace(params={}), click.Argument(["job"])
     assert completion.running_jobs(context, parameter, "cl") == ["clicks-2"]  # type: ignore[arg-type]
     assert completion.all_jobs(context, parameter, "cl") == ["clicks-1", "clicks-2"]  # type: ignore[arg-type]

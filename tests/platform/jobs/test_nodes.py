@@ -47,7 +47,7 @@ def test_a_server_can_have_what_is_free_on_one_node_and_no_sum_over_nodes() -> N
     assert largest_bytes_of(nodes, [], ["clicks-1"]) == {"clicks-1": 6 * GIB}
 
 
-def test_a_server_keeps_what_it_has_on_its_own_node_alone() -> None:
+def test_present_resources_of_a_server_count_only_on_its_own_node() -> None:
     nodes = [node("a", 16, 6), node("b", 16, 5)]
     on_b = [server("b", 4), server("b", 2), server("a", 9, Role.WORKER)]
     found = largest_bytes_of(nodes, on_b, ["clicks-1", "clicks-2"])
@@ -75,7 +75,7 @@ def test_a_server_that_fits_a_node_without_its_memory_alone_is_refused() -> None
         _check_capacity(platform([node("a", 8, 8), node("b", 8, 8)]), job(resources=asked, checkpoint=checkpoint))
 
 
-def test_what_owns_the_memory_of_a_pod_needs_room_too() -> None:
+def test_the_owner_of_a_pods_memory_is_included_in_its_size() -> None:
     asked = {"worker": {"count": 1}, "parameter_server": {"count": 1, "memory": "6Gi"}}
     without_volumes = platform([node("a", 8, 8), node("b", 8, 8)])
     without_volumes.cluster_config = FarConfig()
@@ -94,7 +94,7 @@ def test_the_largest_size_of_a_server_excludes_its_owned_memory() -> None:
     assert largest_bytes_of([node("b", 16, 5)], [beside], ["clicks-1"]) == {"clicks-1": 9 * GIB}
 
 
-def test_the_capacity_leaves_out_what_no_pod_can_get() -> None:
+def test_the_capacity_excludes_resources_that_no_pod_can_get() -> None:
     cordoned = node("b", 8, 8, 4.0, NodeCondition.UNSCHEDULABLE)
     gone = node("c", 8, 8, 4.0, NodeCondition.NOT_READY)
     capacity = Capacity.of([node("a", 8, 3), cordoned, gone])

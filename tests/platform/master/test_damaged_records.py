@@ -146,7 +146,7 @@ def test_a_damaged_final_record_is_trained_and_evaluated_again():
     assert world.state.recovery.record is not None and world.state.recovery.record.uri != final.uri
 
 
-def test_as_many_records_are_gone_back_to_as_the_store_keeps():
+def test_the_state_keeps_as_many_records_as_the_store():
     world = running(plan(save_interval_seconds=0.0, kept_records=2))
     for _ in range(3):
         trained(world)
@@ -194,7 +194,7 @@ def test_the_final_record_waits_for_an_unreachable_store_with_a_reason():
 
 
 @pytest.mark.parametrize("store_away", [True, False])
-def test_only_a_store_that_is_away_is_waited_for_with_the_final_record(store_away: bool):
+def test_only_an_unreachable_store_delays_the_final_record(store_away: bool):
     world = running(plan(save_interval_seconds=0.0))
     for _ in range(1000):
         if world.state.phase.is_final or world.state.saves.failed > 5:

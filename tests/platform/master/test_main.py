@@ -125,9 +125,7 @@ def test_a_master_survives_kill_9_and_sigterm_and_its_pods_stay(master: Callable
     assert m.metrics().phase is Phase.PENDING
 
 
-def test_a_signal_does_not_take_the_result_of_a_job_that_is_over_away(
-    master: Callable[..., Master], cluster: LocalCluster
-):
+def test_a_signal_does_not_lose_the_result_of_an_ended_job(master: Callable[..., Master], cluster: LocalCluster):
     m = master()
     m.start()
     assert m.call(StopJob(reason="enough")).accepted

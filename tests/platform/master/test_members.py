@@ -21,7 +21,7 @@ def member_of(membership: Membership, role: Role = Role.PARAMETER_SERVER) -> Mem
     return membership.add(role, 0, SIZE, 0.0)
 
 
-def test_every_stage_ends_in_gone_and_nothing_leads_back_from_it():
+def test_every_stage_leads_to_gone_and_gone_is_final():
     assert not ALLOWED[MemberStage.GONE]
     assert all(MemberStage.GONE in to for stage, to in ALLOWED.items() if stage is not MemberStage.GONE)
     assert all(MemberStage.ASKED not in to for to in ALLOWED.values())

@@ -125,7 +125,7 @@ def metrics(phase: Phase) -> TrainingMetrics:
     return TrainingMetrics(job="clicks", phase=phase, samples_trained=50, samples_per_second=5.0, loss=0.4, pods=(pod,))
 
 
-def test_history_gets_the_series_and_the_totals_even_if_its_server_was_away():
+def test_history_gets_series_and_totals_after_an_outage_of_its_server():
     server, sketches = Slow(), encoded(np.linspace(0.01, 0.99, 100), np.arange(100) > 50)
     sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), FakeCluster(), "clicks-1")
     sink.put(Report(metrics(Phase.TRAINING), {}, b""))

@@ -40,7 +40,7 @@ def two(stage: Callable[..., Stage]):  # type: ignore[no-untyped-def]  # noqa: F
     later.close()
 
 
-def test_the_superseded_process_ends_and_the_job_goes_on(two: tuple[Stage, Session, Session]) -> None:
+def test_the_superseded_process_ends_and_the_job_continues(two: tuple[Stage, Session, Session]) -> None:
     s, earlier, later = two
     earlier.register()
     s.wait(lambda: earlier.directive.mode is Mode.TRAIN)

@@ -162,7 +162,9 @@ def test_a_master_that_has_nothing_to_do_still_finds_that_it_was_superseded(
     assert set(s.cluster.pods) == pods and not s.cluster.deleted
 
 
-def test_looks_go_on_while_the_store_is_away_and_end_with_the_master_or_with_its_term(stage: Make, tmp_path: Path):
+def test_term_checks_continue_during_an_outage_of_the_store_until_the_master_or_its_term_ends(
+    stage: Make, tmp_path: Path
+):
     s = stage()
     found: list[str] = []
     waited: list[float] = []
@@ -325,7 +327,7 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
 
 
 @pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])
-def test_without_a_ledger_the_rows_of_a_master_come_from_the_record_that_held_them(
+def test_without_a_ledger_the_rows_of_a_master_come_from_its_record(
     stage: Make, ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(observers, "LEDGER_PAGE", 7)

@@ -80,7 +80,7 @@ def test_a_state_that_was_read_from_a_snapshot_counts_on_alike():
     assert encode_state(copy) == encode_state(world.state)
 
 
-def test_only_in_bsp_and_ssp_does_a_starving_worker_change_what_servers_are_ordered():
+def test_a_worker_without_data_changes_orders_of_servers_only_in_bsp_and_ssp():
     for is_synchronous in (True, False):
         world = running(plan(is_synchronous=is_synchronous, training_rows=20, save_interval_seconds=0.0), rounds=2)
         idle = next(n for n, p in world.up.items() if p["role"] is Role.WORKER and not p["shards"])

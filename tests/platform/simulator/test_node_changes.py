@@ -24,26 +24,26 @@ def on_small_nodes(nodes: int, *changes: NodeChange, seconds: float = 3600.0) ->
     return Simulation([job(seconds=seconds)], Nodes(nodes, SMALL), Static(), PRICES, QUIET, node_changes=changes)
 
 
-def test_a_job_waits_for_a_node_that_comes() -> None:
+def test_a_job_waits_for_an_added_node() -> None:
     (ended,) = on_small_nodes(1, NodeChange(900.0, 1)).run().jobs
     assert ended.placed_seconds == 900.0
     assert ended.failures == 0
 
 
-def test_without_a_node_to_come_a_job_that_is_too_large_is_reported_at_once() -> None:
+def test_a_job_that_is_too_large_for_all_nodes_is_reported_immediately() -> None:
     report = on_small_nodes(1).run()
     assert report.unfinished == ("one",)
     assert report.seconds < QUIET.until_seconds
 
 
-def test_a_removed_node_ends_its_pods_and_the_job_continues_elsewhere() -> None:
+def test_a_removed_node_ends_its_pods_and_the_job_continues_on_others() -> None:
     calm = on_small_nodes(3).run().jobs[0]
     hit = on_small_nodes(3, NodeChange(1800.0, -1), NodeChange(1801.0, -1), NodeChange(1802.0, 2)).run().jobs[0]
     assert hit.failures >= 2
     assert calm.completion_seconds < hit.completion_seconds < calm.completion_seconds + 1200.0
 
 
-def test_a_job_without_room_for_what_it_lost_waits_until_there_is_some() -> None:
+def test_a_job_waits_until_its_lost_pods_fit_again() -> None:
     changes = NodeChange(1800.0, -2), NodeChange(9000.0, 2)
     (ended,) = on_small_nodes(2, *changes).run().jobs
     assert ended.ended_seconds > 9000.0
@@ -63,7 +63,7 @@ def test_lost_workers_are_replaced_as_soon_as_there_is_room() -> None:
     assert half.jobs[0].allocation.workers == 8
 
 
-def test_spot_nodes_may_come_and_go_all_day_and_every_job_ends() -> None:
+def test_every_job_ends_although_spot_nodes_change_all_day() -> None:
     jobs = synthetic(10, mean_seconds=1800.0)
     changes = [NodeChange(600.0 * step, 3 if step % 2 else -3) for step in range(1, 60)]
     given = Settings(seed=1, hours_between_failures=20.0)

@@ -51,7 +51,7 @@ def test_without_patience_a_job_is_asked_about_in_every_round() -> None:
     assert asked_in(Patience(1), running(), range(1, 40)) == list(range(1, 40))
 
 
-def test_a_job_with_an_event_is_proposed_at_once() -> None:
+def test_a_job_with_an_event_is_included_in_the_next_round() -> None:
     patience, each = Patience(8), running()
     asked_in(patience, each, range(1, 18))
     each.wake()

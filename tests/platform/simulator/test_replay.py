@@ -18,12 +18,12 @@ def replayed(*pods_up: tuple[float, int, int], start: float = 10.0, pause: float
     return ended.completion_seconds
 
 
-def test_a_recorded_start_takes_the_place_of_a_drawn_one_and_nothing_else_happens() -> None:
+def test_a_recorded_start_replaces_a_drawn_one_without_other_faults() -> None:
     assert seconds((0.0, 4)) == pytest.approx(10.0 + 3600.0)
     assert seconds((0.0, 4), start=90.0) == pytest.approx(90.0 + 3600.0)
 
 
-def test_workers_that_were_late_or_lost_are_missed_for_as_long_as_they_were() -> None:
+def test_late_and_lost_workers_are_missing_for_their_recorded_time() -> None:
     fewer = job().samples_per_second(asked(4)) * 3 / 4
     missed = 600.0 * (job().samples_per_second(asked(4)) - fewer) / job().samples_per_second(asked(4))
     assert seconds((0.0, 4), (1000.0, 3), (1600.0, 4)) == pytest.approx(10.0 + 3600.0 + missed, rel=0.02)
@@ -46,7 +46,7 @@ def test_servers_that_were_added_or_removed_serve_after_a_pause(servers: int) ->
     assert replayed((0.0, 4, 2), (1000.0, 4, servers), pause=45.0) == pytest.approx(expected)
 
 
-def test_workers_that_come_pause_nobody() -> None:
+def test_joining_workers_cause_no_pause() -> None:
     assert replayed((0.0, 4, 2), (1000.0, 8, 2), pause=45.0) == replayed((0.0, 4, 2), (1000.0, 8, 2))
 
 

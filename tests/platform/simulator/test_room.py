@@ -26,7 +26,7 @@ def test_a_job_of_higher_priority_takes_workers_before_it_takes_jobs() -> None:
     assert low.allocation.workers == 1
 
 
-def test_jobs_that_cannot_shrink_wait_again_and_lose_only_what_was_not_saved() -> None:
+def test_evicted_jobs_wait_again_and_lose_only_unsaved_training() -> None:
     report = run("static", [fills("low", movable=frozenset()), URGENT], nodes=1)
     low, urgent = (next(each for each in report.jobs if each.job_id == name) for name in ("low", "urgent"))
     assert urgent.placed_seconds == 600.0
@@ -38,7 +38,7 @@ def test_jobs_that_cannot_shrink_wait_again_and_lose_only_what_was_not_saved() -
 
 
 @pytest.mark.parametrize("change", [{"priority": 1.0}, {"priority": 0.5}])
-def test_nobody_gives_way_to_a_job_that_is_not_more_urgent(change: dict[str, float]) -> None:
+def test_only_a_job_of_higher_priority_preempts_others(change: dict[str, float]) -> None:
     report = run("static", [fills("low"), msgspec.structs.replace(URGENT, **change)], nodes=1)
     assert report.figures()["evictions"] == 0
     assert next(each for each in report.jobs if each.job_id == "urgent").placed_seconds > 600.0

@@ -61,7 +61,7 @@ def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
 
 
 @pytest.mark.parametrize("starts", [(10.0, 100.0), (100.0, 10.0)], ids=["workers first", "servers first"])
-def test_workers_and_memory_that_are_on_their_way_at_once_are_both_reached(
+def test_pending_changes_of_workers_and_of_memory_both_take_effect(
     starts: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A node full of these pods: a server with more memory starts elsewhere.
@@ -84,7 +84,7 @@ def test_workers_and_memory_that_are_on_their_way_at_once_are_both_reached(
     assert running.allocation == running.held == both
 
 
-def test_pods_get_another_size_at_once_where_their_node_has_the_room_and_lose_nothing_by_it() -> None:
+def test_pods_are_resized_in_place_without_loss_if_their_node_has_room() -> None:
     nodes = Nodes(20, NODE)
     simulation = Simulation([job()], nodes, Static(), PRICES, QUIET)
     environment = simulation._environment
@@ -211,7 +211,7 @@ def test_nodes_lose_and_invent_nothing(steps: list[tuple[int, float, bool]]) -> 
     assert nodes.free.cores == pytest.approx(24.0, abs=1e-6)
 
 
-def test_giving_back_what_was_never_placed_is_a_fault() -> None:
+def test_freeing_unplaced_pods_is_an_error() -> None:
     with pytest.raises(ScalingError, match="never placed"):
         Nodes(1, NODE).give_back([0], Resources(1.0, 1.0))
 

@@ -36,7 +36,7 @@ def test_the_queueing_model_equals_the_equation_at_the_matched_point(step: Step,
     assert queued(step, workers, service_of(step, workers)).seconds == pytest.approx(step.seconds, rel=1e-6)
 
 
-def test_elsewhere_queues_and_equation_differ() -> None:
+def test_queues_and_equation_differ_at_other_allocations() -> None:
     jobs = synthetic(20)
     for one, other in zip(jobs, with_queues(jobs), strict=True):
         assert other.step_seconds(one.allocation) == pytest.approx(one.step_seconds(one.allocation), rel=1e-6)

@@ -35,7 +35,7 @@ def test_with_dynamic_shards_a_slow_worker_only_costs_its_own_part() -> None:
     assert slow < calm * 4 / (3 + 0.1 / 0.2) + 1
 
 
-def test_a_straggler_that_is_replaced_costs_less_than_one_that_stays() -> None:
+def test_a_replaced_straggler_costs_less_than_a_remaining_one() -> None:
     assert jct(straggles=True, handling=Handling()) < jct(straggles=True)
 
 
@@ -97,7 +97,7 @@ def test_servers_get_the_memory_that_a_forecast_asks_for_also_where_plans_move_w
     assert (after.parameter_servers, after.parameter_server_cores) == servers
 
 
-def test_the_first_round_knows_enough_of_tables_to_prevent_a_failure_soon_after_it() -> None:
+def test_the_first_round_can_prevent_an_early_memory_failure() -> None:
     full = growing(job(seconds=600.0), needed_at_end=1.5)
     (ended,) = run("static", [full]).jobs
     assert ended.out_of_memory == 0
@@ -128,7 +128,7 @@ def test_only_memory_is_forecast_for_a_job_that_lacks_a_worker(policy: str) -> N
     assert ended.changes == 0
 
 
-def test_memory_is_looked_at_in_every_round() -> None:
+def test_memory_is_checked_in_every_round() -> None:
     looked: list[float] = []
 
     class Noting(Static):
@@ -164,7 +164,7 @@ def test_work_by_hand_is_never_quicker() -> None:
     assert by_hand["out_of_memory_share"] > 0
 
 
-def test_memory_is_full_exactly_where_the_job_says() -> None:
+def test_memory_is_full_at_exactly_the_defined_sample() -> None:
     full = growing(job(), needed_at_end=1.25)
     assert full.memory is not None
     limit = float(full.allocation.parameter_server_memory_bytes)

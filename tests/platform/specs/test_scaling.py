@@ -21,7 +21,7 @@ def test_the_shipped_settings_are_the_documented_defaults() -> None:
     assert shipped == ScalingSettings()
 
 
-def test_everything_wrong_is_named_at_once(tmp_path: Path) -> None:
+def test_all_wrong_fields_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "scaling.yaml"
     file.write_text("prices: {core_hour: -1}\nmax_slowdown: 1.5\nteams: {ads: {priority: 0}}\npolicies: x\n")
     with pytest.raises(SpecError, match=r"(?s)core_hour.*max_slowdown.*priority.*policies"):
@@ -81,7 +81,7 @@ def test_limits_of_memory_in_the_wrong_order_are_refused_with_their_units(role: 
         ),
     ],
 )
-def test_the_size_with_which_a_job_starts_lies_within_its_limits(limits: dict[str, Any], words: str) -> None:
+def test_the_start_up_size_of_a_job_is_within_its_limits(limits: dict[str, Any], words: str) -> None:
     content = {
         "model": {"architecture": "dlrm", "embedding_dimension": 8},
         "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},

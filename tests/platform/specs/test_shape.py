@@ -7,7 +7,7 @@ from elastrec.platform.specs.shape import PlacesChange, Shape, named_fields
 from tests.shapes import change, shape
 
 
-def test_a_change_leaves_what_it_does_not_name():
+def test_a_change_keeps_fields_that_it_does_not_name():
     wanted = shape(2, 3).changed({Role.WORKER: PlacesChange(count=4), Role.PARAMETER_SERVER: PlacesChange(cores=0.5)})
     assert wanted == shape(4, 3, parameter_server_cores=0.5)
     assert wanted.changed({}) == wanted

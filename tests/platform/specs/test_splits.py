@@ -29,7 +29,7 @@ def test_the_splits_of_an_epoch_cover_its_rows_once_in_an_order_of_their_own(
         assert splits.covered_rows(StreamPositions(cursor, [])) == expected
 
 
-def test_positions_survive_their_encoding_with_what_only_a_source_understands() -> None:
+def test_encoding_keeps_the_source_specific_part_of_positions() -> None:
     positions = Positions({"a": StreamPositions(2, [Begun(1, 4, 1, b"\x00\xff")]), "b": StreamPositions(0, [])})
     assert Positions.decode(positions.encode()) == positions
     assert positions.of("a") == positions.streams["a"] and positions.of("c") is None

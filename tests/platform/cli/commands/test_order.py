@@ -47,7 +47,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(root, ["order", *arguments])
 
 
-def test_an_order_names_workers_and_what_they_shall_do(asked: list[OrderWorkers]) -> None:
+def test_an_order_is_sent_with_its_workers_and_instructions(asked: list[OrderWorkers]) -> None:
     done = run(
         "clicks-1", "--worker", "a", "--worker", "b", "--batch-size", "64", "--learning-rate-scale", "0.5", "--idle"
     )

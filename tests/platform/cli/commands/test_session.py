@@ -71,7 +71,7 @@ def test_a_folder_without_a_job_file_and_a_log_without_sessions_are_refused(log:
         _run("cluster", str(log), str(tmp_path / "out"), "--session", "visit")
 
 
-def test_a_description_from_elsewhere_reads_the_folder_that_is_named(log: Path, tmp_path: Path) -> None:
+def test_a_description_of_another_folder_uses_the_folder_in_it(log: Path, tmp_path: Path) -> None:
     (tmp_path / "description.yaml").write_text((log / "job.yaml").read_text().replace(str(log), "/nowhere"))
     text = _run("inspect", str(log), "--description", str(tmp_path / "description.yaml"), "--rows", "500")
     assert "500 rows" in text

@@ -90,7 +90,7 @@ def test_two_policies_of_one_name_are_refused_before_anything_runs(file: str) ->
         called(file, "-p", "static", "-p", f"{policy}:Mine")
 
 
-def test_nodes_may_come_and_go_as_a_file_says(file: str) -> None:
+def test_nodes_are_added_and_removed_as_in_a_file(file: str) -> None:
     Path(file).with_name("spot.csv").write_text("seconds,nodes\n600,-19\n4000,19\n")
     calm = json.loads(called(file, "-p", "static", "--output", "json").stdout)["policies"][0]["figures"]
     Path(file).write_text(Path(file).read_text() + "cluster: {node_changes: spot.csv}\n")

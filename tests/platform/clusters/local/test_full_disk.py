@@ -24,7 +24,7 @@ while True:
 """
 
 
-def test_a_pod_that_ends_while_the_disk_is_full_is_seen_to_end_with_its_exit_code(
+def test_the_exit_code_of_a_pod_is_reported_although_the_disk_was_full(
     tmp_path, make_pod, first_line, until, until_true, is_alive
 ):
     with small_disk(tmp_path / "agent", 16 * MIB) as disk:

@@ -42,7 +42,7 @@ def test_following_shows_each_line_as_it_comes_and_ends_with_the_pod(cluster, ma
     assert list(lines) == ["last"]
 
 
-def test_following_goes_on_over_a_restart_in_place(cluster, make_pod):
+def test_following_continues_after_a_restart_in_place(cluster, make_pod):
     program = (
         "import pathlib; f = pathlib.Path('was'); again = f.exists(); f.touch()\n"
         "print(again); raise SystemExit(0 if again else 1)"

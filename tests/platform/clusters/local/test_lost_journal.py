@@ -147,7 +147,7 @@ def test_an_agent_starts_with_the_size_that_was_last_requested(state, until_true
         start_agent(state, cores=8.0)
 
 
-def test_a_running_agent_whose_token_is_gone_is_one_line(state):
+def test_a_running_agent_without_its_token_file_is_reported_in_one_line(state):
     agent = start_agent(state, **_SIZE).agent()
     (state / "token").rename(state / "kept")
     try:

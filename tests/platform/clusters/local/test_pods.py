@@ -47,7 +47,7 @@ def test_a_command_that_does_not_exist_fails_with_the_reason(cluster, make_pod, 
     assert "cannot start 'no-such-program'" in status.message
 
 
-def test_creating_a_pod_again_returns_the_first_as_it_is(cluster, make_pod):
+def test_creating_a_pod_again_returns_the_existing_one(cluster, make_pod):
     first = cluster.create(make_pod(name="one", secrets={"token": "a"}))
     # A master that was restarted at another address asks for another pod of that name.
     assert cluster.create(make_pod(name="one", secrets={"token": "b"}, cores=0.25)) == first
@@ -142,11 +142,11 @@ def test_a_pod_that_ignores_the_signal_is_killed_after_its_grace(cluster, make_p
     assert not is_alive(pid)
 
 
-def test_deleting_what_does_not_exist_is_no_error(cluster):
+def test_deleting_an_unknown_pod_is_not_an_error(cluster):
     cluster.delete("nobody")
 
 
-def test_several_may_delete_the_same_pod_at_once(cluster, make_pod, first_line):
+def test_concurrent_deletions_of_a_pod_all_succeed(cluster, make_pod, first_line):
     pod = make_pod("print('up')\nimport signal; signal.pause()", restart_policy=RestartPolicy.ON_FAILURE)
     cluster.create(pod)
     first_line(cluster, pod.name)
@@ -167,7 +167,7 @@ def test_several_may_delete_the_same_pod_at_once(cluster, make_pod, first_line):
     assert cluster.list() == []
 
 
-def test_a_pod_deleted_at_once_after_its_creation_leaves_nothing(cluster, make_pod, until_true, tmp_path):
+def test_a_pod_deleted_directly_after_its_creation_leaves_nothing(cluster, make_pod, until_true, tmp_path):
     for number in range(10):
         pod = make_pod(
             f"import pathlib; pathlib.Path({str(tmp_path)!r}, '{number}').touch()\nimport signal; signal.pause()"
@@ -282,7 +282,7 @@ def test_a_watch_without_a_known_token_begins_with_a_snapshot(cluster, make_pod,
     assert list(cluster.fleet("job").watch(events[-1].resume, 0.0)) == []
 
 
-def test_a_watch_wakes_up_at_once(cluster, make_pod):
+def test_a_watch_returns_immediately_after_a_change(cluster, make_pod):
     pod = make_pod()
     (*_, synced) = cluster.fleet("job").watch("", 0.0)
     timer = threading.Timer(0.2, cluster.create, [pod])

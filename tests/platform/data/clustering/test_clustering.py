@@ -69,7 +69,7 @@ def _digest(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def test_rows_come_sorted_by_session_then_time_and_none_is_lost(tmp_path: Path) -> None:
+def test_rows_are_sorted_by_session_then_time_and_none_is_lost(tmp_path: Path) -> None:
     table = _log(3_000, 200)
     _write(table, tmp_path / "log")
     (report,) = cluster(_data(tmp_path / "log"), str(tmp_path / "out"), row_group_rows=256)
@@ -91,9 +91,7 @@ def test_no_session_is_split_between_row_groups(tmp_path: Path) -> None:
 
 @given(st.lists(st.none() | st.integers(0, 5), max_size=60), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
-def test_groups_hold_whole_sessions_and_are_no_larger_than_they_must_be(
-    sessions: list[int | None], target: int
-) -> None:
+def test_row_groups_have_whole_sessions_and_the_smallest_possible_size(sessions: list[int | None], target: int) -> None:
     column = pa.array(sorted(sessions, key=lambda s: (s is None, s)), pa.int64())
     groups = list(row_groups(column, target))
     starts_B = session_starts(column)
@@ -161,7 +159,7 @@ def test_a_killed_run_leaves_no_files_and_the_next_one_succeeds(
     assert cluster(_data(tmp_path / "log"), str(tmp_path / "out"))[0].rows == 5_000
 
 
-def test_rows_without_a_session_come_last_and_count_as_sessions_of_none(tmp_path: Path) -> None:
+def test_rows_without_a_session_are_last_and_belong_to_no_session(tmp_path: Path) -> None:
     table = _log(100, 10)
     holes = pa.array([i % 10 == 0 for i in range(100)])
     sessions = pc.if_else(holes, pa.scalar(None, pa.int64()), table["session"].combine_chunks())

@@ -73,7 +73,7 @@ def test_only_the_sample_is_read(tmp_path: Path) -> None:
     assert inspect_data(data, build_manifest(data), sample_rows=100).rows == 100
 
 
-def test_bad_rows_are_left_out_or_refused_as_the_job_says(tmp_path: Path) -> None:
+def test_bad_rows_are_left_out_or_refused_by_the_jobs_setting(tmp_path: Path) -> None:
     data = _log(tmp_path / "log", dense=[{"name": "d"}], bad_rows={"policy": "skip", "at_most": 10})
     for name in ("a", "b"):
         table = pq.read_table(tmp_path / "log" / f"{name}.parquet")

@@ -85,7 +85,7 @@ def test_a_file_that_spark_cannot_read_is_named_and_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.skipif(HAS_SPARK, reason="pyspark is installed")
-def test_without_the_extra_it_is_said_how_to_get_it(tmp_path: Path) -> None:
+def test_without_the_extra_the_error_tells_how_to_install_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"pip install 'elastrec\[spark\]'"):
         cluster(log(tmp_path / "log", rows=50), str(tmp_path / "spark"), engine="spark")
     assert not list((tmp_path / "spark").iterdir())

@@ -45,7 +45,9 @@ def _journey(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     st.sampled_from([[], [["a"]], [["b"], ["a"]], [["b", "a"]], [["item", "b"], ["a"]], [["item"]]]),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_batch_comes_out_as_it_went_in(columns: tuple[pa.Array, pa.Array], groups: list[list[str]]) -> None:
+def test_expanding_a_deduplicated_batch_restores_it(
+    columns: tuple[pa.Array, pa.Array], groups: list[list[str]]
+) -> None:
     batch = _batch(len(columns[0]), *columns)
     sent = deduplicate_batch(batch, groups)
     assert len(groups_of(sent)) == len(groups)
@@ -69,7 +71,7 @@ def test_repeated_lists_take_fewer_bytes_on_the_wire() -> None:
     assert _journey(batch)[1] > 12 * _journey(deduplicate_batch(batch, [["a", "b"]]))[1]
 
 
-def test_the_plain_part_is_what_no_group_took() -> None:
+def test_the_plain_part_has_the_columns_of_no_group() -> None:
     batch = _batch(2, list_column([[1], [1]]), list_column([[2], [3]]))
     assert plain_part(deduplicate_batch(batch, [["a"]])).schema.names == ["label", "dense", "item", "b"]
 

@@ -79,7 +79,7 @@ def test_the_example_of_the_paper_keeps_six_of_nine_values() -> None:
     [[], [[]], [[], [], []], [[7]], [[1], [2], [3]], [[5, 5]] * 100, [[], [1], []]],
     ids=["no rows", "one empty", "all empty", "one row", "no repeats", "all equal", "some empty"],
 )
-def test_extreme_batches_come_back(rows: list[list[int]]) -> None:
+def test_extreme_batches_are_restored_exactly(rows: list[list[int]]) -> None:
     assert _expanded(deduplicate({"a": list_column(rows)})) == {"a": rows}
 
 
@@ -131,6 +131,6 @@ def test_columns_that_are_not_trainer_ready_are_refused(columns: dict[str, pa.Ar
         deduplicate(columns)
 
 
-def test_a_column_of_another_type_is_no_group() -> None:
+def test_a_column_of_another_type_is_refused_as_a_group() -> None:
     with pytest.raises(DataError, match="expected dictionary"):
         InverseJagged.from_arrow(pa.array([1]))

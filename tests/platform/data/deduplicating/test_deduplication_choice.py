@@ -95,7 +95,7 @@ def test_a_clustered_log_whose_sessions_are_not_named_is_shuffled_by_rows_and_le
     assert chosen(data, order=replace(ORDER, shuffle=False)).groups == (("cart", "likes"),)
 
 
-def test_named_features_are_grouped_and_named_groups_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_named_features_are_grouped_and_named_groups_are_kept(tmp_path: Path) -> None:
     data = log(tmp_path / "log")
     found = chosen(data, Deduplication(features=("last", "shown", "cart")))
     assert found.groups == (("cart", "last"), ("shown",)) or found.groups == (("last", "cart"), ("shown",))

@@ -134,7 +134,7 @@ def test_the_manifest_numbers_the_same_rows_and_the_same_features_are_chosen(log
     assert chosen[0] == chosen[1] != ()
 
 
-def test_fewer_ids_lie_in_the_file_and_the_record_says_which(logs: dict[str, TrainingData]) -> None:
+def test_the_file_has_fewer_ids_and_the_report_lists_the_groups(logs: dict[str, TrainingData]) -> None:
     stored = {}
     for name, data in logs.items():
         (file,) = Path(data.path).glob("day=*/part-*")
@@ -203,7 +203,7 @@ TEXTS = st.none() | st.sampled_from(["", "a", "b"])
 @given(
     st.lists(st.tuples(VALUES, LISTS, FLOATS, TEXTS, st.lists(TEXTS, max_size=2)), min_size=1, max_size=20), st.data()
 )
-def test_every_column_comes_back_as_it_was_with_nulls_texts_and_the_bits_of_floats(rows: Any, data: Any) -> None:
+def test_every_column_is_restored_with_nulls_texts_and_bits_of_floats(rows: Any, data: Any) -> None:
     kinds = [pa.int64(), pa.list_(pa.int64()), pa.float32(), pa.string(), pa.large_list(pa.string())]
     names = ["a", "b", "c", "d", "e"]
     columns = [pa.array(list(column), kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]

@@ -75,7 +75,7 @@ def expected(raw: dict[str, Any]) -> tuple[list[float], dict[str, object]]:
 
 @given(st.lists(row, min_size=1, max_size=8))
 @settings(max_examples=80, deadline=None)
-def test_every_step_of_a_data_section_gives_what_plain_python_gives(rows: list[dict[str, Any]]) -> None:
+def test_every_step_of_a_data_section_equals_plain_python(rows: list[dict[str, Any]]) -> None:
     encoded = RowEncoder(data_of("x")).encode(table_of_rows(rows))
     assert not encoded.bad_B.any()
     for raw, found in zip(rows, encoded.batch.to_pylist(), strict=True):
@@ -115,7 +115,7 @@ def test_a_hash_size_of_a_table_is_applied_after_all_steps() -> None:
     ("values", "message"),
     [(["0a", "xyz"], "'xyz' is not allowed.*hexadecimal"), (["0a", "0A"], "'0a' and '0A' are not allowed together")],
 )
-def test_values_that_are_no_ids_or_one_id_are_refused(values: list[str], message: str) -> None:
+def test_vocabularies_with_invalid_or_equal_ids_are_refused(values: list[str], message: str) -> None:
     data = data_of("x", features={"device": [{"step": "vocabulary", "values": values}]})
     with pytest.raises(DataError, match=rf"data\.features\.device: .*{message}"):
         RowEncoder(data)

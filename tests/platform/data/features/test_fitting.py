@@ -117,7 +117,7 @@ def _vocabulary(folder: Path, content: bytes, encoding: str = "string") -> Train
     return with_vocabularies(_data(folder, sparse=sparse, features={"town": steps}))
 
 
-def test_the_values_of_a_vocabulary_file_come_into_the_job(tmp_path: Path) -> None:
+def test_the_values_of_a_vocabulary_file_are_written_into_the_job(tmp_path: Path) -> None:
     [step] = _vocabulary(tmp_path, "Ulm\r\nKöln\n".encode()).features["town"]
     assert step == Vocabulary(step="vocabulary", values=("Ulm", "Köln"), out_of_vocabulary=9)
     [step] = _vocabulary(tmp_path, b"5\n-7\n", "integer").features["town"]

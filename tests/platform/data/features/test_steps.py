@@ -103,7 +103,7 @@ def test_a_cross_depends_on_the_order_of_its_columns() -> None:
         (Keep(2, is_first=True), lists([1, 2, 3], [4], []), [[1, 2], [4], []]),
     ],
 )
-def test_each_step_does_what_its_name_says(step: Step, column: Column, expected: list[object]) -> None:
+def test_each_step_computes_its_defined_result(step: Step, column: Column, expected: list[object]) -> None:
     held = column.values.copy()
     assert shown(step(column)) == expected
     assert column.values.tolist() == held.tolist(), "the argument was changed"
@@ -120,7 +120,7 @@ _steps = st.lists(
 
 @given(st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=12), _steps, st.data())
 @settings(max_examples=100, deadline=None)
-def test_steps_on_distinct_rows_give_what_steps_on_all_rows_give(
+def test_steps_on_distinct_rows_equal_steps_on_all_rows(
     rows: list[list[int]], steps: list[Step], data: st.DataObject
 ) -> None:
     picked = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=20)))

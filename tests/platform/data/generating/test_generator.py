@@ -122,7 +122,7 @@ def test_ids_follow_zipf_and_the_vocabulary_keeps_growing(tmp_path: Path) -> Non
     assert counts[0] > 5 * counts[20] > 5 * counts[400]
 
 
-def test_observed_labels_miss_the_clicks_that_come_after_the_partition(tmp_path: Path) -> None:
+def test_observed_labels_omit_clicks_after_the_end_of_the_partition(tmp_path: Path) -> None:
     shared = {"days": 1, "partitioning": "hour", "delay_seconds": 1800.0}
     final = generate(_spec(tmp_path / "f", **shared))
     observed = generate(_spec(tmp_path / "o", labels="observed", **shared))
@@ -133,7 +133,7 @@ def test_observed_labels_miss_the_clicks_that_come_after_the_partition(tmp_path:
     assert (rows[rows.label == 0].label_delay_seconds == 0).all()
 
 
-def test_the_truth_reaches_what_was_asked_for_and_a_linear_model_comes_near(tmp_path: Path) -> None:
+def test_the_truth_reaches_the_requested_auc_and_a_linear_model_is_close(tmp_path: Path) -> None:
     spec = _spec(tmp_path, days=2, rows_per_day=60_000, dense=4, sparse=8, lists=0, best_auc=0.82, click_rate=0.2)
     report = generate(spec)
     best = report.days[1].best_auc

@@ -85,7 +85,9 @@ def of(rows: list[tuple[float, int]], bins: int = 512) -> BinaryMetricsSketch:
 
 @settings(max_examples=60, deadline=None)
 @given(_ROWS, _ROWS)
-def test_merging_what_is_encoded_is_merging(a: list[tuple[float, int]], b: list[tuple[float, int]]) -> None:
+def test_merging_encoded_sketches_equals_merging_sketches(
+    a: list[tuple[float, int]], b: list[tuple[float, int]]
+) -> None:
     merged, at_once = of(a), of(a)
     merged.merge(of(b))
     at_once.merge_encoded(of(b).encode())
@@ -131,7 +133,7 @@ def test_unusable_rows_are_refused(p: list[float], y: list[int], says: str) -> N
         BinaryMetricsSketch().update(p, y)
 
 
-def test_bytes_that_are_no_sketch_are_refused() -> None:
+def test_bytes_that_are_not_a_sketch_are_refused() -> None:
     good = _sketch(np.array([0.5]), np.array([1])).encode()
     for wrong in (b"", b"nonsense", good[:-3]):
         with pytest.raises(DataError, match="no metrics sketch"):

@@ -30,7 +30,7 @@ def test_columns_become_numpy_arrays_feature_by_feature(tmp_path: Path) -> None:
     assert ids.lengths.dtype == np.int32 and ids.values.dtype == np.int64
 
 
-def test_scalar_features_come_as_one_block() -> None:
+def test_scalar_features_are_one_block() -> None:
     batch = pa.record_batch({"label": pa.array([1.0, 0.0], pa.float32()), "a": [1, 2], "b": [3, 4]})
     ids = ids_of(batch.slice(1))
     assert ids.scalar and ids.values.reshape(2, 1).tolist() == [[2], [4]]

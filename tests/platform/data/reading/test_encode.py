@@ -92,7 +92,7 @@ def test_text_ids_are_xxh3_of_their_utf8_bytes(as_dictionary: bool) -> None:
     assert ids == [zurich, MISSING_ID, a, zurich] and not any(bad)
 
 
-def test_text_where_hexadecimal_or_text_needs_it_and_numbers_come_is_refused() -> None:
+def test_numbers_are_refused_where_the_encoding_needs_text() -> None:
     for encoding in ("hexadecimal", "string"):
         with pytest.raises(DataError, match=f"'f': found int64, expected text for the encoding {encoding}"):
             _encode(pa.array([1]), {"encoding": encoding})

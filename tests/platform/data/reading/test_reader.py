@@ -81,7 +81,7 @@ def test_every_window_of_a_shard_has_a_permutation_of_its_own(
     assert len({tuple(order) for order in (windows % 50).tolist()}) == 4
 
 
-def test_columns_come_in_the_documented_form(log: TrainingData) -> None:
+def test_columns_have_the_documented_form(log: TrainingData) -> None:
     batch = next(_reader(log).read(3, 4, seed=0, shuffle=False, batch_size=4))
     assert batch.schema.names == ["label", "dense", "row", "many"]
     assert batch.schema.types == [pa.float32(), pa.list_(pa.float32(), 1), pa.int64(), pa.list_(pa.int64())]
@@ -107,7 +107,7 @@ def test_text_gives_the_same_batches_as_parquet(
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_blank_lines_byte_order_marks_and_windows_line_ends_are_no_rows(tmp_path: Path, end: str) -> None:
+def test_blank_lines_byte_order_marks_and_windows_line_ends_are_ignored(tmp_path: Path, end: str) -> None:
     write_lines(
         tmp_path / "a.csv", "\ufefflabel,number,row,many", "", "1,5.0,7.0,1|2", "", "0,,8,", "", "1,2,9,3", end=end
     )
@@ -169,9 +169,7 @@ def test_a_criteo_file_with_another_number_of_fields_is_refused(tmp_path: Path) 
     ("first", "remedy"),
     [("label,I1,C1", "data.label: label"), ("Id,Label,I1", "data.label: Label"), (",".join("1" * 40), "column_names")],
 )
-def test_a_criteo_file_with_commas_is_refused_with_what_to_write_instead(
-    tmp_path: Path, first: str, remedy: str
-) -> None:
+def test_a_criteo_file_with_commas_is_refused_with_the_correct_setting(tmp_path: Path, first: str, remedy: str) -> None:
     write_lines(tmp_path / "a.csv", first)
     with pytest.raises(DataError, match=rf"a\.csv: .*commas.*criteo_tsv by tabs; use format: csv with .*{remedy}"):
         build_manifest(_criteo(tmp_path))

@@ -123,7 +123,7 @@ def _check(ours: list[Minibatch], theirs: list[tuple[pa.RecordBatch, int]], leng
     hashed=st.booleans(),
     at=st.floats(0, 1),
 )
-def test_any_columns_come_out_as_a_plain_implementation_gives_them(
+def test_a_window_equals_a_plain_implementation_for_any_columns(
     seed: int,
     dense: list[str],
     sparse: list[str],

@@ -52,7 +52,7 @@ def rows_of(folder: Path) -> pa.Table:
 
 @with_broker
 @pytest.mark.parametrize("text", [False, True], ids=["integer", "text"])
-def test_landing_writes_what_a_conversion_writes_and_each_session_lies_in_one_partition(
+def test_landing_equals_a_conversion_and_keeps_each_session_in_one_partition(
     broker: Broker, tmp_path: Path, text: bool
 ) -> None:
     data, topic = small_log(tmp_path / "log", text=text), f"equal-{text}"
@@ -74,9 +74,7 @@ def test_landing_writes_what_a_conversion_writes_and_each_session_lies_in_one_pa
 
 
 @with_broker
-def test_landing_goes_on_behind_what_was_landed_also_when_the_broker_was_killed_meanwhile(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_landing_continues_after_landed_messages_even_if_the_broker_was_killed(broker: Broker, tmp_path: Path) -> None:
     data = small_log(tmp_path / "log", rows=500)
     for begin in (0, 500):
         publish(data, "again", servers=broker.servers, topic_partitions=2)
@@ -90,7 +88,7 @@ def test_landing_goes_on_behind_what_was_landed_also_when_the_broker_was_killed_
 
 
 @with_broker
-def test_marks_of_transactions_are_no_rows_and_what_was_aborted_is_not_landed(broker: Broker, tmp_path: Path) -> None:
+def test_transaction_marks_and_aborted_messages_are_not_landed(broker: Broker, tmp_path: Path) -> None:
     from confluent_kafka import Producer
 
     data = small_log(tmp_path / "log", rows=100)

@@ -88,9 +88,7 @@ def items(destination: Path) -> list[int]:
 ALL = [0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15]
 
 
-def test_rows_go_to_the_file_of_their_partition_and_day_and_the_next_call_goes_on(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_rows_are_written_by_partition_and_day_and_the_next_call_continues(broker: Broker, tmp_path: Path) -> None:
     report = landed(tmp_path)
     assert items(tmp_path) == ALL
     assert [(each.begin, each.end, each.days) for each in report.landed] == [
@@ -157,7 +155,7 @@ def test_sessions_of_two_types_are_refused_also_from_call_to_call(broker: Broker
         landed(tmp_path)
 
 
-def test_messages_that_the_broker_dropped_and_a_topic_made_anew_are_noticed(broker: Broker, tmp_path: Path) -> None:
+def test_dropped_messages_and_a_recreated_topic_are_detected(broker: Broker, tmp_path: Path) -> None:
     landed(tmp_path)
     for partition in broker.messages:
         partition += [message(0, 8)] * 4

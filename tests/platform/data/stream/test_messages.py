@@ -38,7 +38,7 @@ ROW = st.fixed_dictionaries(
 
 
 @given(st.lists(ROW, min_size=1, max_size=8), st.booleans())
-def test_rows_come_back_as_they_were(rows: list[dict[str, Any]], text: bool) -> None:
+def test_rows_survive_encoding_and_decoding(rows: list[dict[str, Any]], text: bool) -> None:
     form = MessageForm(DATA)
     session = pa.string() if text else pa.int64()
     for index, row in enumerate(rows):
@@ -82,7 +82,7 @@ def test_a_field_of_another_kind_is_refused_by_name(change: dict[str, Any], said
 
 
 @pytest.mark.parametrize("message", [None, b"", b"\xc1", b"{}", msgspec.msgpack.encode({"label": 1})[:-1]], ids=repr)
-def test_a_message_that_is_no_row_is_refused(message: bytes | None) -> None:
+def test_a_message_that_is_not_a_row_is_refused(message: bytes | None) -> None:
     with pytest.raises(DataError, match="is no row"):
         MessageForm(DATA).row(message)
 

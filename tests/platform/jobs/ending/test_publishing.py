@@ -92,7 +92,7 @@ def test_a_trained_job_without_a_master_counts_as_trained_until_it_is_published(
     assert not is_trained(platform, prepared)
 
 
-def test_mlflow_that_goes_away_during_a_step_is_waited_for_and_the_step_is_done_again(
+def test_an_outage_of_mlflow_during_a_step_is_waited_out_and_the_step_repeated(
     platform: Platform, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = itertools.chain([True, False, False], itertools.repeat(True))

@@ -48,14 +48,14 @@ def wish(profile: Profile, largest_bytes: float = 2.0**36, most_servers: int = 6
     return wish_of(ALLOCATION, outlook(profile, largest_bytes).forecast, limits)
 
 
-def test_a_job_whose_tables_fit_to_the_end_wants_nothing() -> None:
+def test_a_job_whose_tables_fit_to_the_end_requests_no_memory() -> None:
     profile = grown(remaining=1_000_000)
     found = outlook(profile).forecast
     assert found is not None and found.action is Action.NONE
     assert wish(profile) is None
 
 
-def test_a_job_that_will_run_out_asks_for_what_holds_to_its_end() -> None:
+def test_a_job_that_will_run_out_requests_memory_for_its_whole_length() -> None:
     profile = grown(remaining=2_000_000_000)
     found = wish(profile)
     assert found is not None
@@ -64,7 +64,7 @@ def test_a_job_that_will_run_out_asks_for_what_holds_to_its_end() -> None:
     assert "more memory per server" in found.reason
 
 
-def test_where_no_node_has_so_much_more_servers_are_asked_for() -> None:
+def test_more_servers_are_requested_if_no_node_has_enough_memory() -> None:
     found = wish(grown(remaining=2_000_000_000), largest_bytes=2.0**30)
     assert found is not None and found.allocation.parameter_servers > 1 and "more servers" in found.reason
 
@@ -85,7 +85,7 @@ def test_a_hash_size_ends_the_growth() -> None:
 
 
 @pytest.mark.parametrize(("epochs", "is_enough"), [(1, False), (2, False), (1000, True)])
-def test_rows_that_come_again_bring_no_new_ids(epochs: int, is_enough: bool) -> None:
+def test_repeated_rows_bring_no_new_ids(epochs: int, is_enough: bool) -> None:
     profile = grown(remaining=2_000_000_000)
     content = msgspec.json.decode(profile.job_json)
     content["spec"]["training"] = content["spec"].get("training", {}) | {"epochs": epochs}
@@ -117,6 +117,6 @@ def test_rows_need_more_at_the_end_than_now_and_the_margin_stays_free() -> None:
     assert need.worker_bytes == pytest.approx(1000 * MEBIBYTE, rel=0.01)
 
 
-def test_a_worker_of_which_nothing_is_known_needs_what_it_has() -> None:
+def test_a_worker_without_measurements_needs_its_present_memory() -> None:
     found = outlook(grown(remaining=1_000_000, worker_used_bytes=0))
     assert found.need.worker_bytes == ALLOCATION.worker_memory_bytes

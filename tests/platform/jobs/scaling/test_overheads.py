@@ -38,7 +38,7 @@ def test_medians_over_the_jobs_count_and_a_pause_is_that_of_a_migration() -> Non
     assert found.measured == 6
 
 
-def test_what_starts_compute_is_measured_beside_how_long_they_take() -> None:
+def test_the_cpu_time_of_starts_is_measured_beside_their_duration() -> None:
     found = overheads_of(
         [
             record(pods__worker_start_core_seconds=4.5, pods__worker_start_seconds=9.0),

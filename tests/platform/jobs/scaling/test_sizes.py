@@ -46,7 +46,7 @@ def limited(answer: Profile, **limits: Any) -> Profile:
     return msgspec.structs.replace(answer, job_json=measured_profile(limits).job_json)
 
 
-def test_a_size_without_limits_stays_as_it_is() -> None:
+def test_a_size_without_limits_is_not_changed() -> None:
     found = known(measured_profile(servers_move=True))
     assert found.movable == {Change.WORKERS, Change.SERVERS}
     for field in ("worker_cores", "worker_memory_bytes", "parameter_server_cores", "parameter_server_memory_bytes"):

@@ -121,7 +121,7 @@ def test_repetition_is_measured_after_the_fitted_steps(platform: Platform, tmp_p
     assert 2 < float(factor) < 4
 
 
-def test_a_job_that_goes_on_from_a_record_keeps_its_figures(platform: Platform, tmp_path: Path) -> None:
+def test_a_job_that_continues_from_a_record_keeps_its_statistics(platform: Platform, tmp_path: Path) -> None:
     (tmp_path / "users.txt").write_text("3\n5\n")
     first = prepare(platform, _with_steps(tmp_path, PRICE), "clicks-1")
     final_record(tmp_path / "store", job_from_json(first.job_json), 1)

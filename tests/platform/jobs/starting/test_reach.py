@@ -70,7 +70,7 @@ def test_an_sqlite_file_is_refused_in_a_shared_folder_too() -> None:
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:9000", "127.0.0.1", "127.1.2.3:80", "[::1]:9000", "u:p@localhost"]
 )
-def test_a_server_of_this_machine_is_none_for_other_machines(host: str) -> None:
+def test_a_loopback_address_is_refused_for_other_machines(host: str) -> None:
     assert problems(platform(tracking=f"http://{host}"), with_paths()) == ["tracking_uri"]
 
 

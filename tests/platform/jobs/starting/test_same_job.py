@@ -62,7 +62,7 @@ def test_the_same_job_file_is_the_same_job_also_with_another_password(clicks: Tr
     refuse_other_job(master(with_password[0]), with_password[1])
 
 
-def test_a_master_that_does_not_say_what_it_was_launched_with_is_taken_as_it_is(clicks: TrainingJob) -> None:
+def test_a_master_without_a_launch_record_is_accepted(clicks: TrainingJob) -> None:
     refuse_other_job(master(None), prepared(clicks))
 
 

@@ -73,13 +73,13 @@ def finish(
     history.finish_run(run_id, Phase.SUCCEEDED, "")
 
 
-def test_without_being_asked_a_job_starts_with_what_its_file_says(platform: Any, tmp_path: Path) -> None:
+def test_without_warm_start_a_job_starts_with_the_sizes_of_its_file(platform: Any, tmp_path: Path) -> None:
     found = warm_start(platform, prepared(tmp_path, "clicks-1"))
     assert (found.workers, found.parameter_servers) == (1, 1)
     assert "job_file" in found.source
 
 
-def test_with_no_similar_job_it_starts_with_what_its_file_says_and_says_so(platform: Any, tmp_path: Path) -> None:
+def test_without_a_similar_job_the_sizes_of_the_file_are_used_and_reported(platform: Any, tmp_path: Path) -> None:
     found = warm_start(platform, prepared(tmp_path, "clicks-1", start="history"))
     assert found.workers == 1 and "cold start" in found.source
 
@@ -95,7 +95,7 @@ def test_the_sizes_that_similar_jobs_ended_with_are_taken_within_the_jobs_bounds
     assert msgspec.structs.replace(bounded, workers=4, source="") == msgspec.structs.replace(found, source="")
 
 
-def test_servers_start_with_what_those_of_similar_jobs_used_and_some_more(platform: Any, tmp_path: Path) -> None:
+def test_servers_start_with_the_memory_of_similar_jobs_and_a_margin(platform: Any, tmp_path: Path) -> None:
     first = prepared(tmp_path, "clicks-1", start="history")
     asked = warm_start(platform, first)
     started = msgspec.structs.replace(asked, parameter_servers=2, parameter_server_memory_bytes=16 * 2**30)

@@ -41,7 +41,7 @@ def ended(platform: Platform, status: PodStatus) -> None:
     )
 
 
-def test_an_evaluator_is_no_job_that_people_ask_for(platform: Platform) -> None:
+def test_an_evaluator_is_not_listed_as_a_job(platform: Platform) -> None:
     evaluator = platform.launcher.submit(pod(Role.EVALUATOR))
     assert [first.uid for first in platform.launcher.jobs()] == [evaluator.uid]
     assert jobs(platform) == [] and pod_of_master(platform, evaluator_job(JOB)) is None
@@ -60,7 +60,7 @@ def test_an_evaluator_outlives_the_masters_pod_and_ends_with_its_job(
     assert evaluator_state(platform, JOB) == (EvaluatorState.FAILED, "the evaluator pod is gone")
 
 
-def test_an_evaluator_that_mlflow_went_away_from_is_replaced_by_another_one(platform: Platform) -> None:
+def test_an_evaluator_that_lost_mlflow_is_replaced(platform: Platform) -> None:
     first = platform.launcher.submit(pod(Role.EVALUATOR, f"print('away'); raise SystemExit({EXIT_HISTORY})"))
     ended(platform, first)
     state, words = evaluator_state(platform, JOB)

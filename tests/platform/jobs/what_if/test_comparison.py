@@ -47,7 +47,7 @@ def test_warm_start_is_for_all_but_by_hand() -> None:
     assert any(each.started_with != wanted[each.job_id] for each in static.jobs)
 
 
-def test_jobs_give_more_back_where_they_may_become_slower() -> None:
+def test_jobs_release_more_if_they_may_become_slower() -> None:
     core_hours = []
     for share in (0.0, 0.5):
         given = asked(policies=["three-stage"], changes="everything", max_slowdown=share)
@@ -56,14 +56,14 @@ def test_jobs_give_more_back_where_they_may_become_slower() -> None:
     assert core_hours[1] < core_hours[0]
 
 
-def test_a_simulation_asks_as_patiently_as_its_file_says() -> None:
+def test_a_simulation_uses_the_patience_of_its_file() -> None:
     assert settings_of(asked(patience_rounds=3), None, Handling()).patience_rounds == 3
 
 
 MEASURED = Overheads(worker_start_seconds=5.0, worker_start_core_seconds=4.0, server_start_core_seconds=2.0, measured=2)
 
 
-def test_a_history_brings_its_own_starts_and_pauses() -> None:
+def test_a_history_has_its_own_starts_and_pauses() -> None:
     given = asked(workload={"history": {}})
     found = gather(given, HERE, [record("a"), record("b", workers=2)], MEASURED)
     assert len(found.jobs) == 2

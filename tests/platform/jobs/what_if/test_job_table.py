@@ -24,7 +24,7 @@ def problems(file: Path) -> str:
     return str(caught.value)
 
 
-def test_a_line_trains_as_long_as_it_says(tmp_path: Path) -> None:
+def test_a_job_of_the_table_trains_for_its_given_time(tmp_path: Path) -> None:
     table = read_jobs(written(tmp_path, HEADER + "late,600,1200,4,2,,,\nearly,0,600,2,1,0.5,2,ads\n"))
     early, late = table.jobs
     assert (early.job_id, early.priority, early.team, early.allocation.worker_cores) == ("early", 2.0, "ads", 1.0)
@@ -65,7 +65,7 @@ def test_every_wrong_field_is_named_with_its_line(tmp_path: Path, line: str, exp
     assert expected in problems(written(tmp_path, HEADER + line + "\n"))
 
 
-def test_all_problems_are_shown_at_once_up_to_a_limit(tmp_path: Path) -> None:
+def test_all_problems_are_shown_together_up_to_a_limit(tmp_path: Path) -> None:
     message = problems(written(tmp_path, HEADER + "a,0,60,,,,,\n" * 2 + "b,x,y,z,,,,\n" * 30))
     assert "line 3, job_id: 'a' is not allowed; allowed: a name that no line before has" in message
     assert "more problems" in message
@@ -83,7 +83,7 @@ def test_shares_of_a_step_above_the_whole_are_refused(tmp_path: Path) -> None:
     assert "at most 1" in problems(written(tmp_path, text))
 
 
-def test_fewer_at_most_than_asked_for_is_refused(tmp_path: Path) -> None:
+def test_a_maximum_below_the_requested_number_is_refused(tmp_path: Path) -> None:
     text = "job_id,arrival_seconds,seconds,workers,max_workers\na,0,60,8,4\n"
     assert "line 2, max_workers: '4' is not allowed; allowed: at least the 8" in problems(written(tmp_path, text))
 
@@ -92,7 +92,7 @@ def test_fewer_at_most_than_asked_for_is_refused(tmp_path: Path) -> None:
     "text, expected",
     [("", "no line"), (HEADER, "no line"), ("job_id,workers\na,1\n", "column arrival_seconds: absent")],
 )
-def test_a_file_that_is_no_table_of_jobs_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_file_that_is_not_a_table_of_jobs_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in problems(written(tmp_path, text))
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "check the path" in problems(tmp_path / "none.csv")
 
 
-def test_nodes_that_come_and_go_are_read_in_the_files_unit(tmp_path: Path) -> None:
+def test_added_and_removed_nodes_are_read_in_the_files_unit(tmp_path: Path) -> None:
     file = tmp_path / "spot.csv"
     file.write_text("seconds,nodes\n10,-3\n20,5\n")
     assert read_node_changes(file, 60.0) == (NodeChange(600.0, -3), NodeChange(1200.0, 5))

@@ -31,7 +31,7 @@ def test_the_files_on_the_page_are_read() -> None:
     assert history.workload.history is not None
 
 
-def test_the_policy_on_the_page_does_what_it_says() -> None:
+def test_the_policy_on_the_page_works_as_described() -> None:
     namespace: dict[str, Any] = {}
     exec(blocks("python")[0], namespace)
     long, short = job("long", seconds=7200.0), job("short", seconds=1200.0)
@@ -44,7 +44,7 @@ def test_the_policy_on_the_page_does_what_it_says() -> None:
     assert {each.job_id for each in static.jobs} == {"long", "short"}
 
 
-def test_every_column_on_the_page_is_one_that_is_read(tmp_path: Path) -> None:
+def test_every_column_on_the_page_is_read(tmp_path: Path) -> None:
     table = PAGE.split("### A CSV file of jobs")[1].split("###")[0]
     named = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines() if "|" in line)))
     file = tmp_path / "jobs.csv"

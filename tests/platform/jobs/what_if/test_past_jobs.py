@@ -33,7 +33,7 @@ def record(job_id: str = "clicks-1", workers: int = 4, **changed: Any) -> JobRec
     return msgspec.structs.replace(made, **changed)
 
 
-def test_a_past_job_takes_as_long_as_it_took() -> None:
+def test_a_simulated_past_job_takes_its_recorded_time() -> None:
     (found,) = jobs_of([record()]).jobs
     (ended,) = run("static", [found]).jobs
     assert ended.completion_seconds == pytest.approx(60.0 + 3600.0)
@@ -41,7 +41,7 @@ def test_a_past_job_takes_as_long_as_it_took() -> None:
     assert found.arrival_seconds == 0.0
 
 
-def test_runs_of_several_configurations_teach_each_other() -> None:
+def test_runs_of_several_configurations_are_fitted_together() -> None:
     records = [record(f"clicks-{workers}", workers) for workers in (1, 2, 4, 8)]
     jobs = jobs_of(records).jobs
     assert len(jobs) == 4
@@ -80,7 +80,7 @@ def test_half_written_and_failed_runs_are_left_out_with_the_reason(changed: dict
     assert past.left_out == (("bad", reason),)
 
 
-def test_of_two_attempts_at_one_job_one_is_taken() -> None:
+def test_only_one_of_two_attempts_at_a_job_is_used() -> None:
     past = jobs_of([record(), record(started_unix_seconds=1_700_009_000.0)])
     assert len(past.jobs) == 1
     assert past.left_out[0][1] == "another attempt at the same job is taken"

@@ -73,7 +73,7 @@ def test_buckets_change_servers_without_a_rollback_or_a_record(servers: int):
     assert world.state.phase is Phase.SUCCEEDED
 
 
-def test_owners_stay_as_they_were_until_all_that_will_own_more_have_copied():
+def test_owners_do_not_change_until_all_new_owners_have_copied():
     world = long_job()
     before = owners(world)
     ask(world, 4)
@@ -133,7 +133,7 @@ def test_an_owner_lost_during_a_change_is_recovered_and_the_change_completes(sta
     assert len(set(owners(world))) == 3 == len(world.state.membership.servers())
 
 
-def test_a_server_that_gave_its_buckets_away_and_is_lost_before_they_were_fetched_costs_a_rollback():
+def test_the_loss_of_an_old_owner_before_its_buckets_were_fetched_causes_a_rollback():
     world = long_job()
     ask(world, 1)
     go_on(world, until=HANDING_OVER)
@@ -224,7 +224,7 @@ def hot(world: World, moves: dict[int, str], epoch: int | None = None) -> None:
     )
 
 
-def test_hot_buckets_move_between_servers_that_are_there_and_nothing_else_does():
+def test_only_hot_buckets_move_between_existing_servers():
     world = long_job()
     before, servers = owners(world), list(world.state.ownership.servers)
     dense = [servers[owner] for owner in world.state.ownership.dense_owners]
@@ -272,7 +272,7 @@ def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
     assert world.state.migration.order_id == order and owners(world) == before
 
 
-def test_hot_buckets_stay_where_they_are_when_the_job_file_says_so():
+def test_hot_buckets_do_not_move_if_the_job_file_disables_it():
     world = long_job(relieves_hot_servers=False)
     servers = list(world.state.ownership.servers)
     hot(world, {0: servers[1], 1: servers[0]})
@@ -285,7 +285,7 @@ def orders(world: World) -> list[tuple[str, str]]:
     return [(each.decision, each.inputs["order"]) for each in decided if each.decision.startswith("migration_")]
 
 
-def test_more_servers_that_are_asked_for_wait_until_a_hot_server_is_relieved():
+def test_a_request_for_more_servers_waits_for_the_relief_of_a_hot_one():
     world = long_job()
     servers = list(world.state.ownership.servers)
     mine = [bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5]
@@ -302,7 +302,7 @@ def test_more_servers_that_are_asked_for_wait_until_a_hot_server_is_relieved():
     assert len(set(owners(world))) == 3 and world.state.recovery.rollbacks == 0
 
 
-def test_fewer_servers_that_are_asked_for_end_a_move_of_hot_buckets():
+def test_a_request_for_fewer_servers_ends_a_move_of_hot_buckets():
     world = long_job()
     servers = list(world.state.ownership.servers)
     hot(world, dict.fromkeys([bucket for bucket in range(64) if owners(world)[bucket] == servers[0]][:5], servers[1]))
@@ -315,7 +315,7 @@ def test_fewer_servers_that_are_asked_for_end_a_move_of_hot_buckets():
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING])
-def test_more_servers_that_are_asked_for_wait_until_servers_have_the_memory_that_they_need(stage: str):
+def test_a_request_for_more_servers_waits_for_needed_memory_of_present_ones(stage: str):
     world = long_job()
     moves = [PodMove(pod=name) for name in world.state.ownership.servers]
     asked = change(parameter_server_memory_bytes=3000)

@@ -30,7 +30,7 @@ def with_notice(world: World, pod: str = SERVER, ends_in_seconds: float = 60.0) 
     return world
 
 
-def test_a_server_with_notice_is_saved_at_once_and_leaves_when_its_successor_owns_its_buckets():
+def test_notice_starts_a_save_and_the_server_leaves_when_its_successor_owns_its_buckets():
     world = long_job()
     first, second = world.state.ownership.servers
     with_notice(world, first)
@@ -64,7 +64,7 @@ def test_a_repeated_notice_is_journalled_once():
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING])
-def test_a_server_that_is_ended_too_early_costs_what_was_trained_since_the_record_of_its_notice(stage: str):
+def test_an_early_end_of_a_server_loses_only_training_since_the_record_of_its_notice(stage: str):
     world = long_job()
     first, second = world.state.ownership.servers
     with_notice(world, first)
@@ -168,7 +168,7 @@ def test_a_server_without_a_successor_in_time_costs_no_row():
     assert world.state.phase is Phase.SUCCEEDED
 
 
-def test_workers_go_on_once_the_successor_has_the_buckets_of_a_server_with_notice():
+def test_workers_continue_when_the_successor_has_the_buckets_of_a_server_with_notice():
     world = long_job()
     with_notice(world, SERVER, ends_in_seconds=20.0)
     work_without_new_servers(world, 19.9)
@@ -182,7 +182,7 @@ def test_workers_go_on_once_the_successor_has_the_buckets_of_a_server_with_notic
     check(world)
 
 
-def test_a_late_notice_is_answered_by_one_record_and_workers_pause_at_once():
+def test_a_late_notice_causes_one_record_and_an_immediate_pause_of_workers():
     world = long_job()
     with_notice(world, SERVER, ends_in_seconds=0.5)
     assert len(pauses(world)) == 1 and len(world.state.saves.under_way) == 1
@@ -204,7 +204,7 @@ def test_a_server_that_outlives_its_notice_is_worked_with_again():
     assert len(pauses(world)) == 1, "and nobody pauses for it once more"
 
 
-def test_a_master_that_is_started_again_during_the_pause_still_knows_of_it():
+def test_a_restarted_master_continues_the_pause_before_a_servers_end():
     world = long_job()
     with_notice(world, SERVER, ends_in_seconds=5.0)
     work_without_new_servers(world, 5.0)

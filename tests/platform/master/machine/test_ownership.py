@@ -114,7 +114,7 @@ def test_of_two_servers_at_one_place_only_the_owner_is_rolled_back():
     assert second not in world.state.routing().servers
 
 
-def test_a_new_address_of_the_same_server_is_no_other_owner():
+def test_a_new_address_of_a_server_does_not_change_the_owner():
     world = running()
     before = world.state.routing()
     pod = world.up["j-ps-0"]

@@ -123,7 +123,7 @@ def test_a_late_report_of_an_earlier_order_changes_nothing():
     assert "j-ps-1" in world.state.recovery.awaited()
 
 
-def test_a_late_report_does_not_take_back_what_was_restored():
+def test_a_late_report_does_not_undo_a_restore():
     world = running()
     old = order_of(world, "j-ps-1")
     world.kill("j-ps-0")

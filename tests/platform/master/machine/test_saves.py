@@ -236,7 +236,7 @@ def test_a_server_that_has_written_one_part_gets_the_next_one_under_a_new_versio
     assert world.state.phases.version > version
 
 
-def test_a_save_that_is_late_fails_and_the_other_goes_on():
+def test_a_late_save_fails_and_the_other_one_continues():
     world = running(plan(save_interval_seconds=0.0, lease_seconds=1e6))
     beside = begin_beside(world)
     world.hung.add("j-ps-1")

@@ -67,7 +67,7 @@ def reason(world: World) -> str:
 # Writing
 
 
-def test_a_part_that_is_not_written_in_time_fails_the_save_and_training_goes_on():
+def test_a_part_that_is_late_fails_the_save_and_training_continues():
     world = running()
     save = saving(world, hung="j-ps-1", stage=WRITING)
     everybody_acts(world)
@@ -93,7 +93,7 @@ def test_the_folder_of_a_late_save_stays_until_no_process_writes_into_it():
     assert world.discarded == [save.uri]
 
 
-def test_a_server_may_begin_to_write_until_it_knows_that_the_save_was_given_up():
+def test_a_server_may_begin_to_write_until_it_learns_of_the_end_of_the_save():
     world = running()
     save = saving(world, stage=WRITING)
     incarnation = world.up["j-ps-1"]["incarnation"]
@@ -359,7 +359,7 @@ def test_an_unreadable_store_ends_the_job_by_the_limit_of_restarts():
     assert world.state.phase is Phase.FAILED and "has not restored" in world.state.failure
 
 
-def test_a_server_that_still_reads_and_one_that_is_not_there_yet_are_not_late():
+def test_servers_that_still_read_or_have_not_started_are_not_late():
     world = running()
     recovering(world, "j-ps-1")
     world.kill("j-ps-0-r1")
@@ -382,7 +382,7 @@ def test_a_restart_of_the_master_gives_every_stage_its_whole_time():
 # Reasons
 
 
-def test_status_shows_what_a_stage_waits_for_and_for_how_long():
+def test_status_shows_the_reason_and_the_time_of_a_stages_wait():
     world = running()
     world.handle(events.SaveAsked(time=world.time))
     save = world.state.saves.quiescing

@@ -178,7 +178,7 @@ def test_time_in_which_a_save_keeps_servers_from_copying_does_not_count():
     assert outcomes(world) == [ShapeOutcome.FAILED]
 
 
-def test_a_server_that_can_never_copy_ends_the_migration_at_once():
+def test_a_server_that_can_never_copy_ends_the_migration_immediately():
     world = copies_nothing()
     before = owners(world)
     report(world, problem="ps-0:1: other code", is_permanent=False)
@@ -251,7 +251,7 @@ def test_the_status_shows_a_stalled_migration_and_then_why_it_was_undone():
     [({"parameter_servers": 3}, NEW), ({"workers": 3}, "j-worker-2")],
     ids=["server", "worker"],
 )
-def test_new_pods_without_room_are_given_up_after_the_limit_and_the_reason_names_what_they_lack(
+def test_new_pods_that_do_not_fit_are_given_up_after_the_limit_with_the_missing_resources(
     asked: dict[str, float], pod: str
 ):
     world = long_job()
@@ -346,7 +346,7 @@ def test_servers_that_are_not_wanted_any_more_are_not_retried():
     check_undone(world, before)
 
 
-def test_hot_buckets_that_cannot_be_copied_stay_and_are_not_tried_again_at_once():
+def test_hot_buckets_that_cannot_be_copied_stay_and_are_retried_only_later():
     world = long_job()
     hot, other = world.state.ownership.servers
     before = owners(world)

@@ -32,7 +32,7 @@ def costs(world: World) -> dict[int, FaultCost]:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), acts=st.integers(0, 300))
-def test_the_costs_of_all_faults_add_up_to_what_the_job_lost(seed: int, acts: int):
+def test_the_costs_of_all_faults_add_up_to_the_losses_of_the_job(seed: int, acts: int):
     chance = random.Random(seed)
     world = World(plan())
     for _ in range(acts):
@@ -110,7 +110,7 @@ def test_an_open_fault_survives_the_end_of_the_master():
     assert max(cost.paused_seconds or 0.0 for cost in costs(world).values()) >= 2.0
 
 
-def test_what_nobody_knows_of_several_faults_stays_unknown_and_the_rest_is_added_up():
+def test_unknown_costs_of_several_faults_stay_unknown_and_known_ones_are_added():
     known, unknown = FaultCost(paused_seconds=2.0, repeated_rows=5), FaultCost(repeated_rows=3, is_over=False)
     assert FaultCost.total([known, unknown]) == FaultCost(paused_seconds=2.0, repeated_rows=8, is_over=False)
     assert FaultCost.total([FaultCost(), FaultCost()]) == FaultCost()

@@ -43,7 +43,7 @@ def after(before: dict[str, Load], moves: dict[int, str]) -> dict[str, float]:
     return rates
 
 
-def test_the_hottest_buckets_go_to_the_server_with_the_least_load_until_it_is_no_more_hot():
+def test_the_hottest_buckets_move_to_the_least_loaded_server_until_the_source_is_not_hot():
     before = loads(6000.0, 3000.0, 2000.0)
     relief = relief_of(before, hot_server(before))
     assert relief is not None and relief.server == "ps-0" and relief.ratio == 2.4
@@ -101,7 +101,7 @@ def seconds_until_relief(before: dict[str, Load], waiting_share: float = 1.0) ->
     return math.inf
 
 
-def test_a_hot_server_costs_what_workers_wait_more_than_with_even_load():
+def test_the_cost_of_a_hot_server_is_the_workers_wait_beyond_that_of_even_load():
     assert loss_of(loads(4000.0, 1000.0, 1000.0), "ps-0", 1.0) == pytest.approx(0.5)
     assert loss_of(loads(4000.0, 1000.0, 1000.0), "ps-0", 0.2) == pytest.approx(0.1)
     other_cores = {**loads(4000.0, 1000.0), "ps-1": Load(1000.0, 4.0, [])}
@@ -136,7 +136,7 @@ def test_a_server_that_was_hot_for_a_moment_or_before_the_servers_changed_is_not
     assert seen.look(hot, 1.0, 420.0)
 
 
-def test_loads_that_are_not_known_for_a_window_are_no_sign_that_a_server_is_not_hot():
+def test_unknown_loads_of_a_window_do_not_clear_a_hot_server():
     seen, hot = HotServers(), loads(4000.0, 1000.0, 1000.0)
     assert not any(seen.look(hot, 1.0, float(second)) for second in range(10))
     assert not seen.look({}, 1.0, 30.0)

@@ -34,7 +34,7 @@ def test_a_window_without_the_excess_cancels_one_with_it():
     assert due_after([0.9, 0.0] * 500) is None
 
 
-def test_what_was_before_the_first_look_does_not_count():
+def test_windows_before_the_first_check_do_not_count():
     lasting = Lasting(LEAST, COOL_DOWN)
     assert not lasting.look({"a": 1.0}, PRICE, 1000.0)
     assert not lasting.look({"a": 1.0}, PRICE, 1000.0 + LEAST - 0.1)
@@ -51,7 +51,7 @@ def test_a_window_without_measurements_changes_nothing():
     assert lasting.look({"a": 1.0}, PRICE, 501.0)
 
 
-def test_pods_are_counted_apart_and_one_that_does_not_stand_out_now_is_not_due():
+def test_excesses_are_counted_per_pod_and_a_pod_without_one_now_is_not_due():
     lasting = Lasting(LEAST, COOL_DOWN)
     lasting.look({}, PRICE, 0.0)
     lasting.look({"a": 1.0}, PRICE, 20.0)

@@ -34,7 +34,7 @@ class Written(World):
         self.lines += [(event.time, 1e9 + event.time, each.decision, each.inputs) for each in decided]
 
 
-def test_a_migration_has_its_stages_its_servers_and_what_it_cost() -> None:
+def test_the_profile_of_a_migration_has_stages_servers_and_costs() -> None:
     world = Written()
     ask(world, 3)
     go_on(world)
@@ -55,7 +55,7 @@ def test_a_migration_has_its_stages_its_servers_and_what_it_cost() -> None:
     }
 
 
-def test_one_that_is_under_way_shows_how_far_it_is_and_costs_nothing_yet() -> None:
+def test_a_running_migration_shows_its_progress_and_no_cost() -> None:
     world = Written()
     ask(world, 3)
     go_on(world, until=COPYING)

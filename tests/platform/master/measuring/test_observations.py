@@ -48,7 +48,7 @@ def test_a_heartbeat_waits_for_its_readers_half_a_second_at_most() -> None:
     assert seen._monitor.pods["j-worker-0"].samples == 128
 
 
-def test_however_many_heartbeats_come_few_of_them_are_kept() -> None:
+def test_only_few_of_many_heartbeats_are_kept() -> None:
     world = running()
     seen = Observations(world.time)
     for number in range(5000):

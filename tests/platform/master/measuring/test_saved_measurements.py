@@ -58,7 +58,7 @@ def test_speeds_growth_and_starts_outlive_the_process(tmp_path: Path) -> None:
     assert found.starts.medians() == seen.starts.medians() != {}
 
 
-def test_points_of_a_table_go_on_in_the_same_generation_only(tmp_path: Path) -> None:
+def test_points_of_a_table_continue_only_in_the_same_generation(tmp_path: Path) -> None:
     SavedMeasurements(tmp_path).keep(observed().remembered(), 0.0)
     usage = [TableUsage(table="users", rows=300, bytes=24_000)]
     same, other = recalled(tmp_path), recalled(tmp_path)
@@ -81,7 +81,7 @@ def test_its_size_depends_on_configurations_not_on_steps(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"not json", b'{"format":1,"checksum":3,"body":{}}'])
-def test_a_damaged_file_costs_the_measurements_and_nothing_else(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_loses_only_the_measurements(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / MEASUREMENTS_FILE).write_bytes(damage)
     assert recalled(tmp_path).profile.measured() == []
 
@@ -95,7 +95,7 @@ def test_a_changed_figure_is_detected(tmp_path: Path) -> None:
     assert recalled(tmp_path).profile.measured() == []
 
 
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_earlier_measurements(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 2 * 2**20) as disk:
         saved = SavedMeasurements(disk.folder)
         saved.keep(observed(2).remembered(), 0.0)

@@ -81,7 +81,7 @@ def test_a_slow_pod_is_named_until_it_is_moved_and_the_next_one_much_later():
     assert seen.look(slow, ALL, 10.0, 191.0 + COOL_DOWN_SECONDS) is None
 
 
-def test_a_single_quiet_window_delays_a_move_by_no_more_than_it_lasts():
+def test_a_single_quiet_window_delays_a_move_by_at_most_its_length():
     seen, slow = SlowPods(), speeds(1.0, 3.0, 1.0, 1.0)
     assert not any(seen.look(slow, ALL, 10.0, float(second)) for second in range(18))
     assert seen.look(speeds(1.0, 1.0, 1.0, 1.0), ALL, 10.0, 18.0) is None

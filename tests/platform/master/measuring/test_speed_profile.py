@@ -75,7 +75,7 @@ def test_speed_right_after_a_change_does_not_count():
     assert profile.measured() == []
 
 
-def test_while_pods_come_nothing_is_settled_and_the_configuration_is_the_wanted_one():
+def test_a_job_with_joining_pods_is_not_settled_and_has_the_wanted_configuration():
     world, profile = running(plan(shape=TWO)), SpeedProfile()
     profile.add("j-worker-0", STEPS, world.state, 0.0)
     ask(world, workers=3)
@@ -99,7 +99,7 @@ def test_a_job_is_unsettled_until_requested_servers_have_started():
     assert not is_settled(world.state)
 
 
-def test_servers_are_settled_while_workers_come_and_not_while_servers_do():
+def test_joining_workers_leave_servers_settled_and_joining_servers_do_not():
     world = running(plan(shape=TWO))
     assert are_servers_settled(world.state)
     ask(world, workers=3)

@@ -34,7 +34,7 @@ def test_the_start_of_a_worker_is_measured_from_the_request_to_its_first_step():
     assert profile.medians() == {names.WORKER_START_SECONDS: 7.0}
 
 
-def test_what_a_pod_computed_until_it_works_is_that_of_its_first_heartbeat_at_work():
+def test_the_cpu_time_of_a_start_comes_from_the_first_heartbeat_at_work():
     world, profile = running(), StartProfile()
     pod = added_worker(world, profile, 100.0)
     profile.reported(pod, 1.0)
@@ -55,7 +55,7 @@ def test_a_start_while_the_job_trains_replaces_those_at_its_beginning():
     assert profile.medians() == {names.WORKER_START_SECONDS: 5.0}
 
 
-def test_pods_that_a_restarted_master_makes_sure_of_are_no_starts():
+def test_pods_that_a_restarted_master_confirms_do_not_count_as_starts():
     world, profile = running(), StartProfile()
     later = world.state.time + 50.0
     world.state.handle(events.Restarted(time=later))

@@ -307,7 +307,7 @@ def until(world: World, reached: Callable[[], bool]) -> None:
     raise AssertionError(world.state.phase)
 
 
-def test_only_what_a_pod_did_itself_is_held_against_it():
+def test_a_pod_is_blamed_only_for_failures_of_its_own():
     blamed = {EndReason.ERROR, EndReason.BAD_INPUT, EndReason.OUT_OF_MEMORY}
     assert {end for end in EndReason if not is_taken_away(end)} == blamed
 

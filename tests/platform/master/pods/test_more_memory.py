@@ -85,7 +85,7 @@ def test_memory_is_doubled_kill_by_kill_up_to_the_limit_of_the_job_file_and_then
     assert "twice in a row" in world.state.failure and "spec.scaling.maximum_worker_memory" in world.state.failure
 
 
-def test_without_a_limit_in_the_job_file_memory_stays_as_it_was_asked_for():
+def test_without_a_limit_in_the_job_file_memory_is_not_increased():
     world = job(most_memory_bytes={})
     kill_for_memory(world, WORKER)
     go_on(world)
@@ -104,7 +104,7 @@ def test_two_pods_that_are_killed_at_the_same_size_double_it_once():
     assert world.state.membership.memory_kills == 2 and decisions(world).count("memory_doubled") == 1
 
 
-def test_a_pod_that_no_node_is_large_enough_for_starts_with_what_the_killed_one_had(monkeypatch: pytest.MonkeyPatch):
+def test_a_pod_that_fits_no_node_starts_with_the_memory_of_the_killed_one(monkeypatch: pytest.MonkeyPatch):
     world = job()
     create = type(world.plane).create
 
@@ -123,7 +123,7 @@ def test_a_pod_that_no_node_is_large_enough_for_starts_with_what_the_killed_one_
     assert world.state.phase is Phase.FAILED and "twice in a row" in world.state.failure
 
 
-def test_a_pod_that_has_waited_long_enough_for_room_starts_with_what_the_killed_one_had():
+def test_a_pod_that_waits_too_long_starts_with_the_memory_of_the_killed_one():
     world = job()
     kill_for_memory(world, WORKER)
     successor = f"{WORKER}-r1"
@@ -154,7 +154,7 @@ def test_a_slow_start_is_not_mistaken_for_a_lack_of_room():
     assert world.state.next_deadline() is None or world.state.next_deadline() > world.time
 
 
-def test_memory_that_was_requested_meanwhile_is_not_requested_again():
+def test_requested_memory_is_not_doubled_again():
     world = job()
     world.handle(events.ShapeAsked(time=world.time, change=change(worker_memory_bytes=3 * ASKED), timeout_seconds=9e9))
     member = world.state.membership.members[WORKER]

@@ -68,7 +68,7 @@ def test_a_pod_that_the_watch_reported_needs_no_other_snapshot() -> None:
     assert observed.resume == "u"
 
 
-def test_an_answer_is_older_than_what_the_watch_has_said() -> None:
+def test_an_answer_does_not_override_a_later_event_of_the_watch() -> None:
     observed = synced()
     ended = msgspec.structs.replace(pod("a"), phase=PodPhase.FAILED, end=EndReason.ERROR)
     observed.take(PodEvent(PodEventKind.MODIFIED, ended))

@@ -41,7 +41,7 @@ def orders_of_all(world: World) -> list[PodOrders | None]:
     return [worker.orders for worker in world.state.membership.workers()]
 
 
-def test_the_version_of_orders_rises_with_what_they_say():
+def test_the_version_of_orders_rises_with_every_change():
     world = running()
     assert world.state.orders_of("j-worker-0", world.up["j-worker-0"]["incarnation"]) is None
     assert order(world, batch_size=256) == PodOrders(version=1, batch_size=256)
@@ -127,7 +127,7 @@ def test_a_new_process_of_the_pod_gets_its_orders_again():
     assert world.state.orders_of("j-worker-0", report.incarnation) is None
 
 
-def test_an_answer_without_orders_is_no_longer_for_it():
+def test_an_answer_without_orders_has_no_field_for_them():
     assert b"orders" not in msgspec.msgpack.encode(Answer(directive=None))
     answer = msgspec.msgpack.encode(Answer(directive=None, orders=PodOrders(version=2, is_idle=True)))
     assert msgspec.msgpack.decode(answer, type=Answer).orders == PodOrders(version=2, is_idle=True)
@@ -333,7 +333,7 @@ def test_a_worker_ordered_back_early_still_returns_its_shards():
     assert "j-worker-0" not in world.state.training.held
 
 
-def test_the_last_worker_that_trains_cannot_be_idle_and_idle_ones_train_once_it_is_gone():
+def test_the_last_training_worker_cannot_be_idle_and_idle_ones_train_after_its_loss():
     world = lively()
     training = Training()
     idle = WorkerOrder(is_idle=True)

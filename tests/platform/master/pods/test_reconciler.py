@@ -52,7 +52,7 @@ def story(stage: Stage) -> str:
     return "\n".join(f"{entry.what}: {entry.cause}" for entry in timeline)
 
 
-def test_a_cluster_that_is_away_costs_neither_a_record_nor_training(stage: Stage) -> None:
+def test_an_unreachable_cluster_affects_neither_records_nor_training(stage: Stage) -> None:
     s = training(stage)
 
     def away(operation: str, name: str) -> None:
@@ -100,7 +100,7 @@ def test_a_late_report_about_an_earlier_pod_of_a_name_replaces_no_pod(stage: Sta
     assert s.cluster.pods[WORKER].uid == healthy.uid and not s.cluster.pods[WORKER].is_ending
 
 
-def test_a_refused_resize_leaves_the_job_with_what_it_has(stage: Stage) -> None:
+def test_a_refused_resize_does_not_change_the_job(stage: Stage) -> None:
     s = training(stage)
 
     def too_large(operation: str, name: str) -> None:

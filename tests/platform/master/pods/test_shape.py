@@ -57,7 +57,7 @@ def test_a_request_is_open_until_every_pod_that_is_wanted_works():
     assert last(world).outcome is ShapeOutcome.DONE and len(world.state.membership.workers()) == 1
 
 
-def test_a_request_for_what_is_there_is_done_at_once():
+def test_a_request_for_the_present_shape_is_done_immediately():
     world = long_job()
     ask(world, workers=2, parameter_servers=2)
     assert last(world).outcome is ShapeOutcome.DONE and not world.state.saves.is_asked
@@ -87,7 +87,7 @@ def test_other_servers_that_are_not_wanted_any_more_never_come():
     assert last(world).outcome is ShapeOutcome.DONE
 
 
-def test_a_later_request_supersedes_an_open_one_that_names_the_same():
+def test_a_later_request_supersedes_an_open_one_with_the_same_fields():
     world = long_job()
     ask(world, parameter_servers=3, workers=3)
     ask(world, workers=4)
@@ -100,7 +100,7 @@ def test_a_later_request_supersedes_an_open_one_that_names_the_same():
     assert (len(world.state.membership.workers()), len(world.state.membership.servers())) == (4, 3)
 
 
-def test_requests_for_different_things_are_reached_together_and_each_ends_by_itself():
+def test_requests_with_different_fields_are_fulfilled_together_and_end_separately():
     world = long_job()
     ask(world, parameter_servers=3)
     ask(world, workers=3)
@@ -266,7 +266,7 @@ def test_the_outcome_of_a_request_is_reported_and_logged(stage: Callable[..., St
     assert "the request shape-2 for another shape: done" in story
 
 
-def test_a_caller_that_takes_its_plan_back_may_ask_for_it_again(stage: Callable[..., Stage]):  # noqa: F811
+def test_a_cancelled_plan_may_be_requested_again_by_its_caller(stage: Callable[..., Stage]):  # noqa: F811
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
     s.cluster.on_create = lambda spec: None  # the third worker never starts, so that the requests stay open

@@ -136,7 +136,7 @@ def test_a_moved_pod_works_until_its_successor_works(pod: str):
     check(world)
 
 
-def test_the_status_says_which_server_takes_over_from_which_and_since_when():
+def test_the_status_shows_each_servers_predecessor_and_the_time():
     world = long_job(lease_seconds=1e6)
     ask(world, SERVER)
     world.time += 1.0
@@ -285,7 +285,7 @@ def test_a_server_that_is_lost_before_its_successor_works_is_replaced_and_still_
     check(world)
 
 
-def test_with_bsp_a_server_is_moved_while_the_job_trains_and_its_successor_stands_in_its_place():
+def test_with_bsp_a_server_moves_during_training_and_its_successor_has_its_place():
     world = long_job(is_synchronous=True)
     first, second = world.state.ownership.servers
     ask(world, first)
@@ -364,7 +364,7 @@ def test_a_server_that_is_slow_while_buckets_change_servers_stays():
     assert len(world.state.shape_requests) == 1 and world.state.slow_moves == 1
 
 
-def test_a_worker_that_is_slow_while_something_else_changes_or_is_another_process_by_now_stays():
+def test_a_slow_worker_is_not_moved_during_other_changes_or_as_a_new_process():
     world = long_job(slow_pod_moves=5)
     world.state.membership.members[WORKER].node = "slow-node"
     world.handle(

@@ -65,7 +65,7 @@ def test_a_missing_pod_is_created_only_after_a_complete_snapshot() -> None:
     assert actions(job(uid=""), synced=False) == []
 
 
-def test_a_pod_under_a_wanted_name_is_taken_as_it_is() -> None:
+def test_an_existing_pod_with_a_wanted_name_is_adopted() -> None:
     assert actions(job(uid=""), of(size=LARGE)) == [Found("j-worker-0", "a")]
 
 
@@ -155,7 +155,7 @@ def test_pods_without_a_place_are_deleted_once_and_those_of_other_roles_never() 
     assert actions(job(), RUNNING, of(name="j-master", uid="m", role=Role.MASTER)) == []
 
 
-def test_a_pod_that_ended_by_itself_is_kept_for_its_log_until_the_job_ends_well() -> None:
+def test_a_pod_that_has_failed_is_kept_for_its_log_until_the_job_succeeds() -> None:
     gone = events.PodGone(time=1.0, pod="j-worker-0", uid="a", end=EndReason.ERROR, exit_code=1)
     ended = of(phase=PodPhase.FAILED, end=EndReason.ERROR)
     (create,) = actions(job(gone), ended)

@@ -85,7 +85,7 @@ def test_a_quiet_job_has_no_lost_work():
     assert seconds(world, REDOING) == seconds(world, RECOVERING) == 0.0
 
 
-def test_a_rollback_makes_what_was_trained_since_the_record_lost_work():
+def test_training_since_the_record_is_lost_work_after_a_rollback():
     world = World(plan(save_interval_seconds=0.0))
     in_training(world)
     before = seconds(world, TRAINING)
@@ -99,7 +99,7 @@ def test_a_rollback_makes_what_was_trained_since_the_record_lost_work():
     assert world.state.times.total == pytest.approx(world.state.phases.since)
 
 
-def test_a_record_saves_what_came_before_it():
+def test_training_before_a_record_is_not_lost_by_a_rollback():
     world = World(plan(save_interval_seconds=0.0))
     in_training(world)
     world.time += 10.0
@@ -209,14 +209,12 @@ def test_the_cost_of_a_fault_is_shown_below_it_without_a_separate_entry():
         ("pod_replaced", {"pod": "w", "by": "w-r1", "reason": "", "phase": "Training"}, FaultCost(), "unknown"),
     ],
 )
-def test_what_nobody_has_counted_of_a_fault_is_unknown(
-    decision: str, inputs: dict[str, object], cost: FaultCost, words: str
-):
+def test_uncounted_costs_of_a_fault_are_unknown(decision: str, inputs: dict[str, object], cost: FaultCost, words: str):
     entry = timeline_entry(1.0, 1e9, decision, inputs)
     assert entry.is_fault and entry.cost == cost and cost.words.startswith(f"cost: {words}")
 
 
-def test_why_another_shape_was_asked_for_is_in_the_story():
+def test_the_explanation_has_the_reason_of_a_request_for_a_shape():
     world = World(plan())
     in_training(world)
     asked = events.ShapeAsked(

@@ -44,7 +44,7 @@ def test_a_shard_is_given_in_rows_of_the_manifest():
     assert table.column("shuffle_seed").null_count == 2
 
 
-def test_a_shard_that_goes_on_elsewhere_repeats_nothing():
+def test_a_shard_that_another_worker_continues_repeats_no_row():
     table = ledger_table([[line(2, 0, 4, "lost"), line(2, 4, 10, attempt=2)]], [queue(3)])
     assert columns(table, "repeated", "kept") == [(0, 4), (0, 6)]
 

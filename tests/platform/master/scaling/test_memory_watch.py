@@ -116,7 +116,7 @@ def watch(**scaling: Any) -> MemoryWatch:
     return MemoryWatch("clicks-1", job(scaling=scaling))
 
 
-def test_a_job_that_takes_no_part_in_scaling_is_never_looked_at() -> None:
+def test_the_memory_of_an_unscaled_job_is_never_checked() -> None:
     assert watch().is_due(0.0)
     assert not watch(enabled=False).is_due(1e9)
 

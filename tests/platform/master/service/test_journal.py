@@ -98,7 +98,7 @@ def test_a_damaged_journal_is_refused_and_the_place_is_named(tmp_path: Path, sta
     journal.close()
 
 
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
+def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path):
     (tmp_path / "journal").write_bytes(b"something else entirely" * 100)
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "journal")

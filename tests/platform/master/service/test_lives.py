@@ -67,7 +67,7 @@ steps = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), steps), min_size=1, max_size=5), st.booleans())
-def test_each_life_added_what_it_trained_and_no_later_life_rolled_back(
+def test_a_life_counts_its_training_less_later_rollbacks(
     plan: list[tuple[int, list[tuple[str, int, int]]]], shuffle: bool
 ) -> None:
     history = History(shuffle)

@@ -115,7 +115,7 @@ def test_a_hanging_commit_delays_neither_other_effects_nor_the_end(
     assert not submitted
 
 
-def test_a_complete_record_is_deleted_only_where_that_is_said(tmp_path: Path) -> None:
+def test_a_complete_record_is_deleted_only_on_request(tmp_path: Path) -> None:
     request = launch(str(tmp_path / "store"), job())
     order = commit_order(request)
     lane = RecordLane(request, lambda make: make(1.0), list, first_term(request))

@@ -146,7 +146,7 @@ def test_periodic_records_do_not_disturb_the_count(stage: Callable[..., Stage]):
 
 
 @not_about_pods
-def test_a_users_bug_fails_the_job_at_once_with_its_traceback(stage: Callable[..., Stage]):
+def test_a_users_bug_fails_the_job_immediately_with_its_traceback(stage: Callable[..., Stage]):
     s = stage()
     s.fail_on = lambda pod, shard: pod.fail("division by zero", retryable=False)
     s.wait_for(Phase.FAILED)
@@ -204,7 +204,7 @@ def test_a_stopped_job_sends_its_pods_home(stage: Callable[..., Stage]):
 
 
 @about_pods
-def test_workers_come_and_go_while_the_job_trains(stage: Callable[..., Stage]):
+def test_workers_join_and_leave_while_the_job_trains(stage: Callable[..., Stage]):
     s = stage(rows=20_000)
     s.wait_for(Phase.TRAINING)
     assert s.call(ChangeShape(change=change(workers=3)), ShapeAnswer).accepted

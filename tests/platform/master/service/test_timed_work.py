@@ -117,7 +117,7 @@ def test_after_a_move_the_next_one_of_the_role_waits_for_its_effect():
     assert len(timed.submitted) == 2 and timed.state.slow_moves == 2
 
 
-def test_a_pod_that_is_slow_again_without_room_elsewhere_is_logged_again():
+def test_a_pod_that_is_slow_again_and_fits_no_other_node_is_logged_again():
     timed = Timed()
     timed.put_on_node("j-worker-1")
     assert timed.windows(20, "j-worker-1") == ["j-worker-1"]

@@ -48,7 +48,7 @@ def test_a_job_survives_yaml_and_json(tmp_path: Path) -> None:
     assert load_job(file) == loaded == load_job(str(file))
 
 
-def test_all_problems_are_reported_at_once_each_with_path_value_and_what_is_allowed() -> None:
+def test_all_problems_are_reported_together_with_path_value_and_allowed_values() -> None:
     content = job(
         model={"architecture": "dlmr", "embeding_dimension": 4},
         data={"path": "x", "sparse": [{"name": "C1", "pooling": "max"}], "dense": [{"name": "I1", "scale": 0}]},
@@ -108,7 +108,7 @@ def test_cores_at_start_that_no_limit_can_have_are_refused(given: object, words:
 
 
 @pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "just text\nmore"])
-def test_text_that_is_no_mapping_is_refused(text: str) -> None:
+def test_text_that_is_not_a_mapping_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="file"):
         load_job(text if "\n" in text else text + "\n")
 
@@ -231,7 +231,7 @@ def test_aliases_that_expand_to_gigabytes_are_refused_with_their_line(text: str)
         load_job(text)
 
 
-def test_every_way_in_refuses_what_aliases_make_too_large(tmp_path: Path) -> None:
+def test_every_loader_refuses_texts_that_aliases_expand_too_much(tmp_path: Path) -> None:
     inline: Any = "x" * 100
     for _ in range(10):
         inline = [inline] * 9

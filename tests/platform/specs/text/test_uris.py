@@ -24,7 +24,7 @@ from elastrec.platform.specs.text.uris import credentials, mask_event, masked, w
         ("at http://a:secret@h: refused by 'http://b:secret@h/x'", "at http://a:***@h: refused by 'http://b:***@h/x'"),
     ],
 )
-def test_a_password_is_masked_wherever_it_stands(text: str, shown: str) -> None:
+def test_a_password_is_masked_at_every_position(text: str, shown: str) -> None:
     assert masked(text) == shown
 
 

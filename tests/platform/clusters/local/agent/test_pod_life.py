@@ -79,7 +79,7 @@ def _crashed(times: int, end: ProcessExit) -> PodRecord:
 
 
 @pytest.mark.parametrize("end", [_exit(1), _exit(139), _exit(137, oom_killed=True)])
-def test_a_pod_that_crashes_again_and_again_fails_for_good(end):
+def test_a_pod_that_crashes_repeatedly_fails_permanently(end):
     assert _crashed(life.CRASH_LIMIT - 1, end).stage is Stage.BACK_OFF
     record = _crashed(life.CRASH_LIMIT, end)
     assert (record.stage, record.phase) == (Stage.ENDED, PodPhase.FAILED)
@@ -95,7 +95,7 @@ def test_a_healthy_minute_resets_the_count_of_crashes():
 @pytest.mark.parametrize(
     "end", [_exit(137), _exit(143), _exit(137, lost=True), _exit(137, lost=True, rebooted=True), _exit(128)]
 )
-def test_ends_that_the_node_or_a_person_caused_are_no_crashes(end):
+def test_ends_caused_by_the_node_or_a_user_do_not_count_as_crashes(end):
     assert _crashed(3 * life.CRASH_LIMIT, end).stage is Stage.BACK_OFF
 
 

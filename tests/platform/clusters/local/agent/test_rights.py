@@ -83,7 +83,7 @@ def test_a_master_creates_sees_resizes_reads_and_deletes_workers_and_servers_of_
     assert len(fleet.nodes()) == 1
 
 
-def test_it_is_refused_all_else(
+def test_a_masters_token_is_refused_for_all_other_calls(
     outside: LocalCluster, launched: Callable[[str], LocalCluster], make_pod: MakePod
 ) -> None:
     one, _ = launched("one"), launched("two")
@@ -111,7 +111,7 @@ def test_it_is_refused_all_else(
     assert {pod.name for pod in outside.list()} == {"one-master", "two-master", others.name}
 
 
-def test_it_depends_on_no_token_of_the_cluster_and_ends_with_its_pod(
+def test_a_masters_token_is_independent_of_the_clusters_and_ends_with_its_pod(
     state: Path, outside: LocalCluster, launched: Callable[[str], LocalCluster], make_pod: MakePod
 ) -> None:
     one = launched("one")

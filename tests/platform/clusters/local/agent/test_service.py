@@ -168,7 +168,7 @@ def test_pods_keep_running_when_the_agent_is_ended(state, make_pod, first_line, 
 
 
 @pytest.mark.parametrize(("seed", "limits"), [(1, "auto"), (2, "threads")])
-def test_whenever_the_agent_dies_every_wish_is_fulfilled_and_nobody_is_left(
+def test_every_request_is_fulfilled_and_no_process_left_whenever_the_agent_dies(
     state, make_pod, until_true, is_alive, seed, limits
 ):
     dice = random.Random(seed)
@@ -226,7 +226,7 @@ def test_an_agent_whose_folder_is_deleted_kills_its_pods_and_ends(state, make_po
     assert list(Path("/sys/fs/cgroup").glob(f"**/elastrec-{agent.agent_id}")) == []
 
 
-def test_an_agent_that_was_stopped_for_seconds_goes_on(state, is_alive):
+def test_an_agent_that_was_stopped_for_seconds_continues(state, is_alive):
     cluster = start_agent(state, **_SIZE)
     pid = cluster.agent().pid
     os.kill(pid, signal.SIGSTOP)
@@ -277,7 +277,7 @@ def test_a_second_agent_for_the_same_folder_refuses_to_start(state):
     assert "is in use by another node agent" in result.stderr
 
 
-def test_starting_is_idempotent_also_when_several_start_at_once(state):
+def test_concurrent_starts_of_an_agent_are_idempotent(state):
     program = f"""
 from elastrec.platform.clusters.local import start_agent
 print(start_agent({str(state)!r}, cores=2.0, memory_bytes={512 * MIB}).agent().pid)

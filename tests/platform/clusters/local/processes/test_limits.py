@@ -179,7 +179,7 @@ def test_a_pod_killed_for_its_memory_is_restarted_and_can_be_given_more(cluster,
 
 
 @pytest.mark.usefixtures("has_cgroups")
-def test_memory_in_use_cannot_be_taken_away(cluster, make_pod, first_line):
+def test_a_limit_below_the_used_memory_is_refused(cluster, make_pod, first_line):
     pod = make_pod("data = bytearray(b'x') * (100 << 20)\nprint('up')\nimport signal; signal.pause()", memory=200 * MIB)
     cluster.create(pod)
     first_line(cluster, pod.name)

@@ -56,7 +56,7 @@ def _line(row: Row, spaces: str) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(ROWS, min_size=1, max_size=30), spaces=st.sampled_from([" ", "  ", "\t"]), ends=st.booleans())
-def test_columns_are_what_each_line_says(
+def test_columns_contain_the_values_of_each_line(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], spaces: str, ends: bool
 ) -> None:
     path = tmp_path_factory.mktemp("log")

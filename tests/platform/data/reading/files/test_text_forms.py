@@ -48,7 +48,7 @@ def test_rows_of_any_encoding_are_those_of_utf8(
     assert read(log(tmp_path / "written", csv={"encoding": encoding})) == read(log(tmp_path / "plain"))
 
 
-def test_text_that_is_not_of_its_encoding_is_refused_with_the_field_that_says_it(tmp_path: Path) -> None:
+def test_text_in_another_encoding_is_refused_with_the_name_of_the_field(tmp_path: Path) -> None:
     write(tmp_path, LINES, "latin-1")
     with pytest.raises(DataError, match=r"cannot be read as UTF-8.*csv\.encoding"):
         read(log(tmp_path))
