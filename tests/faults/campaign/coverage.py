@@ -144,7 +144,7 @@ TRIED = (
     Tried(
         "control plane away while pods are wanted",
         (),
-        (f"{_RECONCILER}a_cluster_that_is_away_costs_neither_a_record_nor_training",),
+        (f"{_RECONCILER}an_unreachable_cluster_affects_neither_records_nor_training",),
     ),
     Tried("newest record damaged", (), (f"{_STORES}newest_record_is_damaged_continues_from_the_one_before",)),
     Tried("checkpoint store away during a rollback", (), (f"{_STORES}store_goes_away_during_a_rollback_waits_for_it",)),
@@ -153,7 +153,7 @@ TRIED = (
         (),
         (
             f"{_DATABASE}the_command_after_a_killed_first_one_works",
-            f"{_DATABASE}first_commands_that_come_together_all_succeed",
+            f"{_DATABASE}concurrent_first_commands_all_succeed",
         ),
     ),
     Tried(
