@@ -132,7 +132,7 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["feed", "loop", "session", "trainer", "work", "evaluating"])
-def test_a_worker_knows_no_more_of_its_trainer_than_the_protocol(module: str) -> None:
+def test_a_worker_uses_only_the_protocol_of_its_trainer(module: str) -> None:
     own = ("embedding", "parameter_server", "models", "deduplication", "worker.step", "worker.parameter_server_trainer")
     names = list(imported(ROOT / f"trainers/worker/{module}.py"))
     assert names and not [name for name in names if name.startswith(tuple(f"trainers.{each}" for each in own))]
@@ -145,7 +145,7 @@ def test_a_warning_is_an_error(category: type[Warning]) -> None:
         warnings.warn("a test's own", category, stacklevel=1)
 
 
-def test_the_platform_folder_is_no_package_that_shadows_the_standard_library() -> None:
+def test_the_platform_folder_does_not_shadow_the_standard_library() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
     system = subprocess.run(
         [sys.executable, "-c", "import platform; print(platform.system())"], cwd=ROOT, capture_output=True, text=True
@@ -197,7 +197,7 @@ def test_only_a_jobs_master_touches_single_pods_of_the_job() -> None:
     assert makers == set(), "those outside use a Launcher"
 
 
-def test_one_room_of_a_master_knows_the_algorithms_of_scaling() -> None:
+def test_only_one_room_of_a_master_imports_the_scaling_algorithms() -> None:
     knowing = {
         file.relative_to(ROOT).parent
         for file in sources("platform.master")
@@ -219,7 +219,7 @@ def test_a_room_holds_no_more_modules_than_one_can_keep_in_mind() -> None:
     assert not {folder: count for folder, count in modules.items() if count > MOST_MODULES}
 
 
-def test_every_room_has_a_row_or_lies_in_one_that_has() -> None:
+def test_every_room_has_a_row_or_is_inside_of_one_with_a_row() -> None:
     rooms = {f"platform.{folder.name}" for folder in (ROOT / "platform").iterdir() if (folder / "__init__.py").exists()}
     # The command line may import whatever the platform has; nobody imports it.
     assert rooms - ALLOWED.keys() == {"platform.cli"}

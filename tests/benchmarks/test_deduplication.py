@@ -15,7 +15,7 @@ from elastrec.platform.data.clustering.clustering import cluster
 SHAPE = LogShape(rows=400, open_sessions=25, length=20, user_lists=2)
 
 
-def test_the_log_is_in_order_of_time_and_has_the_shape_that_was_asked_for() -> None:
+def test_the_log_is_in_order_of_time_and_has_the_requested_shape() -> None:
     log = session_log(SHAPE)
     times = np.asarray(log["time"])
     assert (np.diff(times) >= 0).all()

@@ -10,7 +10,7 @@ from benchmarks.servers import flash_checkpoint, parameter_server_peer
 from tests.benchmarks.calling import benchmark
 
 
-def test_without_tensorflow_it_measures_nothing_and_says_how_to_get_it(tmp_path: Path) -> None:
+def test_without_tensorflow_the_benchmark_tells_how_to_install_it(tmp_path: Path) -> None:
     done = benchmark("parameter_server_peer", "--environment", str(tmp_path / "none"))
     assert done.returncode == 1
     assert "there is no TensorFlow in" in done.stderr and "--install" in done.stderr
@@ -86,7 +86,7 @@ def test_dlrover_is_compared_with_ours_and_with_a_memcpy_of_its_own_bytes() -> N
     assert met.pop("restore_to_dlrover") is False and list(met.values()) == [True] * 3
 
 
-def test_without_dlrover_its_figures_are_left_out_which_is_said(
+def test_without_dlrover_its_figures_are_left_out_with_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert flash_checkpoint.peer_python(tmp_path / "none") is None

@@ -29,7 +29,7 @@ def test_every_benchmark_is_in_a_room() -> None:
     assert "run_benchmark" not in {getattr(call.func, "id", None) for call in calls}
 
 
-def test_without_a_name_all_are_listed_with_what_they_measure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_all_benchmarks_are_listed_with_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(benchmarks())
@@ -47,7 +47,7 @@ def test_options_reach_the_benchmark() -> None:
     assert ended.returncode == 2 and "--no-such-option" in ended.stderr
 
 
-def test_all_goes_on_after_one_that_cannot_measure_and_names_it(
+def test_all_continues_after_a_failed_benchmark_and_names_it(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = tmp_path / "benchmarks" / "small"

@@ -90,7 +90,7 @@ def test_the_configuration_that_is_predicted_is_not_among_those_that_are_fitted(
     assert pairs[3][1] == 99.0 and pairs[3][0] < 1.0
 
 
-def test_every_job_of_the_benchmarks_is_one_that_can_run(log: GenerateReport) -> None:
+def test_every_job_of_the_benchmarks_is_valid(log: GenerateReport) -> None:
     contents: list[dict[str, Any]] = [live_scaling.job_content(log, 3)]
     contents += [
         throughput_model_real.job_content(log, model, servers, overlap)

@@ -35,14 +35,14 @@ def test_the_speed_counts_the_time_in_which_every_worker_is_warm_and_trains() ->
     assert steady_speed(ledger(*first, *second), 2) == pytest.approx(200.0)
 
 
-def test_a_shard_that_reaches_into_the_time_counts_with_its_share() -> None:
+def test_a_shard_partly_within_the_time_counts_with_its_share() -> None:
     quick = [("w-0", float(i), i + 1.0) for i in range(10)]
     slow = [("w-1", 0.1 * i, 0.1 * i + 0.1) for i in range(5)] + [("w-1", 0.5, 20.5)]
     # Both train from 5 to 10: 500 rows, and a quarter of the long shard's 100.
     assert steady_speed(ledger(*quick, *slow), 2) == pytest.approx((500 + 25) / 5)
 
 
-def test_a_worker_without_enough_shards_is_no_measurement() -> None:
+def test_a_worker_with_too_few_shards_is_not_measured() -> None:
     with pytest.raises(RuntimeError, match="train more samples"):
         steady_speed(ledger(*(("w-0", float(i), i + 1.0) for i in range(5))), 1)
 

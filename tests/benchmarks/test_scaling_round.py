@@ -44,7 +44,7 @@ def test_running_jobs_have_forecasts_sizes_and_a_prior(tmp_path: Path) -> None:
         assert (found.memory_wish is not None) == (number % 10 == 0)
 
 
-def test_a_round_that_leaves_a_job_out_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_leaves_a_job_out_gives_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling_round, "ScalingSettings", lambda: ScalingSettings(least_steps=10_000))
     with pytest.raises(RuntimeError, match="1000 steps in its present configuration; 10000 are needed"):
         # Nobody listens there: a round without history.

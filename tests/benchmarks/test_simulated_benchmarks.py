@@ -101,7 +101,7 @@ def test_with_workers_alone_movable_ours_is_not_to_be_worse() -> None:
     assert goals == {"median", "mean", "core_hours"}
 
 
-def test_every_case_of_the_sensitivity_says_what_it_costs() -> None:
+def test_every_case_of_the_sensitivity_has_its_cost() -> None:
     figures = job_completion_time.sensitivity(small(jobs=2))
     assert len({figure.figure for figure in figures}) == len(figures) == 13 * 3 * 2
     columns = {figure.figure.rsplit(".", 1)[-1] for figure in figures}
@@ -192,7 +192,7 @@ def test_jobs_whose_memory_is_short_are_forecast_too() -> None:
     assert found["short.forecast"].goal == "≤ 0.23"
 
 
-def test_made_arrivals_rise_by_day_and_come_in_bursts() -> None:
+def test_generated_arrivals_have_a_daily_pattern_and_bursts() -> None:
     arrivals = arrival_traces.bursty(4000, 101, 120.0)
     assert arrivals[0] == 0.0
     assert arrivals == sorted(arrivals)

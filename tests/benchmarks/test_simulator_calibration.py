@@ -202,7 +202,7 @@ def test_recorded_runs_are_taken_from_a_file(tmp_path: Path, runs: list[Recorded
     assert len({each.figure for each in found}) == len(found) == len(runs) + 3
 
 
-def test_a_replay_of_what_was_recorded_meets_the_real_time(runs: list[RecordedRun]) -> None:
+def test_a_replay_of_a_recorded_run_takes_its_real_time(runs: list[RecordedRun]) -> None:
     for run in runs:
         assert replayed_seconds(run) == pytest.approx(run.ended_seconds, rel=0.05)
 

@@ -54,7 +54,7 @@ def test_a_torn_newest_record_is_skipped_for_the_last_complete_one(
     assert found is not None and found.uri == good
 
 
-def test_a_store_out_of_reach_is_no_reason_to_take_an_older_record(
+def test_an_unreachable_store_does_not_lead_to_an_older_record(
     s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(s3_uri)
@@ -151,7 +151,7 @@ def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3
     assert discard(running) and left() == {others}
 
 
-def test_pruning_goes_on_where_uploads_may_not_be_listed(
+def test_pruning_continues_without_the_right_to_list_uploads(
     s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(s3_uri)
@@ -197,7 +197,7 @@ def test_records_known_to_be_damaged_are_pruned_and_do_not_count(store: Store, m
     assert [uri for uri, _ in list_records(store, "clicks")] == [uris[3], uris[1]]
 
 
-def test_the_records_to_start_from_come_newest_first(store: Store, make_job: MakeJob) -> None:
+def test_records_are_tried_from_the_newest_to_the_oldest(store: Store, make_job: MakeJob) -> None:
     uris = [save(store, make_job(), step=step, kind="final") for step in (1, 2, 3)]
     save(store, make_job(), step=4)
     open_store(uris[1]).delete("manifest.json")
@@ -252,7 +252,7 @@ def test_records_of_a_job_are_ordered_by_term_then_step_and_a_term_begins_with_i
     assert newest() == [own, base, late, after]
 
 
-def test_a_check_that_fails_leaves_no_record_and_keeps_what_prune_would_delete(store: Store, make_job: MakeJob) -> None:
+def test_a_failed_check_writes_no_record_and_prunes_nothing(store: Store, make_job: MakeJob) -> None:
     def refuse() -> None:
         raise SupersededError("another master has taken term 2")
 

@@ -54,7 +54,7 @@ def names(memory: PartMemory) -> list[str]:
     return [part.uri for part in memory.parts()]
 
 
-def test_another_process_finds_what_was_copied(memory: PartMemory, path: Path) -> None:
+def test_another_process_finds_the_copied_part(memory: PartMemory, path: Path) -> None:
     put(memory, "a", b"rows" * 1000)
     reader = PartMemory(path, writes=False)
     part = reader.find("a", "a.bin")
@@ -73,7 +73,7 @@ def test_a_part_brings_the_note_of_its_writer_to_the_process_after_it(memory: Pa
     reader.close()
 
 
-def test_the_newest_whole_part_and_what_builds_on_it_stay_while_the_next_one_is_copied(memory: PartMemory) -> None:
+def test_the_newest_complete_part_and_its_base_are_kept_during_the_next_copy(memory: PartMemory) -> None:
     put(memory, "full", b"1" * 9000)
     put(memory, "change", b"2" * 100, is_full=False)
     copy = memory.begin("next", "next.bin", is_full=True)
@@ -109,7 +109,7 @@ def test_records_left_behind_a_new_chain_do_not_belong_to_it(memory: PartMemory)
 
 @settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, 3 * PAGE_BYTES - 1), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_no_part_or_no_intact_one(
+def test_a_flipped_bit_is_detected_in_every_part(
     tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
 ) -> None:
     path = made(tmp_path_factory.mktemp("torn") / "memory")
@@ -127,7 +127,7 @@ def test_a_flipped_bit_is_no_part_or_no_intact_one(
     memory.close()
 
 
-def test_bytes_of_a_part_that_is_overwritten_meanwhile_are_refused(memory: PartMemory) -> None:
+def test_bytes_of_a_part_that_is_being_overwritten_are_refused(memory: PartMemory) -> None:
     old = put(memory, "a", b"1" * 100)
     put(memory, "b", b"2" * 100)
     memory.begin("c", "c.bin", is_full=True)
@@ -201,7 +201,7 @@ def test_a_copy_that_its_reader_found_damaged_is_read_from_the_store(memory: Par
     assert store.get_range("part", 0, 5000) == b"1" * 5000 and memory.read_bytes == 5000
 
 
-def test_a_damaged_copy_that_is_nowhere_else_is_a_loud_error(memory: PartMemory, tmp_path: Path) -> None:
+def test_a_damaged_copy_without_another_one_is_an_error(memory: PartMemory, tmp_path: Path) -> None:
     store = MemoryStore(open_store(tmp_path / "record"), memory)
     with store.open_write("part") as writer:
         writer.write(b"1" * 5000)

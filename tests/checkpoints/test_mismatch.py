@@ -88,7 +88,7 @@ def test_another_rule_of_the_first_order_weights_keeps_rows_without_that_state(m
     assert "first-order weights' optimiser changed from sgd to adam" in decision.reason
 
 
-def test_a_record_whose_rows_have_one_state_goes_on_with_it(make_job: MakeJob) -> None:
+def test_a_record_with_one_state_per_row_continues_with_it(make_job: MakeJob) -> None:
     def job(first_order: str) -> TrainingJob:
         return make_job(architecture="deepfm", dimension=8, optimizers={"first_order": {"kind": first_order}})
 
@@ -164,7 +164,7 @@ def test_changed_steps_initialise_a_feature_and_its_crosses_again(make_job: Make
     assert adaptation.decisions[0].field == "spec.data.features.ad"
 
 
-def test_figures_that_are_to_be_fitted_and_the_length_of_lists_are_no_other_steps(make_job: MakeJob) -> None:
+def test_unfitted_statistics_and_list_lengths_do_not_change_steps(make_job: MakeJob) -> None:
     record = summarize(_stepping(make_job, price=PRICE, seen=[{"step": "keep_last", "count": 5}]), DENSE)
     unfitted = _stepping(make_job, price=[PRICE[0], {"step": "standardize"}], seen=[{"step": "keep_first", "count": 2}])
     assert compare(record, unfitted, DENSE).is_exact

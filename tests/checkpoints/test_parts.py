@@ -70,7 +70,7 @@ def test_a_manifest_counts_rows_and_bytes_and_survives_json(tmp_path: Path) -> N
     ),
     transposed=st.booleans(),
 )
-def test_any_array_of_numbers_comes_back_bit_for_bit(
+def test_any_array_of_numbers_is_restored_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, array: np.ndarray, transposed: bool
 ) -> None:
     given_array = array.T if transposed else array
@@ -95,7 +95,7 @@ def test_writing_takes_little_memory_beyond_the_arrays(tmp_path: Path) -> None:
     assert peak < rows.nbytes / 4
 
 
-def test_an_empty_share_of_a_dense_parameter_is_no_section(tmp_path: Path) -> None:
+def test_an_empty_share_of_a_dense_parameter_has_no_section(tmp_path: Path) -> None:
     with PartWriter(str(tmp_path), "ps-0") as writer:
         writer.write_dense("w", (4,), 0, {"value": np.empty(0, np.float32)})
         writer.write_dense("w", (4,), 0, {"value": np.ones(4, np.float32)})

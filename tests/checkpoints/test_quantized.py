@@ -32,7 +32,7 @@ def test_a_number_moves_by_at_most_half_a_step_of_its_segments_largest(values: n
 
 
 @given(VALUES_OF_ROWS)
-def test_zero_stays_zero_and_what_was_rounded_is_rounded_to_itself(values: np.ndarray) -> None:
+def test_quantising_keeps_zero_and_already_rounded_values(values: np.ndarray) -> None:
     once = dequantized(*quantized({VALUES: values}, WIDTHS), "here")[VALUES]
     assert (once[values == 0] == 0).all()
     small, _ = quantized({VALUES: once}, WIDTHS)
@@ -47,13 +47,13 @@ def test_segments_have_scales_of_their_own() -> None:
     np.testing.assert_allclose(dequantized(small, attributes, "here")[VALUES], values, rtol=0.01)
 
 
-def test_a_row_that_is_not_finite_does_not_come_back_as_one_that_is() -> None:
+def test_a_row_that_is_not_finite_is_not_restored_as_finite() -> None:
     values = np.array([[0.5, np.nan, 1, 2], [0.5, 1, np.inf, 2]], np.float32)
     found = dequantized(*quantized({VALUES: values}, WIDTHS), "here")[VALUES]
     assert found[:, 0].tolist() == [0.5, 0.5] and not np.isfinite(found[:, 1:]).all(axis=1).any()
 
 
-def test_rows_that_were_not_quantized_are_left_as_they_are() -> None:
+def test_unquantized_rows_are_not_changed() -> None:
     columns = {VALUES: np.ones((2, 4), np.float32)}
     assert dequantized(columns, {}, "here") is columns
 

@@ -33,7 +33,7 @@ MakeJob = Callable[..., TrainingJob]
 
 
 @pytest.mark.parametrize("servers", [1, 2, 3])
-def test_the_same_state_comes_back_from_any_number_of_servers(store: Store, make_job: MakeJob, servers: int) -> None:
+def test_any_number_of_servers_restores_the_same_state(store: Store, make_job: MakeJob, servers: int) -> None:
     record = open_record(save(store, make_job(), servers=servers))
     found = [rows for rows in record.rows("ad") if len(rows) and not rows.columns["tables"].any()]
     assert sorted(rows.buckets.tolist() for rows in found) == [[0], [1], [3], [4]]
@@ -82,7 +82,7 @@ def test_a_reader_fetches_only_its_buckets_and_neighbours_in_one_request(
 
 
 @pytest.mark.parametrize("readers", [1, 2, 5, 16])
-def test_readers_side_by_side_fetch_no_more_at_once_than_one_reader(
+def test_concurrent_readers_share_the_limit_of_fetched_bytes(
     tmp_path: Path, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, readers: int
 ) -> None:
     uri = new_record_uri(open_store(tmp_path), "clicks", "clicks-1", 5)
@@ -157,7 +157,7 @@ def section_of(record: Record, bucket: int) -> tuple[PartManifest, SectionEntry]
     return [item for item in found if item[1].key.kind is SectionKind.ROWS and bucket in item[1].buckets][-1]
 
 
-def test_a_folder_without_a_manifest_is_no_record(store: Store, make_job: MakeJob) -> None:
+def test_a_folder_without_a_manifest_is_not_a_record(store: Store, make_job: MakeJob) -> None:
     uri = new_record_uri(store, "clicks", "clicks-1", 5)
     write_part(uri, 0, 1)
     with pytest.raises(CheckpointError, match="no complete checkpoint record"):

@@ -46,7 +46,7 @@ def test_terms_are_numbered_from_one_and_name_their_holders(store: Store) -> Non
     assert list_terms(store, "clicks", "clicks-2") == []
 
 
-def test_of_many_masters_that_start_at_once_each_gets_a_number_of_its_own(store: Store) -> None:
+def test_masters_that_start_concurrently_get_different_terms(store: Store) -> None:
     together = threading.Barrier(8)
 
     def start(holder: str) -> Term:
@@ -61,7 +61,7 @@ def test_of_many_masters_that_start_at_once_each_gets_a_number_of_its_own(store:
     assert terms(store) == sorted((term.term, term.holder) for term in taken)
 
 
-def test_a_master_keeps_its_term_at_the_same_address_and_takes_the_next_elsewhere(store: Store) -> None:
+def test_a_master_keeps_its_term_at_its_address_and_takes_the_next_at_another(store: Store) -> None:
     assert take(store, "a") == take(store, "a")
     assert take(store, "a", "host:2").term == 2
     assert terms(store) == [(1, "a"), (2, "a")]
@@ -90,7 +90,7 @@ def test_a_term_whose_confirmation_was_lost_is_recognised_and_not_taken_twice(st
     assert terms(store) == [(1, "a")]
 
 
-def test_a_refused_retry_of_the_same_write_is_no_lost_race(store: Store) -> None:
+def test_a_refused_retry_of_an_own_write_does_not_count_as_lost(store: Store) -> None:
     # The client's own retry meets the file of the first try and reports that one exists.
     assert store.conditional_writes()
     put_with(store, lambda put: not put())
@@ -104,7 +104,7 @@ def test_a_conflict_in_which_no_master_gets_the_number_is_retried(store: Store) 
     assert take(store, "a").term == 1
 
 
-def test_a_master_that_loses_the_race_asks_again_what_it_continues_from(store: Store) -> None:
+def test_a_master_that_loses_the_race_reads_its_starting_record_again(store: Store) -> None:
     assert store.conditional_writes()
     bases = iter(["before", "after"])
 

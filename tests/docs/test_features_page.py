@@ -17,7 +17,7 @@ from elastrec.platform.specs.text.loading import load_job
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "features.md"
 
 
-def test_the_example_is_fitted_and_read_as_the_page_says(tmp_path: Path) -> None:
+def test_the_example_is_fitted_and_read_as_on_the_page(tmp_path: Path) -> None:
     [text] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     folder = tmp_path / "day=2026-01-01"
     folder.mkdir()

@@ -60,7 +60,7 @@ def calls(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_call_in_a_page_is_one_that_the_command_line_knows(page: Path) -> None:
+def test_every_command_in_a_page_exists(page: Path) -> None:
     for words in calls(page):
         command: click.Command = root
         context = click.Context(root)
@@ -78,7 +78,7 @@ def test_the_readme_has_calls_to_check() -> None:
     assert len(list(calls(ROOT / "README.md"))) >= 5
 
 
-def test_lines_that_a_page_shows_must_come_in_order() -> None:
+def test_lines_of_a_page_must_be_in_the_order_of_the_output() -> None:
     output = "one  1.5 s\ntwo\nthree\n"
     assert missing_lines("one … s\nthree\n", output) == []
     assert missing_lines("three\none … s\n", output) == ["one … s"]

@@ -45,7 +45,7 @@ def rounded(value: str, as_written: str) -> str:
 
 
 @pytest.mark.parametrize("row", comparisons(), ids=lambda row: row[0][:24])
-def test_a_comparison_in_the_readme_is_what_was_measured(row: list[str]) -> None:
+def test_a_comparison_in_the_readme_equals_the_measurement(row: list[str]) -> None:
     against, figure = row
     if (words := next((words for words in CAMPAIGN if words in against), None)) is not None:
         found = {row[0]: row[1] for row in cells((DOCS / "fault_campaign.md").read_text())}

@@ -35,7 +35,7 @@ def test_the_policy_on_the_page_decides() -> None:
     assert not found.problems and plan.allocation.workers == profile().allocation.workers + 1
 
 
-def test_every_policy_that_is_shipped_stands_beside_the_setting() -> None:
+def test_the_page_lists_every_shipped_policy_beside_the_setting() -> None:
     (line,) = [line for line in PAGE.splitlines() if line.startswith("policy: three-stage ")]
     assert {each for each in policy_names() if each not in line} == set()
 

@@ -62,7 +62,7 @@ def _run(elastrec: Elastrec, file: Path, name: str, deduplication: str) -> dict[
     return outcome
 
 
-def test_render_shows_what_is_deduplicated_and_why(elastrec: Elastrec, job_file: Path) -> None:
+def test_render_shows_deduplicated_features_with_reasons(elastrec: Elastrec, job_file: Path) -> None:
     shown = elastrec.call("render", str(job_file))
     assert shown.returncode == 0, shown.stderr
     assert "# Deduplication: 2 features in 1 groups; measured on" in shown.stdout

@@ -111,7 +111,7 @@ def test_a_job_whose_newest_record_is_damaged_continues_from_the_one_before(run:
 
 
 @pytest.mark.timeout(500)
-def test_a_job_whose_store_goes_away_during_a_rollback_waits_for_it(run: Run) -> None:
+def test_a_job_whose_store_fails_during_a_rollback_waits_for_it(run: Run) -> None:
     away = run.store.with_name("away")
     run.store.rename(away)
     run.store.mkdir()  # the mount point of a file system that went away

@@ -66,7 +66,7 @@ def test_the_page_tells_pauses_of_stopped_processes_from_the_others() -> None:
     assert "median; longest | 0.40 s; 7.00 s |" in page and "while it handed over | 0.40 s; 0.50 s |" in page
 
 
-def test_the_page_lists_what_did_not_hold() -> None:
+def test_the_page_lists_broken_promises() -> None:
     bad = Outcome(
         seed=3, number=2, shape="async", faults=["kill -9 worker"], recoveries=[4.0], problems=["5 samples were lost"],
         lost=5, auc=0.75,

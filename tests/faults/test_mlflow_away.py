@@ -61,7 +61,7 @@ def ended(running: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.timeout(400)
-def test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures(
+def test_a_job_trained_during_an_outage_of_mlflow_is_published_later_with_all_figures(
     tmp_path: Path, server: MlflowServer, log: GenerateReport
 ) -> None:
     with elastrec_at(tmp_path / "home") as plain:

@@ -74,7 +74,7 @@ def two_records(run: Run) -> None:
     run.when(lambda found: found.checkpoint != first, "a second record")
 
 
-def test_a_signal_to_the_master_is_no_stop_and_costs_no_row(
+def test_a_signal_to_the_master_neither_stops_the_job_nor_loses_rows(
     signalled: tuple[TrainingMetrics, set[str], set[str]],
 ) -> None:
     metrics, before, after = signalled
@@ -83,7 +83,7 @@ def test_a_signal_to_the_master_is_no_stop_and_costs_no_row(
     assert metrics.generation == 0 and metrics.samples_trained == ROWS
 
 
-def test_a_job_that_failed_goes_on_under_the_same_key(
+def test_a_failed_job_is_continued_with_the_same_key(
     site: Site, prepared: jobs.Prepared, signalled: tuple[TrainingMetrics, set[str], set[str]], folder: Path
 ) -> None:
     own = renamed(prepared)

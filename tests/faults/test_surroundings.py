@@ -115,7 +115,7 @@ def test_a_full_checkpoint_disk_costs_records_and_no_training(
     assert {path.as_uri() for path in (store_disk.folder / "surroundings" / "records").iterdir()} == complete
 
 
-def test_a_full_disk_under_the_node_lets_the_job_wait_and_then_go_on(
+def test_a_job_waits_while_the_nodes_disk_is_full_and_then_continues(
     site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics, node_disk: SmallDisk
 ) -> None:
     run = site.launch(prepared)
@@ -221,7 +221,7 @@ def prepared_store(prepared: jobs.Prepared) -> str:
     return job_from_json(prepared.job_json).spec.checkpoint.store
 
 
-def test_figures_reach_mlflow_that_was_away_until_the_end_of_training(
+def test_mlflow_gets_all_figures_after_an_outage_until_the_end_of_training(
     site: Site, prepared: jobs.Prepared, undisturbed: TrainingMetrics, folder: Path
 ) -> None:
     server = MlflowServer(folder / "mlflow")

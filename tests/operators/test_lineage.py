@@ -61,7 +61,7 @@ def events_of(operator: Any, folder: Path) -> dict[str, Any]:
     return event
 
 
-def test_a_registered_model_comes_from_the_rows_it_was_trained_and_judged_on(
+def test_the_lineage_of_a_model_has_its_training_and_evaluation_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracking = SimpleNamespace(tracking_uri="http://user:secret@mlflow:5000")
@@ -94,7 +94,7 @@ def test_a_trained_job_leads_from_the_log_and_the_record_before_to_its_own_recor
     assert record["outputFacets"]["outputStatistics"]["rowCount"] == 30
 
 
-def test_a_clustered_partition_comes_from_the_log(tmp_path: Path) -> None:
+def test_the_lineage_of_a_clustered_partition_has_the_log(tmp_path: Path) -> None:
     found = Clustered(
         path="/logs/clustered", partition="2026-01-01", rows=100, sessions=9, source_bytes=2000, bytes=500
     )

@@ -138,7 +138,7 @@ def test_warm_start_shows_the_page_that_was_found_before(
     assert found["ti"].pushed == {RUN_URL_KEY: shown}
 
 
-def test_launching_owns_the_job_and_shows_its_run_at_once(platform: Platform) -> None:
+def test_launching_owns_the_job_and_links_its_run_immediately(platform: Platform) -> None:
     found = context()
     assert launch().execute(found) == plain(LAUNCHED_JOB)
     assert platform.calls == [f"launch as {OWNER}/1"]
@@ -243,7 +243,9 @@ def test_success_hands_on_the_metrics_and_the_job(platform: Platform) -> None:
     assert found["auc"] == 0.75 and found["launched"] == plain(LAUNCHED_JOB)
 
 
-def test_a_task_that_does_not_defer_waits_by_itself(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_does_not_defer_waits_in_its_own_process(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(JobPhaseTrigger, "_platform", lambda self: platform)
     platform.phase = Phase.SUCCEEDED
     assert offline(deferrable=False).execute(context())["auc"] == 0.75
@@ -266,7 +268,9 @@ def test_a_job_that_outlasts_the_tasks_limit_is_stopped_and_not_tried_again(plat
     assert platform.calls == ["stop as me"]
 
 
-def test_a_task_that_waits_by_itself_keeps_its_limit(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_waits_in_its_own_process_has_the_same_time_limit(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(JobPhaseTrigger, "_platform", lambda self: platform)
     platform.phase = Phase.TRAINING
     begin = datetime.now(UTC) - timedelta(hours=3)
@@ -275,7 +279,7 @@ def test_a_task_that_waits_by_itself_keeps_its_limit(platform: Platform, monkeyp
     assert platform.calls[-1] == f"stop as {OWNER}/1"
 
 
-def test_a_users_bug_fails_at_once_with_its_traceback_in_the_log(
+def test_a_users_bug_fails_the_task_immediately_with_its_traceback_in_the_log(
     platform: Platform,
 ) -> None:
     with capture_logs() as lines, pytest.raises(AirflowFailException, match="clicks-1 failed: bug"):
@@ -341,7 +345,7 @@ def test_a_failed_evaluator_is_not_tried_again(platform: Platform, monkeypatch: 
         evaluate().resume(context(), event("done"))
 
 
-def test_an_evaluator_that_mlflow_went_away_from_is_tried_again(platform: Platform) -> None:
+def test_an_evaluator_that_lost_mlflow_is_retried(platform: Platform) -> None:
     with pytest.raises(AirflowException, match="MLflow") as failed:
         evaluate().resume(context(), event("without history"))
     assert not isinstance(failed.value, AirflowFailException)

@@ -75,14 +75,14 @@ def test_an_inline_job_goes_before_the_job_file() -> None:
     assert read_job(JOBS, "demo.yaml", INLINE, None, None).metadata.name == "tiny"
 
 
-def test_all_problems_of_an_inline_job_are_named_at_once() -> None:
+def test_all_problems_of_an_inline_job_are_reported_together() -> None:
     wrong = {**INLINE, "kind": "CronJob", "spec": {**INLINE["spec"], "modle": {}}}
     with pytest.raises(SpecError) as refused:
         read_job(JOBS, None, wrong, None, None)
     assert {problem.path for problem in refused.value.problems} >= {"kind", "spec.modle"}
 
 
-def test_all_problems_of_a_job_file_are_named_at_once() -> None:
+def test_all_problems_of_a_job_file_are_reported_together() -> None:
     with pytest.raises(SpecError) as refused:
         read_job(JOBS, "demo.yaml", None, {"spec.training.batch_size": 0, "spec.model.architecture": "gpt"}, None)
     assert {problem.path for problem in refused.value.problems} >= {"spec.training.batch_size"}
@@ -120,7 +120,7 @@ def test_the_last_complete_day_of_a_runs_data_interval_is_evaluated_on(
     assert [moment.day for moment in interval.moments()] == days
 
 
-def test_a_run_without_a_logical_date_and_without_days_takes_what_the_data_holds() -> None:
+def test_a_run_without_a_logical_date_and_days_uses_all_data() -> None:
     assert read_interval(None, None, None) is None
 
 

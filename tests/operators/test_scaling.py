@@ -55,7 +55,7 @@ def planned(ran: dict[str, Any]) -> list[str]:
     return PlanRoundOperator(task_id="plan", settings_file=SETTINGS).execute(ran)
 
 
-def test_each_plan_travels_by_itself_and_a_job_that_stays_costs_nothing() -> None:
+def test_each_plan_is_one_mapped_task_and_unchanged_jobs_have_none() -> None:
     ran = context()
     (key,) = planned(ran)
     assert ran["ti"].pushed.keys() == {key}
@@ -70,7 +70,7 @@ def test_two_plans_for_one_job_do_not_take_each_others_place(answers: dict[str, 
     assert [ran["ti"].pushed[key]["policy"] for key in (first, second)] == ["memory-forecast", "three-stage"]
 
 
-def test_the_log_says_what_becomes_of_every_job_and_why(
+def test_the_log_shows_the_decision_about_every_job_with_its_reason(
     answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers["problems"] = {"rests-1": "no usable observation"}
@@ -84,7 +84,7 @@ def test_the_log_says_what_becomes_of_every_job_and_why(
 
 
 @pytest.mark.parametrize(("plans", "why"), [((), "no job trains"), ((STAYS,), "every job stays as it is")])
-def test_with_nothing_to_change_the_round_ends_at_once(answers: dict[str, Any], plans: Any, why: str) -> None:
+def test_a_round_without_changes_ends_immediately(answers: dict[str, Any], plans: Any, why: str) -> None:
     answers["plans"] = plans
     with pytest.raises(AirflowSkipException, match=why):
         planned(context())
@@ -146,7 +146,7 @@ def migrate(ran: dict[str, Any], **arguments: Any) -> Any:
     return task.execute(ran)
 
 
-def test_a_plan_is_handed_over_and_waited_for_and_the_grid_shows_what_became_of_it(
+def test_a_plan_is_requested_and_awaited_and_the_grid_shows_its_outcome(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.DONE))
@@ -213,7 +213,7 @@ def test_a_plan_that_its_master_refuses_changes_nothing_and_fails_nothing(monkey
 
 
 @pytest.mark.parametrize("outcome", [ShapeOutcome.REFUSED, ShapeOutcome.TIMED_OUT, ShapeOutcome.CANCELLED])
-def test_a_plan_that_was_accepted_and_not_reached_is_no_change(
+def test_an_accepted_plan_that_was_not_reached_does_not_count_as_a_change(
     monkeypatch: pytest.MonkeyPatch, outcome: ShapeOutcome
 ) -> None:
     master = Master(monkeypatch, request(outcome, "no node has room"))
@@ -240,7 +240,7 @@ def test_a_slow_migration_is_left_to_its_master(monkeypatch: pytest.MonkeyPatch)
     assert master.logged == [(True, GROWS.reason)] and master.cancelled == []
 
 
-def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_task_cancels_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     ran = context()
     (key,) = planned(ran)
@@ -263,7 +263,7 @@ def test_a_task_that_is_ended_takes_its_request_back(monkeypatch: pytest.MonkeyP
     assert all(master.frees_plan), "another try asks anew"
 
 
-def test_a_task_that_has_run_for_too_long_takes_its_request_back_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_beyond_its_time_limit_cancels_its_request_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))
     with pytest.raises(AirflowFailException, match="its request was cancelled"):
         migrate(context(), execution_timeout=timedelta(seconds=1))
@@ -326,7 +326,7 @@ def test_a_change_that_the_cluster_refuses_fails_the_task_without_a_retry(monkey
         ({"workers": 2, "other_node": True}, "other_node: True is not allowed; allowed: only with moves"),
     ],
 )
-def test_wrong_arguments_fail_at_once_and_nothing_is_asked(
+def test_wrong_arguments_fail_before_any_request(
     monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], words: str
 ) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.OPEN))

@@ -101,7 +101,7 @@ def test_a_job_that_ends_in_time_is_not_timed_out(script: Callable[..., None]) -
 
 
 @pytest.mark.parametrize(("phase", "outcome"), [(Phase.FAILED, "failed"), (Phase.STOPPED, "stopped")])
-def test_a_bad_end_fires_with_its_reason(script: Callable[..., None], phase: Phase, outcome: str) -> None:
+def test_a_failed_job_fires_with_its_reason(script: Callable[..., None], phase: Phase, outcome: str) -> None:
     script(seen(phase, failure="ZeroDivisionError"))
     event = first_event(JobPhaseTrigger(**ARGUMENTS))
     assert (event["outcome"], event["reason"]) == (outcome, "ZeroDivisionError")
@@ -115,7 +115,7 @@ def test_nothing_fires_before_the_grace_is_over(script: Callable[..., None]) -> 
     assert settings.FIRE_GRACE_SECONDS >= 6.0
 
 
-def test_a_job_that_stays_unknown_is_lost_but_not_one_that_reappears(
+def test_a_job_that_stays_unknown_is_lost_unlike_one_that_reappears(
     script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "LOST_AFTER_SECONDS", 0.05)
@@ -159,7 +159,7 @@ def test_the_wait_for_mlflow_fires_when_it_is_back_or_when_patience_is_over(
 @pytest.mark.parametrize(
     "kind", [JobPhaseTrigger, EvaluatorTrigger, functools.partial(TrackingTrigger, patience_seconds=7.0)]
 )
-def test_a_trigger_is_rebuilt_from_what_it_serialises(kind: Callable[..., JobTrigger]) -> None:
+def test_a_trigger_is_rebuilt_from_its_serialised_form(kind: Callable[..., JobTrigger]) -> None:
     path, arguments = kind(**ARGUMENTS).serialize()
     module, _, name = path.rpartition(".")
     rebuilt: JobTrigger = getattr(importlib.import_module(module), name)(**arguments)
@@ -213,7 +213,7 @@ MINE = ("clicks-1", "dag/run/task/1")
         ("up_for_retry", False),
     ],
 )
-def test_only_a_task_that_was_ended_for_good_stops_its_job(
+def test_only_a_permanently_ended_task_stops_its_job(
     kills: list[tuple[str, str]], states: dict[str, Any], state: str | None, stops: bool
 ) -> None:
     states["task"] = state

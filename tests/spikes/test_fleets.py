@@ -91,7 +91,7 @@ def test_a_creation_is_answered_before_the_pod_runs_and_the_watch_reports_both(o
     assert [pod.uid for pod in snapshot(fleet)] == [created.uid]
 
 
-def test_a_pods_labels_come_back_with_every_status(observer: Observer) -> None:
+def test_every_status_has_the_labels_of_its_pod(observer: Observer) -> None:
     fleet = observer.testbed.fleet
     created = fleet.create(spec(name="labelled", labels={"elastrec.io/owned-memory-bytes": "1048576"}))
     (shown,) = snapshot(fleet)
@@ -105,7 +105,7 @@ def test_a_creation_of_a_pod_that_is_there_returns_it(observer: Observer) -> Non
     assert again.uid == pod.uid and len(snapshot(observer.testbed.fleet)) == 1
 
 
-def test_the_name_of_a_pod_of_another_role_is_refused_for_good(observer: Observer) -> None:
+def test_the_name_of_a_pod_of_another_role_is_refused_permanently(observer: Observer) -> None:
     observer.running(name="taken")
     with pytest.raises(ClusterError, match="taken") as caught:
         observer.testbed.fleet.create(spec(name="taken", role=Role.PARAMETER_SERVER))
@@ -123,7 +123,7 @@ def test_a_deletion_is_reported_when_it_is_ordered_and_when_it_is_done(observer:
 
 
 @pytest.mark.only("Kubernetes")
-def test_a_name_is_taken_until_the_pod_before_is_gone(observer: Observer) -> None:
+def test_a_name_is_in_use_until_its_previous_pod_has_ended(observer: Observer) -> None:
     pod = observer.running(name="again", grace_seconds=5.0, environment={"STUBBORN": "for the whole grace"})
     observer.testbed.fleet.delete(pod.name, pod.uid)
     with pytest.raises(ClusterError, match=r"again is (still terminating|being deleted)") as caught:
@@ -188,7 +188,7 @@ def test_a_pod_of_a_lost_node_has_ended_and_can_be_removed(observer: Observer) -
     observer.until_gone(pod.uid)
 
 
-def test_a_watch_goes_on_where_a_token_says(observer: Observer) -> None:
+def test_a_watch_continues_at_its_token(observer: Observer) -> None:
     pod = observer.running()
     token = observer.observed.resume
     observer.testbed.end(pod.uid, EndReason.ERROR)
@@ -235,7 +235,7 @@ def test_a_resize_waits_for_room_and_is_done_when_there_is(observer: Observer) -
     assert resized.resize is ResizeState.DONE and not resized.resize_message
 
 
-def test_a_resize_beyond_the_node_is_refused_for_good(observer: Observer) -> None:
+def test_a_resize_beyond_the_node_is_refused_permanently(observer: Observer) -> None:
     pod = observer.running()
     with pytest.raises(ClusterError) as caught:
         observer.testbed.fleet.resize(pod.name, pod.uid, PodSize(NODE_SIZE.cores + 1.0, 128 << 20))

@@ -51,7 +51,7 @@ def test_without_a_browser_or_java_and_the_right_to_install_it_nothing_is_tested
     assert "make" not in done.stdout
 
 
-def test_what_is_missing_is_installed_and_everything_is_tested(programs: Path) -> None:
+def test_missing_packages_are_installed_and_all_tests_run(programs: Path) -> None:
     script(programs / "apt-get", _APT)
     script(programs / "id", "echo 0")
     done = run(programs)
@@ -61,7 +61,7 @@ def test_what_is_missing_is_installed_and_everything_is_tested(programs: Path) -
     assert targets == ["setup", "lint", "test", "spark"]
 
 
-def test_what_is_there_is_not_installed(programs: Path) -> None:
+def test_present_packages_are_not_installed_again(programs: Path) -> None:
     for name in ("chromium", "java"):
         script(programs / name, "")
     done = run(programs)

@@ -82,7 +82,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_leaves_fixtures_the_time_to_end_what_they_started(tmp_path: Path) -> None:
+def test_after_ctrl_c_fixtures_have_time_to_end_their_processes(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "conftest.py").write_text(_CONFTEST)

@@ -69,7 +69,7 @@ def test_a_pod_whose_master_is_silent_goes_to_the_one_of_the_newest_term(
     assert pod.call() == 2 and pod.client.address == second.address
 
 
-def test_a_pod_that_knows_a_term_obeys_no_lower_one(tmp_path: Path, serve: Callable[..., RpcServer]) -> None:
+def test_a_pod_ignores_directives_of_lower_terms(tmp_path: Path, serve: Callable[..., RpcServer]) -> None:
     first, second = serve(1), serve(2)
     pod = Pod(tmp_path, second.address)
     assert pod.call() == 2
@@ -110,7 +110,9 @@ def test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before(
         pod.call()
 
 
-def test_a_store_that_is_away_is_no_reason_to_give_up(tmp_path: Path, serve: Callable[..., RpcServer]) -> None:
+def test_a_client_does_not_give_up_during_an_outage_of_the_store(
+    tmp_path: Path, serve: Callable[..., RpcServer]
+) -> None:
     master, later = serve(1), serve(2)
     pod = Pod(tmp_path, master.address)
     pod.term_at("a", master.address)

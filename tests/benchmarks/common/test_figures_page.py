@@ -35,7 +35,7 @@ def rows(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("##", "| ", "- "))]
 
 
-def test_the_page_is_what_the_kept_results_say() -> None:
+def test_the_page_is_generated_from_the_stored_results() -> None:
     assert figures_page.PAGE.read_text() == figures_page.render(), "python -m benchmarks.common.figures_page"
 
 
@@ -89,7 +89,7 @@ def test_a_figure_that_is_neither_a_goal_nor_compared_is_not_on_the_page() -> No
     assert "seconds" not in page(results(*FIGURES), [])
 
 
-def test_what_is_lost_against_a_peer_is_on_the_page() -> None:
+def test_losses_against_a_peer_are_on_the_page() -> None:
     lost = next(
         result for result in load()["job_completion_time"] if result.figure.endswith("alone.against_optimus_greedy")
     )
@@ -109,7 +109,7 @@ def test_benchmarks_without_a_result_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("of_figure", "of_run", "shown"), [(1.52, 0.2, "1.5"), (None, 0.2, "0.2")])
-def test_the_load_of_others_stands_beside_a_figure(of_figure: float | None, of_run: float, shown: str) -> None:
+def test_the_load_of_other_processes_is_beside_a_figure(of_figure: float | None, of_run: float, shown: str) -> None:
     settings = {} if of_figure is None else {"others_cores": of_figure}
     figure = Figure("storage.two_cores", 1.2, "×", at_least=1.7, settings=settings)
     measured = Origin(MEASURED.date, MEASURED.commit, others_cores=of_run)

@@ -72,7 +72,7 @@ def test_pods_over_time_have_the_moment_when_rows_were_handed_over(run: Recorded
     assert run.delay_seconds == pytest.approx(1.0)
 
 
-def test_a_hand_over_is_no_part_of_a_step(run: RecordedRun) -> None:
+def test_a_hand_over_is_not_part_of_a_step(run: RecordedRun) -> None:
     steps = {(each.workers, each.servers): each.step_seconds for each in run.steps}
     assert steps[2, 1] == pytest.approx(0.5)
     assert steps[2, 2] == pytest.approx(0.25, rel=0.1)

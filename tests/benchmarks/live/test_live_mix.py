@@ -43,7 +43,7 @@ def test_a_server_that_was_killed_has_a_larger_successor_but_not_by_hand(logs: L
     assert most("static") == most("three_stage") and most("static") >= 2 * short.server_bytes
 
 
-def test_owners_ask_for_too_little_for_what_fits_and_for_too_much() -> None:
+def test_owners_request_too_little_the_right_size_and_too_much() -> None:
     assert [owner.workers for owner in OWNERS if not owner.grows] == [1, 4, 2]
     memory = sorted(owner.server_bytes for owner in OWNERS if owner.grows)
     assert memory == [memory[1] // 2, memory[1], 2 * memory[1]]

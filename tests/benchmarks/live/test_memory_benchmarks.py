@@ -59,7 +59,7 @@ def figures(with_forecast: list[Run], by_master: list[Run], without: list[Run]) 
     return {each.figure: each for each in growing_tables.figures_of(with_forecast, by_master, without)}
 
 
-def test_kills_of_all_rounds_count_and_a_round_that_was_never_killed_is_no_proof() -> None:
+def test_kills_of_all_rounds_count_and_a_round_without_kills_proves_nothing() -> None:
     calm, killed = Run(seconds=9.0, fullest=0.8, fullest_at_plan=0.6), Run(seconds=12.0, kills=1, fullest=1.0)
     good = figures([calm, calm], [calm, calm], [killed, killed])
     assert all(each.met is not False for each in good.values())
@@ -70,7 +70,7 @@ def test_kills_of_all_rounds_count_and_a_round_that_was_never_killed_is_no_proof
     assert missed == {f"growing_tables.{name}" for name in names}
 
 
-def test_how_full_servers_were_when_their_master_gave_memory_is_what_it_measured_then() -> None:
+def test_the_fill_of_servers_at_a_decision_is_the_masters_measurement() -> None:
     before = Allocation(
         workers=1, parameter_servers=2, worker_cores=1.0, parameter_server_cores=1.0, worker_memory_bytes=100,
         parameter_server_memory_bytes=200,

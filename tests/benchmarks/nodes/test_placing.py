@@ -38,7 +38,7 @@ def test_pods_of_one_role_are_spread_and_the_first_node_is_filled_first() -> Non
     assert place(spec(), TWO, {"a": [pod(Role.PARAMETER_SERVER), pod(phase=PodPhase.FAILED)]}) == "a"
 
 
-def test_a_node_with_room_comes_before_one_where_a_pod_waits() -> None:
+def test_a_node_with_room_is_preferred_to_one_where_a_pod_waits() -> None:
     full = node("a", PodSize(0.4, 1000))
     assert place(spec(), (full, TWO[1]), {"b": [pod(), pod()]}) == "b"
     assert place(spec(), (full, node("b", PodSize(2.0, 99))), {}) == "a"
@@ -73,7 +73,7 @@ def test_a_placement_is_honoured(placement: Placement, there: dict[str, list[Pod
         spec(memory=501, memory_volume=MemoryVolume("ps-0", 500)),
     ],
 )
-def test_a_pod_that_no_node_can_ever_run_is_refused_for_good(pod_spec: PodSpec) -> None:
+def test_a_pod_that_no_node_can_ever_run_is_refused_permanently(pod_spec: PodSpec) -> None:
     cordoned = node("b", PodSize(0.0, 0), NodeCondition.UNSCHEDULABLE)
     with pytest.raises(ClusterError, match=r"pod new .* cannot be placed .*nodes that take pods: a \(") as refused:
         place(pod_spec, (TWO[0], cordoned), {})

@@ -98,7 +98,7 @@ def test_an_address_of_hdfs_is_refused_with_the_one_to_write() -> None:
         open_store("hdfs://ann@nodes:8020/records")
 
 
-def test_an_object_is_invisible_until_its_stream_is_closed_and_gone_when_it_fails(store: Store) -> None:
+def test_an_object_is_visible_only_after_its_stream_was_closed_without_error(store: Store) -> None:
     with pytest.raises(RuntimeError), store.open_write("folder/torn") as writer:
         writer.write(bytes(UPLOAD_PART_BYTES + 1))
         assert not store.exists("folder/torn")
@@ -149,7 +149,7 @@ def test_a_key_outside_the_root_is_refused(store: Store, key: str) -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "hdfs://name/path", "file://relative/path", "s3://", "gs://"])
-def test_a_uri_that_no_store_understands_is_refused_with_what_is_allowed(uri: str) -> None:
+def test_an_unsupported_uri_is_refused_with_the_allowed_schemes(uri: str) -> None:
     with pytest.raises(CheckpointError, match="allowed"):
         open_store(uri)
 
@@ -234,13 +234,13 @@ def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:
     assert len(store_module._probed) == 1
 
 
-def test_a_bucket_that_does_not_exist_is_named_with_what_to_check(s3_uri: str) -> None:
+def test_a_missing_bucket_is_reported_with_a_remedy(s3_uri: str) -> None:
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
         store.put("a", b"x")
 
 
-def test_a_service_that_does_not_answer_is_named_with_what_to_check() -> None:
+def test_a_service_that_does_not_answer_is_reported_with_a_remedy() -> None:
     store = open_store("webhdfs://tester@127.0.0.1:1/records")
     for ask in (
         lambda: store.get("a"),
@@ -309,7 +309,7 @@ def test_a_pod_never_creates_a_store_under_a_missing_mount(tmp_path: Path, leave
 
 
 @pytest.mark.usefixtures("pod_process")
-def test_an_object_is_not_missing_while_its_store_is_away(tmp_path: Path) -> None:
+def test_an_unreachable_store_does_not_count_as_a_missing_object(tmp_path: Path) -> None:
     root = tmp_path / "store"
     made(root).put("job/records/1/manifest.json", b"x")
     there = open_store(root / "job/records/2")
@@ -338,7 +338,7 @@ def test_an_object_is_not_missing_while_its_store_is_away(tmp_path: Path) -> Non
     assert there.size("a") is None
 
 
-def test_an_error_of_the_file_system_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_file_system_does_not_count_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = made(tmp_path)
     store.put("a", b"x")
 

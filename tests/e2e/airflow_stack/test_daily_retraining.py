@@ -135,7 +135,7 @@ def test_a_run_started_by_the_form_links_to_the_models_metrics(
 
 
 @pytest.mark.browser
-def test_the_page_of_all_jobs_shows_the_run_and_what_happened_to_it(
+def test_the_page_of_all_jobs_shows_the_run_and_its_events(
     stack: ServiceStack, airflow: AirflowClient, good_run: str
 ) -> None:
     if not has_chromium():

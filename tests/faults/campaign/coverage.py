@@ -90,7 +90,7 @@ TRIED = (
     Tried(
         "SIGTERM to the master",
         ((Kind.TERMINATE, Victim.MASTER),),
-        (f"{_RESUME}a_signal_to_the_master_is_no_stop_and_costs_no_row", RANDOM),
+        (f"{_RESUME}a_signal_to_the_master_neither_stops_the_job_nor_loses_rows", RANDOM),
     ),
     Tried(
         "SIGTERM, SIGHUP or Ctrl-C to the process that launched the job",
@@ -115,7 +115,7 @@ TRIED = (
         (),
         (
             f"{_CALLER}a_run_whose_master_cannot_start_again_fails_soon_with_the_reason",
-            f"{_RESUME}a_job_that_failed_goes_on_under_the_same_key",
+            f"{_RESUME}a_failed_job_is_continued_with_the_same_key",
         ),
     ),
     Tried(
@@ -147,7 +147,7 @@ TRIED = (
         (f"{_RECONCILER}an_unreachable_cluster_affects_neither_records_nor_training",),
     ),
     Tried("newest record damaged", (), (f"{_STORES}newest_record_is_damaged_continues_from_the_one_before",)),
-    Tried("checkpoint store away during a rollback", (), (f"{_STORES}store_goes_away_during_a_rollback_waits_for_it",)),
+    Tried("checkpoint store away during a rollback", (), (f"{_STORES}store_fails_during_a_rollback_waits_for_it",)),
     Tried(
         "first command of a home killed in MLflow's migration, or two of them at once",
         (),
@@ -201,7 +201,7 @@ TRIED = (
     Tried(
         "disk full under the journals of master and node agent",
         (),
-        (f"{_SURROUNDINGS}a_full_disk_under_the_node_lets_the_job_wait_and_then_go_on",),
+        (f"{_SURROUNDINGS}a_job_waits_while_the_nodes_disk_is_full_and_then_continues",),
     ),
     Tried(
         "port taken by another program",
@@ -211,12 +211,14 @@ TRIED = (
     Tried(
         "MLflow away from the middle of the training to its end",
         (),
-        (f"{_SURROUNDINGS}figures_reach_mlflow_that_was_away_until_the_end_of_training",),
+        (f"{_SURROUNDINGS}mlflow_gets_all_figures_after_an_outage_until_the_end_of_training",),
     ),
     Tried(
         "MLflow away from the launch on, the master killed meanwhile",
         (),
-        ("faults/test_mlflow_away.py::test_a_job_trained_without_mlflow_is_published_later_with_all_its_figures",),
+        (
+            "faults/test_mlflow_away.py::test_a_job_trained_during_an_outage_of_mlflow_is_published_later_with_all_figures",
+        ),
     ),
     Tried("clock set forward by an hour under all of a job's processes and the node agent", (), (_CLOCK,)),
     Tried("clock set back by two hours, the node agent and the master killed meanwhile", (), (_CLOCK,)),
@@ -268,7 +270,7 @@ TRIED = (
         (),
         (
             "operators/test_scaling.py::test_every_try_of_a_task_asks_for_the_same_plan_and_a_cleared_task_for_another",
-            "operators/test_scaling.py::test_a_task_that_is_ended_takes_its_request_back",
+            "operators/test_scaling.py::test_an_ended_task_cancels_its_request",
             "faults/live/test_killed_task.py::"
             "test_a_task_killed_while_servers_change_is_found_again_by_its_next_tries_and_the_job_changes_once",
         ),
@@ -285,7 +287,7 @@ TRIED = (
         (
             "trainers/test_master_client.py::"
             "test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before",
-            "trainers/worker/test_session.py::test_progress_waits_for_a_master_that_is_away",
+            "trainers/worker/test_session.py::test_progress_waits_for_an_unreachable_master",
             f"{_CUT_OFF}change_continues_after_a_silence_shorter_than_the_timeout",
             f"{_CUT_OFF}master_that_lost_all_pods_completes_the_change_with_new_ones",
         ),

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("tried", TRIED, ids=lambda tried: tried.fault)
-def test_a_fault_of_the_table_is_tried_where_the_table_says(tried: Tried) -> None:
+def test_every_fault_of_the_table_is_tested_in_its_named_test(tried: Tried) -> None:
     assert tried.tests, "a fault that only a long campaign tries would go unseen in between"
     for named in tried.tests:
         file, _, function = named.partition("::")
@@ -33,7 +33,7 @@ def test_a_fault_of_the_table_is_tried_where_the_table_says(tried: Tried) -> Non
         assert drawn >= set(tried.campaign), "the short campaign of the suite draws it"
 
 
-def test_the_short_campaign_of_the_suite_strikes_twice_at_once_and_longer_than_a_lease() -> None:
+def test_the_short_campaign_has_double_faults_and_faults_longer_than_a_lease() -> None:
     runs = [draw_run(SEED, number) for number in NUMBERS]
     assert any(len(strike.faults) == 2 for run in runs for strike in run.strikes)
     assert any(run.plans for run in runs)

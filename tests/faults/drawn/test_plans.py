@@ -22,7 +22,7 @@ def hit(victim: Victim, stage: str, joining: str, leaving: str, *servers: str) -
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING])
-def test_the_old_server_is_one_that_leaves_and_the_new_one_joins(stage: str) -> None:
+def test_the_old_server_leaves_and_the_new_one_joins(stage: str) -> None:
     assert hit(Victim.OLD_SERVER, stage, "c", "a", "a", "b", "c") == ["a"]
     assert hit(Victim.NEW_SERVER, stage, "c", "a", "a", "b", "c") == ["c"]
 
@@ -32,7 +32,7 @@ def test_where_no_server_leaves_or_joins_those_are_hit_that_give_or_take() -> No
     assert hit(Victim.NEW_SERVER, COPYING, "", "c", "a", "b", "c") == ["a", "b"]
 
 
-def test_after_a_change_an_old_server_is_one_that_has_stayed() -> None:
+def test_after_a_change_the_old_server_is_one_that_has_remained() -> None:
     assert hit(Victim.OLD_SERVER, AFTER, "c", "a", "b", "c") == ["b"]
     assert hit(Victim.OLD_SERVER, AFTER, "c", "a", "c") == ["a"]
     assert hit(Victim.NEW_SERVER, AFTER, "c", "a", "b", "c") == ["c"]

@@ -27,7 +27,7 @@ def test_a_lost_pod_is_made_good_when_another_one_is_there_and_a_shard_more_is_d
     assert recovery_seconds(samples, [Hit("w0", 2.0, math.inf)]) == 3.5
 
 
-def test_a_stop_lasts_until_its_process_goes_on() -> None:
+def test_a_stop_lasts_until_its_process_continues() -> None:
     samples = [sample(1.0, 3, "w0"), sample(3.0, 4, "w0"), sample(6.5, 5, "w0")]
     assert recovery_seconds(samples, [Hit("w0", 2.0, 6.0)]) == 4.5
 

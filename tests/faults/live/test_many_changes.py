@@ -13,7 +13,9 @@ USE = Use(rss_bytes=200 * 2**20, threads=20, files=40)
 
 
 @given(st.integers(0, 2**32), st.integers(1, MOST_SERVERS), st.integers(1, MOST_WORKERS), st.sampled_from(MEMORY_BYTES))
-def test_a_change_asks_for_what_the_job_has_not(seed: int, servers: int, workers: int, memory_bytes: int) -> None:
+def test_a_drawn_change_differs_from_the_present_shape(
+    seed: int, servers: int, workers: int, memory_bytes: int
+) -> None:
     drawn = draw(random.Random(seed), servers, workers, memory_bytes)
     now = {"parameter_servers": servers, "workers": workers, "parameter_server_memory_bytes": memory_bytes}
     assert (drawn.shape or drawn.moves_server) and not (drawn.moves_server and servers == MOST_SERVERS)
@@ -32,7 +34,7 @@ def watched(*uses: Use) -> Watched:
     return Watched({"master 17": list(uses)})
 
 
-def test_a_process_that_uses_at_the_end_what_it_used_at_first_has_not_grown() -> None:
+def test_a_process_with_equal_use_at_both_ends_has_not_grown() -> None:
     assert watched(*[USE] * 20).grown(20) == []
 
 

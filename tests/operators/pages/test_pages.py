@@ -73,7 +73,7 @@ def show(monkeypatch: pytest.MonkeyPatch, seen: AllJobs | OneJob) -> None:
     monkeypatch.setattr(looks, name, lambda *of: seen)
 
 
-def test_all_jobs_of_the_cluster_are_listed_with_what_they_do(
+def test_all_jobs_of_the_cluster_are_listed_with_their_activity(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     show(monkeypatch, AllJobs([JobLook("clicks-1", METRICS, run_url="http://mlflow/run")]))
@@ -83,7 +83,7 @@ def test_all_jobs_of_the_cluster_are_listed_with_what_they_do(
     assert "None is known" in page
 
 
-def test_a_running_job_shows_what_it_has_cost_and_what_was_decided_last(
+def test_a_running_job_shows_its_cost_and_its_last_decision(
     cluster: Cluster, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = Decision(
@@ -121,7 +121,7 @@ def test_a_running_job_shows_what_it_has_cost_and_what_was_decided_last(
     assert seen.away == ["MLflow refuses"] and [job.decision for job in seen.running] == [None, None]
 
 
-def test_the_main_part_alone_is_what_the_script_asks_for(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_requests_only_the_main_part(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, AllJobs())
     whole, part = (client.get("/", params={"part": part}).text for part in ("", "main"))
     assert "<script>" in whole and "<script>" not in part
@@ -136,7 +136,7 @@ def test_the_page_names_a_source_that_does_not_answer_and_shows_the_rest(
     assert "MLflow does not answer" in page and "clicks-1" in page
 
 
-def test_a_job_shows_its_pods_its_time_and_what_happened_and_escapes_what_others_wrote(
+def test_a_job_shows_pods_time_and_events_with_escaped_texts(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = PodStatus(
@@ -173,7 +173,7 @@ def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypa
         assert text in page
 
 
-def test_decisions_of_scaling_show_what_was_proposed_chosen_and_done(
+def test_decisions_of_scaling_show_proposal_choice_and_outcome(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, after = allocation(2), allocation(2, server_cores=0.5)
@@ -208,7 +208,7 @@ def test_only_named_connections_are_shown(client: TestClient, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("job_id", ["Clicks", "a b", "-x"])
-def test_text_that_is_no_job_id_is_refused(client: TestClient, job_id: str) -> None:
+def test_text_that_is_not_a_job_id_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in (404, 422)
 
 
@@ -251,7 +251,7 @@ def test_a_master_that_does_not_answer_costs_only_its_own_line(cluster: Cluster)
     assert (seen.running[0].up("worker"), seen.running[0].up("parameter-server")) == (1, 1)
 
 
-def test_a_cluster_or_mlflow_that_is_away_is_named(cluster: Cluster) -> None:
+def test_an_unreachable_cluster_or_mlflow_is_named(cluster: Cluster) -> None:
     cluster.is_away = True
     away = looks.all_jobs(CONNECTION).away
     assert any("the cluster does not answer" in each for each in away) and any("MLflow" in each for each in away)

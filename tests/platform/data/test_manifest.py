@@ -47,7 +47,7 @@ def test_rows_are_numbered_over_the_files_in_order(tmp_path: Path) -> None:
             manifest.locate_rows(start, length)
 
 
-def test_the_digest_changes_with_a_files_rows_and_not_with_its_place(tmp_path: Path) -> None:
+def test_the_digest_depends_on_a_files_rows_and_not_on_its_folder(tmp_path: Path) -> None:
     _days(tmp_path / "a", "2026-01-01")
     before = build_manifest(data(tmp_path / "a", partitioning="day"))
     (tmp_path / "a").rename(tmp_path / "b")

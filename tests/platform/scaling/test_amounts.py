@@ -52,7 +52,7 @@ def test_an_allocation_has_the_fields_of_a_job_record() -> None:
     assert set(Allocation.__struct_fields__) == set(Sizes.__struct_fields__)
 
 
-def test_changes_name_what_has_to_be_done() -> None:
+def test_changes_lists_the_kinds_of_change_between_allocations() -> None:
     now = allocation(2, 1)
     assert now.changes(now) == frozenset()
     assert now.changes(allocation(3, 1)) == {Change.WORKERS}

@@ -15,7 +15,7 @@ LIMITS = Limits(workers=(1, 24), parameter_servers=(1, 6), worker_cores=(0.5, 8)
 
 
 @pytest.mark.parametrize("points", [500, 3000])
-def test_a_coarse_grid_and_its_neighbours_come_close_to_an_exhaustive_search(points: int) -> None:
+def test_a_coarse_grid_with_neighbours_is_close_to_an_exhaustive_search(points: int) -> None:
     asked = situation(limits=LIMITS)
     space = space_of(asked.job, PLENTY)
     assert space.size > points

@@ -53,7 +53,7 @@ def test_a_number_without_a_text_is_found() -> None:
     assert bare('ONE = 1\n"""What it is."""\nTWO, THREE = 2, 2**3\nfour = int("4")\n') == ["TWO", "THREE"]
 
 
-def test_rules_of_live_and_of_simulated_jobs_begin_with_what_a_team_may_set() -> None:
+def test_live_and_simulated_jobs_have_the_same_default_rules() -> None:
     team, rules, strategy = ScalingSettings(), Rules(), StrategySettings()
     assert (rules.max_slowdown, rules.grow_efficiency) == (team.max_slowdown, team.grow_efficiency)
     assert (rules.save_efficiency, rules.payback_seconds) == (team.save_efficiency, team.payback)
@@ -68,7 +68,7 @@ def test_rules_of_live_and_of_simulated_jobs_begin_with_what_a_team_may_set() ->
         assert getattr(Settings(), name) == getattr(Overheads(), name)
 
 
-def test_a_start_is_rounded_to_parts_of_what_plans_are_rounded_to() -> None:
+def test_the_steps_of_a_start_divide_those_of_plans() -> None:
     assert amounts.MEMORY_STEP % warm_start._MEMORY_STEP == 0
     assert VerticalSettings().step == amounts.CORES_STEP
 

@@ -66,7 +66,7 @@ def test_a_job_that_is_left_alone_has_a_reason_and_a_memory_forecast(changes: di
     assert found.holder.least_workers == Limits().workers[0]
 
 
-def test_while_servers_change_nothing_is_said_about_their_memory() -> None:
+def test_while_servers_change_there_is_no_memory_forecast() -> None:
     found = decidable(facts(is_settled=False, are_servers_settled=False))
     assert isinstance(found, NotNow) and found.memory is None and found.reason == "pods are coming or going"
 
@@ -82,7 +82,7 @@ def test_while_servers_change_nothing_is_said_about_their_memory() -> None:
         (seen(remaining=1.0), "at the end the fullest server has at most"),
     ],
 )
-def test_why_no_memory_is_asked_for_is_said_too(memory: MemorySeen, words: str) -> None:
+def test_the_reason_for_no_memory_request_is_shown(memory: MemorySeen, words: str) -> None:
     found = decidable(facts(is_settled=False, memory=memory))
     assert isinstance(found, NotNow) and f"; memory: {words}" in found.reason
     assert found.memory is not None and found.memory.memory_wish is None

@@ -108,7 +108,7 @@ def test_the_band_holds_the_likely_value_and_widens(seed: int, factor: float) ->
     assert (high - low)[1] >= (high - low)[0]
 
 
-def test_the_band_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_the_band_contains_the_truth_with_its_stated_probability() -> None:
     held = []
     for seed in range(200):
         growth = fit_growth(history(noise=0.02, seed=seed))
@@ -175,7 +175,7 @@ def test_where_no_pod_is_large_enough_servers_are_added() -> None:
     assert forecast([fit_growth(history())], spread, 1e7, 9e7, SPEED).action is Action.NONE
 
 
-def test_the_action_comes_when_the_band_reaches_the_limit_not_only_the_likely_curve() -> None:
+def test_a_change_is_requested_when_the_band_reaches_the_limit_before_the_likely_curve() -> None:
     growth = fit_growth(history(noise=0.05, seed=1))
     end = 100.0 * growth.rows(np.array([1e8]))[0]
     limit = end * 1.01 / 0.9
@@ -195,7 +195,7 @@ def test_a_server_above_its_limit_has_no_time_left() -> None:
     assert answer.seconds_to_limit[0] == 0.0
 
 
-def test_too_few_points_are_refused_with_what_to_do() -> None:
+def test_too_few_points_are_refused_with_a_remedy() -> None:
     with pytest.raises(ScalingError, match=r"table user: 2 usable points of 3; .*at least 3.*wait"):
         fit_growth(history(samples=(1.0, 2.0, 3.0), rows=(1.0, math.nan, 3.0)))
 

@@ -39,7 +39,7 @@ def reaching_its_limit_in(seconds: float, **changes: Any) -> JobFacts:
     return facts(memory=seen(FULL, samples_per_second=samples / seconds), **changes)
 
 
-def test_memory_is_given_where_a_later_plan_would_come_too_late_and_not_before() -> None:
+def test_memory_is_added_only_if_a_later_plan_would_be_too_late() -> None:
     assert look(reaching_its_limit_in(106.0), PLAN_SECONDS).plan is None
     plan = look(reaching_its_limit_in(104.0), PLAN_SECONDS).plan
     assert plan is not None
@@ -83,13 +83,13 @@ def test_refused_memory_is_not_requested_again_before_the_next_round(seconds_ago
     assert (look(reaching_its_limit_in(100.0, changes=given_up), PLAN_SECONDS).plan is not None) == asks
 
 
-def test_memory_that_was_given_and_is_too_little_after_all_is_given_again_at_once() -> None:
+def test_too_little_added_memory_is_increased_immediately() -> None:
     smaller = msgspec.structs.replace(HERE, parameter_server_memory_bytes=HERE.parameter_server_memory_bytes // 2)
     given = (PastChange(before=smaller, after=HERE, seconds_ago=20.0, asked_by=MEMORY),)
     assert look(reaching_its_limit_in(100.0, changes=given), PLAN_SECONDS).plan is not None
 
 
-def test_the_next_look_comes_before_anything_can_be_due_and_no_later_than_a_round() -> None:
+def test_the_next_check_is_before_the_limit_and_within_a_round() -> None:
     assert look(reaching_its_limit_in(140.0), PLAN_SECONDS).seconds == pytest.approx(20.0)
     assert look(reaching_its_limit_in(1e6), PLAN_SECONDS).seconds == 180.0
     young = seen(remaining=1.0, trained=400_000.0, samples_per_second=10_000.0)

@@ -69,7 +69,7 @@ def test_a_policy_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
         load_policy("mine")
 
 
-def test_an_entry_point_that_is_no_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_that_is_not_a_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("mine", "builtins:dict", room.GROUP)
     monkeypatch.setattr(room, "entry_points", lambda group: (entry,))
     with pytest.raises(ScalingError, match="dict has no name, propose, select; allowed: a class"):
@@ -152,7 +152,7 @@ def test_a_proposal_about_another_job_is_refused() -> None:
     assert "is about another" in propose_safely(Mixed(), profile(), VIEW)[1]
 
 
-def test_a_proposal_with_a_number_that_is_none_is_refused() -> None:
+def test_a_proposal_with_an_invalid_number_is_refused() -> None:
     class NoNumber(Static):
         def propose(self, job: JobProfile, view: View) -> Proposal:
             fine = super().propose(job, view)
@@ -168,7 +168,7 @@ def test_a_job_without_a_usable_measurement_keeps_its_plan_with_a_reason() -> No
     assert not answer.plans[0].changes
 
 
-def test_proposals_made_elsewhere_are_selected_like_those_made_here() -> None:
+def test_proposals_of_other_processes_are_selected_in_the_same_way() -> None:
     three = load_policy("three-stage")
     jobs = [profile(), profile(job_id="other", remaining_samples=5e8)]
     view = View(Capacity(free=Resources(6.0, 100.0 * GIB)), PRICES)

@@ -78,6 +78,6 @@ def test_the_file_is_relative_to_the_settings_that_name_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_a_registered_name_stays_what_it_is(tmp_path: Path, name: str) -> None:
+def test_a_registered_name_is_kept_unchanged(tmp_path: Path, name: str) -> None:
     (tmp_path / "scaling.yaml").write_text(f"policy: {name}\n")
     assert load_scaling(tmp_path / "scaling.yaml").policy == name

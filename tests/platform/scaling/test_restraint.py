@@ -84,7 +84,7 @@ def test_a_plan_of_a_foreign_policy_with_too_little_memory_is_refused_with_the_a
     assert "1 servers with 1 GiB each; its rows need 2 GiB in each" in decided.problems["job"]
 
 
-def test_a_fixed_size_is_no_reason_against_more_workers() -> None:
+def test_a_fixed_size_does_not_forbid_more_workers() -> None:
     full = MemoryNeed(worker_bytes=8 * GIB, server_base_bytes=0, embedding_bytes=64 * GIB)
     assert any(
         each.allocation.workers > 2 for each in candidates(profile(memory=full, movable=frozenset({Change.WORKERS})))
@@ -109,7 +109,7 @@ def test_a_change_is_not_undone_soon_unless_it_was_only_tried(asked_by: str, sec
     assert any(each.allocation.workers < 16 for each in found) == may
 
 
-def test_servers_keep_their_memory_until_servers_to_come_have_taken_rows_from_them() -> None:
+def test_servers_keep_their_memory_until_new_servers_have_taken_their_rows() -> None:
     need = MemoryNeed(worker_bytes=1, server_base_bytes=0, embedding_bytes=18 * GIB, imbalance=1.0)
     now = msgspec.structs.replace(allocation(2, 3), parameter_server_memory_bytes=6 * GIB + GIB // 2)
     job = profile(memory=need, allocation=now, observations=measure(coefficients(), [now]))

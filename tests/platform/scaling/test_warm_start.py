@@ -110,7 +110,7 @@ def test_among_equals_the_latest_job_is_the_most_similar() -> None:
     assert [each.job_id for each in warm_start(TODAY, history, DEFAULT).contributions] == ["new", "old"]
 
 
-def test_a_job_that_ran_out_of_memory_counts_with_what_it_needed() -> None:
+def test_a_job_that_ran_out_of_memory_counts_with_its_need() -> None:
     needed = msgspec.structs.replace(allocation(), parameter_server_memory_bytes=16 * GIB)
     found = warm_start(TODAY, [past("oom", allocation(), needed=needed)], DEFAULT)
     assert found.allocation.parameter_server_memory_bytes == 16 * GIB
@@ -143,7 +143,7 @@ def test_fewer_servers_get_the_memory_that_the_tables_of_the_most_similar_job_ne
     assert found.parameter_servers * found.parameter_server_memory_bytes >= 4 * 6 * GIB
 
 
-def test_without_a_similar_job_the_job_file_decides_and_the_reason_says_so() -> None:
+def test_without_a_similar_job_the_sizes_and_the_reason_come_from_the_job_file() -> None:
     found = warm_start(TODAY, [past("x", allocation(9, 9), Features(categories={"other": "x"}))], DEFAULT)
     assert found.allocation == DEFAULT
     assert "cold start" in found.reason
@@ -164,7 +164,7 @@ def test_the_most_similar_job_with_a_model_gives_the_prior() -> None:
     assert 0.5 < prior.strength < 1.0
 
 
-def test_memory_is_rounded_up_and_cores_to_what_clusters_grant() -> None:
+def test_memory_is_rounded_up_and_cores_to_whole_steps() -> None:
     odd = msgspec.structs.replace(allocation(worker_cores=1.3), parameter_server_memory_bytes=4 * GIB + 1)
     found = warm_start(TODAY, [past("x", odd)], DEFAULT).allocation
     assert found.worker_cores == 1.25
@@ -238,7 +238,7 @@ def test_the_memory_of_a_model_that_has_run_is_its_own_and_not_that_of_a_closer_
 @pytest.mark.parametrize(
     "numbers", [{"training_rows": 1e5, "embedding_dimension": 16.0}, {"training_rows": 1e8, "embedding_dimension": 1.0}]
 )
-def test_jobs_that_differ_in_what_memory_depends_on_say_nothing_about_each_other(numbers: dict[str, float]) -> None:
+def test_jobs_that_differ_in_numbers_of_memory_are_not_similar(numbers: dict[str, float]) -> None:
     other = past("other", allocation(9, 9), msgspec.structs.replace(TODAY, numbers=numbers))
     found = similarity(TODAY, other.features, SETTINGS)
     assert found.total > 0.5 and found.memory is not None and found.memory < 0.5

@@ -107,7 +107,7 @@ def test_idle_connections_cost_no_threads(client: RpcClient, server: RpcServer) 
     wait_for(lambda: connections(server) == 1, 20, "one connection")
 
 
-def test_an_error_of_the_handler_reaches_the_caller_for_good(client: RpcClient) -> None:
+def test_an_error_of_the_handler_reaches_the_caller_and_is_not_retried(client: RpcClient) -> None:
     with pytest.raises(ClusterError, match=r"^no such pod$") as refusal:
         ask(client, -1)
     assert not refusal.value.retryable
@@ -123,12 +123,12 @@ def test_a_retryable_error_is_retried_until_the_deadline(client: RpcClient, hand
     assert refusal.value.retryable
 
 
-def test_a_wrong_token_is_refused_at_once(server: RpcServer) -> None:
+def test_a_wrong_token_is_refused_immediately(server: RpcServer) -> None:
     with pytest.raises(AuthenticationError):
         ask(RpcClient(server.address, "wrong"), 1)
 
 
-def test_a_server_that_comes_back_at_its_address_is_found_again(handler: Counting) -> None:
+def test_a_client_reconnects_to_a_restarted_server_at_its_address(handler: Counting) -> None:
     first = serving(handler)
     client = RpcClient(first.address, TOKEN)
     assert ask(client, 1) == Answered(2)

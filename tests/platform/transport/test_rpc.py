@@ -99,7 +99,7 @@ def test_an_answer_of_another_type_is_refused(client: RpcClient) -> None:
         client.call(Ask(1), Ask)
 
 
-def test_a_message_that_the_other_version_cannot_read_is_refused_for_good_with_both_versions(client: RpcClient) -> None:
+def test_a_message_of_another_version_is_refused_permanently_with_both_versions(client: RpcClient) -> None:
     version = re.escape(f"elastrec {code_version()}")
     both = f"{version}.*{version}.*the same version on every node"
     newer = msgspec.defstruct("Ask", [("text", str)], tag="Ask")

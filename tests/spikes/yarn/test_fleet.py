@@ -210,7 +210,7 @@ def test_a_request_is_accepted_immediately_and_granted_later_in_steps(stand: Sta
     assert pod.resize is ResizeState.DONE and not pod.waits_for_room
 
 
-def test_a_pod_larger_than_any_container_is_refused_for_good(stand: Stand) -> None:
+def test_a_pod_larger_than_any_container_is_refused_permanently(stand: Stand) -> None:
     pod = running(stand, "first")
     for ask in (
         lambda: stand.fleet.create(stand.spec("large", MOST_MB + 1, 1.0)),
@@ -249,7 +249,7 @@ def test_a_full_cluster_accepts_resizes_and_grants_them_when_there_is_room(stand
         (EndReason.OUT_OF_MEMORY, None),
     ],
 )
-def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: EndReason, exit_code: int | None) -> None:
+def test_an_end_is_reported_once_with_its_reason(stand: Stand, end: EndReason, exit_code: int | None) -> None:
     pod, begin = running(stand, "ends"), token(stand)
     wait(stand, lambda: list(stand.fleet.logs("ends")) == ["first", "last"])
     stand.end(pod, end, exit_code)
@@ -267,7 +267,7 @@ def test_an_end_is_learned_later_once_and_with_its_reason(stand: Stand, end: End
     assert snapshot(stand.fleet) == []
 
 
-def test_a_deletion_is_accepted_at_once_and_reported_when_the_process_is_gone(stand: Stand) -> None:
+def test_a_deletion_returns_immediately_and_is_reported_after_the_end_of_the_process(stand: Stand) -> None:
     pod, begin = running(stand, "deleted"), token(stand)
     stand.fleet.delete("deleted", "another uid")
     stand.fleet.delete("another name", "another uid")

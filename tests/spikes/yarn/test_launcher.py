@@ -40,7 +40,7 @@ def master(config: YarnConfig, tmp_path: Path) -> PodSpec:
     return msgspec.structs.replace(made, queue=SMALL_QUEUE)
 
 
-def test_a_full_queue_is_waited_for_and_what_waits_can_be_removed(launcher: YarnLauncher, master: PodSpec) -> None:
+def test_a_pod_waits_for_a_full_queue_and_can_be_removed(launcher: YarnLauncher, master: PodSpec) -> None:
     accepted = launcher.submit(master)
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:

@@ -100,7 +100,7 @@ def test_a_scheduled_round_is_printed_too(airflow, said):
         ("failed", None, "failed: see the DAG auto_scaling in Airflow", []),
     ],
 )
-def test_the_end_of_a_round_is_said(airflow, said, state, output, words, changes):
+def test_the_end_of_a_round_is_printed(airflow, said, state, output, words, changes):
     scaling = Scaling(airflow, said.append, kills=False)
     one_round(scaling, airflow, state, output)
     assert said == [f"scaling round 1: {words}"]

@@ -38,7 +38,7 @@ def server() -> Iterator[Airflow]:
         thread.join()
 
 
-def test_an_output_that_is_not_there_is_none_and_an_error_is_one(server: Airflow) -> None:
+def test_a_missing_output_is_none_and_an_error_is_raised(server: Airflow) -> None:
     client = AirflowClient(f"http://127.0.0.1:{server.server_port}")
     assert client.xcom("dag", "run", "task") is None
     server.status = 500

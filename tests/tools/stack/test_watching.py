@@ -52,7 +52,7 @@ def end(stack: ServiceStack, name: str) -> None:
     wait_for(lambda: process.poll() is not None, 10.0, f"the end of the {name}")
 
 
-def test_a_service_that_ended_is_started_again_and_the_others_go_on(stack: ServiceStack) -> None:
+def test_an_ended_service_is_restarted_and_the_others_continue(stack: ServiceStack) -> None:
     watch = Watch(stack)
     triggerer, scheduler = (stack.services[name].process.pid for name in ("triggerer", "scheduler"))
     assert watch.look() == []
@@ -64,7 +64,7 @@ def test_a_service_that_ended_is_started_again_and_the_others_go_on(stack: Servi
     os.kill(scheduler, 0)
 
 
-def test_a_service_that_ends_again_and_again_is_named_with_its_log(stack: ServiceStack) -> None:
+def test_a_service_that_ends_repeatedly_is_reported_with_its_log(stack: ServiceStack) -> None:
     watch = Watch(stack)
     for _ in range(3):
         wait_for(lambda: "waits" in stack.services["triggerer"].log_tail(), 10.0, "its first line")

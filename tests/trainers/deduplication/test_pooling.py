@@ -274,7 +274,7 @@ def test_gradients_are_those_of_small_differences_also_for_empty_and_single_list
     assert torch.autograd.gradcheck(lambda scores: softmax_lists(scores, offsets), (scores_L,))
 
 
-def test_scores_beyond_what_an_exponential_can_hold_are_shared_out() -> None:
+def test_scores_beyond_the_range_of_exp_give_finite_weights() -> None:
     shares_L = softmax_lists(torch.tensor([1e4, 1e4, -1e4, 5.0, -3e38]), torch.tensor([0, 3, 3, 4, 5]))
     assert shares_L.tolist() == [0.5, 0.5, 0.0, 1.0, 1.0]
 

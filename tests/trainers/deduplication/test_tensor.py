@@ -35,7 +35,7 @@ def lists_of(features: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
 
 @given(_lists.flatmap(lambda a: st.tuples(st.just(a), st.permutations(a))))
 @settings(max_examples=60, deadline=None)
-def test_a_keyed_jagged_tensor_comes_back_from_its_deduplicated_form(pair: tuple[list[list[int]], ...]) -> None:
+def test_a_keyed_jagged_tensor_is_restored_from_its_deduplicated_form(pair: tuple[list[list[int]], ...]) -> None:
     plain = keyed(a=pair[0], b=list(pair[1]))
     group = grouped(plain, ["b", "a"])
     assert group.distinct_rows == len({(tuple(a), tuple(b)) for a, b in zip(*pair, strict=True)})

@@ -184,7 +184,7 @@ def test_a_held_push_is_sent_before_the_next_request_and_dropped_by_forget(actio
         client.close()
 
 
-def test_empty_bags_are_zero_and_keys_come_in_the_tables_order() -> None:
+def test_empty_bags_are_zero_and_keys_have_the_order_of_tables() -> None:
     with running_servers(SPEC) as (routing, _):
         client = client_of()
         client.connect(routing, 1)
@@ -239,7 +239,7 @@ def test_a_push_whose_connection_broke_is_applied_once() -> None:
         second.shutdown()
 
 
-def test_a_server_that_is_gone_is_reported_within_the_patience() -> None:
+def test_an_unreachable_server_is_reported_within_the_patience() -> None:
     with running_servers(SPEC) as (routing, _):
         pass
     client = client_of(patience_seconds=0.3)
@@ -249,7 +249,7 @@ def test_a_server_that_is_gone_is_reported_within_the_patience() -> None:
     client.close()
 
 
-def test_tables_that_are_not_the_jobs_are_refused_all_at_once() -> None:
+def test_all_tables_that_differ_from_the_jobs_are_reported_together() -> None:
     wrong = [
         EmbeddingBagConfig(name="user", embedding_dim=DIMENSION + 1, num_embeddings=1, feature_names=["user"]),
         EmbeddingBagConfig(name="query", embedding_dim=DIMENSION, num_embeddings=1, feature_names=["query"]),

@@ -321,7 +321,7 @@ def test_an_unapplied_push_follows_its_rows_to_their_new_owners(applied_at: str)
         assert all(len(server.pushes.marks.values()) == 1 for server in servers)
 
 
-def test_a_push_that_is_not_applied_is_discarded_with_its_generation() -> None:
+def test_an_unapplied_push_is_discarded_with_its_generation() -> None:
     with servers_behind(Cut(1, -1, after=False)) as (routing, servers):
         client = client_of()
         client.connect(routing, 1)

@@ -49,7 +49,7 @@ def bags(problem: dict[str, np.ndarray]) -> list[tuple[int, int, np.ndarray, np.
 
 
 @given(problems())
-def test_rows_are_pooled_into_both_outputs_and_nothing_else_is_touched(problem: dict[str, np.ndarray]) -> None:
+def test_pooling_writes_only_the_rows_of_both_outputs(problem: dict[str, np.ndarray]) -> None:
     apart, rows = int(problem["apart"]), problem["rows"]
     others = rows.shape[1] - apart
     firsts, out = problem["firsts"].copy(), problem["out"].copy()

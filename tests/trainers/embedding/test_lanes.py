@@ -130,7 +130,7 @@ def test_a_request_waits_for_a_server_of_an_older_version_and_fails_at_a_newer_o
     assert server.stamps[-1] == newer
 
 
-def test_an_error_of_the_server_that_does_not_pass_fails_the_requests_at_once() -> None:
+def test_a_permanent_error_of_the_server_fails_requests_immediately() -> None:
     server = Scripted(TransportError("refused for good"))
     with lane_to(server) as lane:
         replies = [lane.send(JOIN), lane.send(JOIN)]
@@ -161,7 +161,7 @@ def test_a_message_is_encoded_once_for_all_servers_that_get_it_under_one_stamp()
         client.close()
 
 
-def test_a_closed_lane_fails_what_waits_and_what_is_sent_later() -> None:
+def test_a_closed_lane_fails_waiting_and_later_requests() -> None:
     gate = threading.Event()
     server = Scripted(lambda: gate.wait(60) and Accepted())
     with lane_to(server) as lane:

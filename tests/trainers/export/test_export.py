@@ -48,7 +48,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return uri, client.create_run(experiment).info.run_id
 
 
-def test_the_logged_model_predicts_what_the_trainer_predicted(finished, tracking, tmp_path: Path) -> None:
+def test_predictions_of_the_logged_model_equal_the_trainers(finished, tracking, tmp_path: Path) -> None:
     uri, run_id = tracking
     first = export(
         msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id),

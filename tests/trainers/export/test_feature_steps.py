@@ -73,7 +73,7 @@ def scorer(exported: tuple[FinishedJob, str]) -> Scorer:
     return model
 
 
-def test_the_loaded_model_predicts_what_the_trainer_predicted(exported: tuple[FinishedJob, str]) -> None:
+def test_predictions_of_the_loaded_model_equal_the_trainers(exported: tuple[FinishedJob, str]) -> None:
     finished, folder = exported
     loaded = mlflow.pyfunc.load_model(folder)
     trained = np.concatenate([item.prediction[:, 0] for item in read_predictions(finished.request.predictions_uri)])
@@ -124,7 +124,7 @@ def test_raw_rows_are_encoded_as_in_training_to_the_last_bit(
     np.testing.assert_allclose(alone, together, atol=1e-6)
 
 
-def test_the_models_metadata_says_what_raw_columns_hold() -> None:
+def test_the_models_metadata_describes_the_raw_columns() -> None:
     inputs = described_inputs(_data(Path("x")))
     assert inputs == {
         "price": "a number, or empty",

@@ -115,11 +115,11 @@ def test_a_server_that_crashes_again_and_again_ends_its_pod_as_it_ended(start: S
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 7])
-def test_a_server_that_ends_by_itself_ends_its_pod_with_its_exit_code(start: Start, code: int) -> None:
+def test_the_exit_code_of_an_ended_server_becomes_that_of_its_pod(start: Start, code: int) -> None:
     assert start("-c", f"import sys; sys.exit({code})").ended() == (code, "")
 
 
-def test_sigterm_reaches_the_server_which_ends_when_it_wants_to(start: Start) -> None:
+def test_sigterm_is_forwarded_and_the_server_chooses_its_end(start: Start) -> None:
     owner = start("-c", CHILD, "ignores")
     child = owner.child()
     owner.process.terminate()
@@ -161,7 +161,7 @@ def test_a_killed_owner_takes_its_server_and_the_memory_along(start: Start) -> N
     assert not Path(child["path"]).exists() and set(Path("/dev/shm").iterdir()) == in_files
 
 
-def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_what_that_leaves() -> None:
+def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_orphans() -> None:
     # One more process, which outlives the server that it belongs to, and then ends.
     orphan = "if os.fork() == 0:\n    time.sleep(1)\n    os._exit(0)\n"
     child = CHILD.replace("time.sleep(60)", f"{orphan}time.sleep(60)")

@@ -118,7 +118,7 @@ def test_the_job_files_row_dimension_is_that_of_the_class() -> None:
         assert model_class(name).row_dimension(16) == ModelSpec(architecture=name).row_dimension  # type: ignore[attr-defined]
 
 
-def test_a_users_rows_are_as_wide_as_the_job_file_says() -> None:
+def test_rows_of_a_users_model_have_the_dimension_of_the_job_file() -> None:
     with pytest.raises(SpecError, match="set embedding_dimension to 18"):
         build_model(ModelSpec(architecture="users_package:Wider"), nn.Identity(), SCHEMA, seed=0)
 

@@ -83,7 +83,7 @@ def name_of(uri: str) -> str:
     admit_after=st.sampled_from([1, 2]),
     dimension=st.sampled_from([None, 3]),
 )
-def test_a_chain_of_records_restores_what_was_held_bit_for_bit(
+def test_a_chain_of_records_restores_all_rows_bit_for_bit(
     steps: list[tuple[str, int, int]], admit_after: int, dimension: int | None
 ) -> None:
     folder, now = Path(tempfile.mkdtemp()), 1000.0
@@ -113,7 +113,7 @@ def test_a_chain_of_records_restores_what_was_held_bit_for_bit(
         shutil.rmtree(folder)
 
 
-def test_a_delta_holds_what_has_changed_and_names_its_base(tmp_path: Path) -> None:
+def test_a_delta_contains_the_changed_rows_and_names_its_base(tmp_path: Path) -> None:
     made = Job(tmp_path)
     push(made.servers, range(2000), 1.0)
     base = made.save()
@@ -228,7 +228,7 @@ def test_a_delta_whose_base_is_another_one_is_not_committed(tmp_path: Path) -> N
     assert made.restored(uri) == contents(made.servers)
 
 
-def test_pruning_keeps_what_a_kept_record_builds_on_and_nothing_that_builds_on_damage(tmp_path: Path) -> None:
+def test_pruning_keeps_bases_of_kept_records_and_no_record_with_a_damaged_base(tmp_path: Path) -> None:
     made = Job(tmp_path)
     push(made.servers, range(2000), 1.0)
     for base in (None, 0, 1, None, 3):
@@ -252,7 +252,7 @@ def test_pruning_keeps_what_a_kept_record_builds_on_and_nothing_that_builds_on_d
     assert made.restored(made.uris[3])
 
 
-def test_a_record_without_its_base_is_no_record(tmp_path: Path) -> None:
+def test_a_record_without_its_base_is_refused(tmp_path: Path) -> None:
     made = Job(tmp_path)
     push(made.servers, range(2000), 1.0)
     base = made.save()
@@ -316,7 +316,7 @@ def test_rows_changed_during_a_delta_are_in_the_next_one(
             shutil.rmtree(folder)
 
 
-def test_a_delta_looks_at_what_has_changed_and_at_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delta_reads_only_changed_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Job(tmp_path, 1)
     for first in range(0, 50_000, 10_000):
         push(made.servers, range(first, first + 10_000), 1.0)

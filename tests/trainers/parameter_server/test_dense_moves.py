@@ -102,7 +102,7 @@ def train(*, moves: bool, interleaved: bool = False) -> tuple[list[np.ndarray], 
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["contiguous", "interleaved"])
-def test_training_goes_on_bit_for_bit_while_servers_come_and_go(interleaved: bool) -> None:
+def test_changes_of_servers_keep_dense_training_bit_for_bit(interleaved: bool) -> None:
     still, moved = train(moves=False), train(moves=True, interleaved=interleaved)
     for mine, theirs in zip(moved[0], still[0], strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -147,7 +147,7 @@ def test_an_older_process_of_the_same_pod_is_refused() -> None:
     assert dense(server) == -3.0
 
 
-def test_a_record_holds_what_is_reported_as_applied_and_no_more(tmp_path: Path) -> None:
+def test_a_record_contains_exactly_the_pushes_reported_as_applied(tmp_path: Path) -> None:
     server = server_of("bsp", workers=2)
     pull(server, "a", [1])
     push(server, "a", 0, [1], 2.0)

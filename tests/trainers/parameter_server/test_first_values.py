@@ -152,7 +152,7 @@ def test_a_record_and_an_exported_model_hold_weights_that_started_at_zero(tmp_pa
         np.testing.assert_array_equal(rows, trained[index * len(IDS) : (index + 1) * len(IDS)])
 
 
-def test_rows_of_a_record_go_on_with_the_weights_they_have(tmp_path: Path) -> None:
+def test_rows_of_a_record_keep_their_weights(tmp_path: Path) -> None:
     """Also those whose weights did not start at zero."""
     model = {"architecture": "wide_and_deep", "embedding_dimension": DIMENSION}
     job = training_job(model=model, optimizers=rules("wide_and_deep"))
@@ -188,7 +188,7 @@ def test_rows_without_a_first_order_weight_are_not_restored_into_rows_with_one(
         assert servers[0].stores[0].rows == 0
 
 
-def test_rows_of_a_record_go_on_where_the_rule_of_the_weights_is_another_one(tmp_path: Path) -> None:
+def test_rows_of_a_record_continue_under_another_rule_of_first_values(tmp_path: Path) -> None:
     """Embeddings with their state; weights from the values that they have, which FTRL does not undo."""
     model = {"architecture": "wide_and_deep", "embedding_dimension": DIMENSION}
     rows = {"kind": "adagrad", "learning_rate": 0.5}

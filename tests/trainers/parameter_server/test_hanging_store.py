@@ -91,7 +91,7 @@ def test_a_save_that_hangs_costs_its_record_alone(stage: Stage, gate: Path) -> N
     assert stage.service.state.recovery.rollbacks == 0
 
 
-def test_a_store_that_hangs_for_good_ends_the_job_with_the_reason(stage: Stage, gate: Path) -> None:
+def test_a_store_that_hangs_permanently_ends_the_job_with_the_reason(stage: Stage, gate: Path) -> None:
     gate.touch()
     waits: set[str] = set()
 

@@ -103,7 +103,7 @@ def test_a_server_with_notice_serves_until_the_master_lets_it_go(
 
 
 @pytest.mark.services
-def test_a_server_with_notice_ends_by_itself_when_its_master_does_not_answer(
+def test_a_server_with_notice_ends_without_an_answer_of_its_master(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(environment.GRACE, "600")

@@ -99,7 +99,7 @@ def everything(client: ParameterClient) -> tuple[np.ndarray, np.ndarray]:
     return pulled.rows()[0][pulled.routed.inverse], pulled.dense()
 
 
-def test_two_server_processes_train_save_lose_one_and_go_on_from_the_record_as_three(tmp_path: Path) -> None:
+def test_three_servers_continue_from_a_record_after_the_loss_of_one_of_two(tmp_path: Path) -> None:
     job = training_job()
     master = ScriptedMaster(job, servers=2)
     pods = ["ps-0", "ps-1"]
@@ -213,7 +213,7 @@ def problem_of(master: ScriptedMaster, order_id: str) -> RestoreProblem:
     return problem
 
 
-def test_a_server_process_outlives_a_store_that_is_away_and_a_damaged_record(tmp_path: Path) -> None:
+def test_a_server_process_survives_an_unreachable_store_and_a_damaged_record(tmp_path: Path) -> None:
     job = training_job()
     master = ScriptedMaster(job, servers=1)
     root, away = tmp_path / "store", tmp_path / "away"

@@ -100,7 +100,7 @@ def test_two_hundred_steps_give_the_same_loss_and_weights(trained: Make, servers
         np.testing.assert_allclose(values, rows[key], atol=1e-4)
 
 
-def test_bytes_from_the_reader_are_counted_as_they_are_and_as_they_would_be(trained: Make) -> None:
+def test_bytes_from_the_reader_are_counted_deduplicated_and_plain(trained: Make) -> None:
     plain, ours = (trained(how, steps=12) for how in ("off", GROUPS))
     for here in (plain, ours):
         here.finish()
@@ -146,7 +146,7 @@ def test_ids_are_admitted_after_as_many_rows_as_on_plain_batches(trained: Make) 
     assert _tables(plain, "values") and _tables(plain, "values").keys() == _tables(ours, "values").keys()
 
 
-def test_predictions_and_what_is_kept_of_them_are_those_of_plain_batches(trained: Make) -> None:
+def test_predictions_and_stored_predictions_equal_those_of_plain_batches(trained: Make) -> None:
     kept = []
     for how in ("off", GROUPS):
         here = trained(how, steps=8)
@@ -173,7 +173,7 @@ def test_a_model_that_knows_torchrec_only_trains_the_same(trained: Make) -> None
     np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-5)
 
 
-def test_overlapped_pulls_find_what_was_prefetched_for_each_batch(trained: Make) -> None:
+def test_overlapped_pulls_use_the_prefetched_rows_of_each_batch(trained: Make) -> None:
     training = {"batch_size": BATCH, "shuffle": False, "consistency": {"mode": "async"}, "overlap_pull": True}
     here = trained(GROUPS, steps=12, training=training)
     here.finish()

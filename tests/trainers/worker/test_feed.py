@@ -59,14 +59,14 @@ def rows_of(items: list[Item]) -> list[int]:
     return [row for item in items for row in item.batch.column("row").to_pylist()]
 
 
-def test_all_rows_come_in_the_order_of_the_leases() -> None:
+def test_all_rows_are_read_in_the_order_of_the_leases() -> None:
     feed = Feed(leases([granted(shard(0)), granted(shard(2), shard(1)), DONE]), read, 10)
     items = items_of(feed, Finished)
     assert rows_of(items) == [*range(40), *range(80, 120), *range(40, 80)]
     feed.close()
 
 
-def test_returned_minibatches_come_first_again_in_their_order() -> None:
+def test_returned_minibatches_are_the_next_ones_in_their_order() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     items = [feed.next(10) for _ in range(3)]
     assert all(isinstance(item, Item) for item in items)
@@ -88,7 +88,7 @@ def test_the_end_of_a_feed_stays_its_end() -> None:
     feed.close()
 
 
-def test_waiting_is_reported_and_shards_may_come_after_it() -> None:
+def test_waiting_is_reported_and_shards_may_be_added_later() -> None:
     wait = Leased(state=LeaseState.WAIT, wait_seconds=0.01)
     feed = Feed(leases([wait, granted(shard(3)), DONE]), read, 10)
     assert items_of(feed, Waiting) == []
@@ -96,7 +96,7 @@ def test_waiting_is_reported_and_shards_may_come_after_it() -> None:
     feed.close()
 
 
-def test_a_shard_that_cannot_be_read_is_named_with_its_place() -> None:
+def test_an_unreadable_shard_is_reported_with_its_position() -> None:
     def broken(found: Shard, *how: Any) -> Iterator[Minibatch]:
         yield from list(read(found, *how))[:2]
         raise DataError("part-7.parquet: truncated")
@@ -141,7 +141,7 @@ def test_another_batch_size_applies_from_the_next_minibatch_without_repeated_row
     feed.close()
 
 
-def test_returned_rows_come_in_the_new_size_too() -> None:
+def test_returned_rows_have_the_new_batch_size() -> None:
     feed = Feed(leases([granted(shard(0), shard(1)), DONE]), read, 10)
     items = [feed.next(10) for _ in range(5)]
     feed.give_back(items[3:])  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_returned_rows_come_in_the_new_size_too() -> None:
     feed.close()
 
 
-def test_a_feed_that_has_ended_reads_what_is_given_back_in_the_new_size() -> None:
+def test_an_ended_feed_reads_returned_rows_with_the_new_batch_size() -> None:
     feed = Feed(leases([granted(shard(0)), DONE]), read, 10)
     items = items_of(feed, Finished)
     feed.give_back(items[2:])

@@ -111,7 +111,7 @@ def test_first_order_weights_have_a_bound_of_their_own() -> None:
     assert all((part == 2.0).all() for part in found.gradients)
 
 
-def test_gradients_within_the_bound_are_pushed_as_they_are() -> None:
+def test_gradients_within_the_bound_are_not_changed() -> None:
     found = left(IDS)
     found.gradients[0][:] = 0.1
     assert all(mine is theirs for mine, theirs in zip(guard(rows=1e3).rows(found), found.gradients, strict=True))

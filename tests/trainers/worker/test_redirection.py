@@ -148,7 +148,7 @@ def test_a_directive_with_the_routing_of_a_server_keeps_the_connections(trainer:
     assert connected(trainer) == [(1, 0), (2, 0)]
 
 
-def test_a_newer_directive_or_another_generation_wins_over_what_a_server_has_said(
+def test_a_newer_directive_or_generation_overrides_a_servers_redirection(
     trainer: ParameterServerTrainer,
 ) -> None:
     trainer.follow(directive(1))

@@ -65,7 +65,7 @@ def test_a_worker_gets_a_new_directive_and_confirms_it(pair) -> None:
     master.wait_for(lambda: master.reached.get("worker-0") == version, 10)
 
 
-def test_progress_waits_for_a_master_that_is_away(pair) -> None:
+def test_progress_waits_for_an_unreachable_master(pair) -> None:
     master, session = pair
     master.add_shards("train", 100, 100)
     leased = session.lease(0, "train", 1, never)
@@ -118,7 +118,7 @@ def test_a_finished_shard_is_reported_with_the_next_lease_not_with_a_heartbeat(p
     assert not master.heartbeats[-1].progress
 
 
-def test_a_cancelled_lease_returns_although_the_master_is_away(pair) -> None:
+def test_a_cancelled_lease_returns_without_an_answer_of_the_master(pair) -> None:
     master, session = pair
     master.server.shutdown()
     cancelled = threading.Event()
@@ -193,7 +193,7 @@ def test_a_wrong_token_is_an_error_and_not_a_retry(scripted_master) -> None:
         session.register()
 
 
-def test_an_undelivered_window_stays_as_it_is_and_the_next_one_holds_what_came_since() -> None:
+def test_an_undelivered_window_is_kept_and_the_next_one_has_later_steps() -> None:
     window = Window()
     later = HeadSketches(COARSE_BINS)
     for seed in range(3):

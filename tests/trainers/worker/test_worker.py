@@ -178,7 +178,7 @@ def test_a_paused_worker_has_reported_every_sample_that_the_servers_applied(sett
     assert here.servers[0].stats(GetStats()).pushes * BATCH == ROWS
 
 
-def test_a_rollback_drops_what_is_in_flight_and_trains_the_shards_again(setting) -> None:
+def test_a_rollback_drops_pushes_in_flight_and_repeats_their_shards(setting) -> None:
     here = setting(servers=2, mode="async")
     here.master.finished = False
     here.master.add_shards("train", ROWS, 100)
@@ -219,7 +219,7 @@ def acknowledged_and_applied(here: Setting) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("mode", ["async", "bsp"])
-def test_a_server_that_is_away_for_a_while_costs_no_sample_and_trains_none_twice(setting, mode: str) -> None:
+def test_an_outage_of_a_server_loses_and_repeats_no_sample(setting, mode: str) -> None:
     here = setting(mode=mode, workers=4)  # in bsp one worker alone waits for the pushes of four rounds
     reports = acknowledged_and_applied(here)
     here.master.finished = False

@@ -22,7 +22,7 @@ def round_of(job: JobProfile) -> Round:
     return decide(ThreeStage(), [job], View(PLENTY, PRICES))
 
 
-def test_without_a_wish_a_round_stays_as_it_is() -> None:
+def test_without_a_wish_a_round_is_not_changed() -> None:
     job = profile()
     assert one_change(round_of(job), [job]) == (round_of(job), {})
 
@@ -51,6 +51,6 @@ def test_a_job_that_the_policy_was_not_asked_about_gets_its_memory_and_no_other_
     assert "memory-forecast (prevent failure)" in describe(verdicts["resting"])
 
 
-def test_a_job_that_the_policy_was_not_asked_about_stays_as_it_is_while_its_memory_lasts() -> None:
+def test_a_job_without_a_proposal_and_with_enough_memory_is_not_changed() -> None:
     asked = profile(job_id="asked")
     assert one_change(round_of(asked), [asked, profile(job_id="resting")]) == (round_of(asked), {})

@@ -53,7 +53,7 @@ def test_of_two_teams_that_borrow_neither_gives_more_than_it_has_borrowed() -> N
     assert {plan.job_id: plan.allocation.workers for plan in found.plans} == {"ads-1": 3, "guest-1": 3}
 
 
-def test_nobody_gives_back_what_is_idle_anyway() -> None:
+def test_no_team_returns_capacity_while_enough_is_idle() -> None:
     jobs = [holder("ads-1", "ads", 9), holder("search-1", "search", 1)]
     assert not reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [WORKER] * 4}).plans
 
@@ -80,7 +80,7 @@ def test_the_job_of_least_priority_gives_first_and_none_falls_below_its_least_nu
     assert {plan.job_id: plan.allocation.workers for plan in found.plans} == {"nightly": 3, "urgent": 3}
 
 
-def test_a_team_that_is_not_named_lives_of_what_is_idle() -> None:
+def test_an_unlisted_team_uses_only_idle_capacity() -> None:
     jobs = [holder("guest-1", "guest", 14), holder("ads-1", "ads", 1)]
     (plan,) = reclaim(jobs, standing(jobs, ads=1.0), {"ads": [WORKER] * 14}).plans
     assert (plan.job_id, plan.allocation.workers) == ("guest-1", 1)

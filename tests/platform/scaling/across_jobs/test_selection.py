@@ -94,7 +94,7 @@ def test_no_choice_breaks_a_capacity_or_takes_two_plans_of_a_job(seed: int, core
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30))
-def test_the_exact_choice_is_what_trying_everything_finds(seed: int, cores: int, gib: int) -> None:
+def test_the_exact_choice_equals_a_complete_enumeration(seed: int, cores: int, gib: int) -> None:
     items, room = random_items(seed, jobs=4, each=3), free(cores, gib)
     best = best_by_trying_all(items, room)
     assert items.value[exact(items, room)].sum() == pytest.approx(best, rel=1e-4)
@@ -120,7 +120,7 @@ def test_greedy_takes_everything_when_there_is_room() -> None:
     assert items.value[chosen].sum() == pytest.approx(best)
 
 
-def test_plans_that_save_are_taken_first_and_free_what_others_need() -> None:
+def test_plans_that_save_are_chosen_first_and_free_capacity_for_others() -> None:
     choice = choose(
         [proposal("grows", candidate(500, 1.0, 8)), proposal("saves", candidate(-10, -1.0, -8, -8))], free(1)
     )
@@ -160,12 +160,12 @@ def test_a_priority_counts_where_all_jobs_are_equal_otherwise() -> None:
     assert weight(1e6, 1000.0, 2.0, Weights(rho=0.0)) == 2.0 * weight(1e6, 1000.0, 1.0, Weights(rho=0.0))
 
 
-def test_a_saving_without_a_loss_goes_before_a_larger_one_with_it() -> None:
+def test_a_saving_without_loss_precedes_a_larger_one_with_loss() -> None:
     job = proposal("job", candidate(-20, -3.0, -3), candidate(5, -1.0, -1))
     assert choose([job], free(0)).chosen == (2,)
 
 
-def test_exploring_has_what_is_left() -> None:
+def test_exploring_gets_the_remaining_capacity() -> None:
     explore = candidate(10, 0.1, 2, kind=CandidateKind.EXPLORE)
     jobs = [proposal("young", explore), proposal("known", candidate(500, 1.0, 4))]
     assert choose(jobs, free(6)).chosen == (1, 1)
@@ -199,7 +199,7 @@ def test_ten_thousand_jobs_are_chosen_from_in_seconds() -> None:
     assert any(choice.chosen)
 
 
-def test_no_jobs_are_no_problem() -> None:
+def test_a_round_without_jobs_has_no_plans() -> None:
     choice = choose([], free(1))
     assert choice.chosen == ()
     assert math.isfinite(choice.value)

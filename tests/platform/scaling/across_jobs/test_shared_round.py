@@ -47,7 +47,7 @@ def workers(found: Round) -> dict[str, int]:
     return {plan.job_id: plan.allocation.workers for plan in found.plans}
 
 
-def test_without_shares_a_round_is_what_the_policy_decides_alone() -> None:
+def test_without_shares_a_round_equals_the_decision_of_the_policy() -> None:
     jobs = [job("a", "ads", 2), job("b", "search", 2)]
     assert (
         decide_shared(ThreeStage(), jobs, view(jobs), standing(jobs)).plans
@@ -68,7 +68,7 @@ def test_without_shares_the_policy_chooses_once() -> None:
     assert policy.selections == 1
 
 
-def test_a_job_grows_beyond_its_teams_share_into_what_is_idle() -> None:
+def test_a_job_grows_beyond_its_teams_share_into_idle_capacity() -> None:
     jobs = [job("a", "ads", 2)]
     assert workers(decide_shared(ThreeStage(), jobs, view(jobs), standing(jobs, ads=0.2, search=0.8)))["a"] > 5
 
@@ -84,7 +84,7 @@ def test_a_team_with_a_right_to_grow_gets_it_back_in_this_round_and_grows_in_the
     assert workers(second)["owner"] > 2 and workers(second)["borrower"] <= given.allocation.workers
 
 
-def test_nobody_grows_into_what_a_waiting_pod_asks_for_by_right() -> None:
+def test_no_job_grows_into_the_entitlement_of_a_waiting_pod() -> None:
     jobs = [job("a", "ads", 10)]
     free = view(jobs).capacity.free.cores
     pods = [Resources(1.0, GIB)] * 12

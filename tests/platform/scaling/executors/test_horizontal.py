@@ -71,7 +71,7 @@ def test_executors_whose_memory_is_full_are_not_removed() -> None:
     assert "none can be spared" in plan.reason
 
 
-def test_bounds_hold_before_everything_else() -> None:
+def test_bounds_are_applied_first() -> None:
     assert scale_horizontally(20, [load(0.5)], (1, 10), 0.0).executors == 10
 
 
@@ -105,7 +105,7 @@ def run_a_buffer(damping: float) -> list[int]:
     return seen
 
 
-def test_a_buffer_that_adds_up_what_is_too_much_does_not_make_it_swing() -> None:
+def test_a_buffer_that_integrates_the_surplus_causes_no_oscillation() -> None:
     calm, swinging = run_a_buffer(1.5)[-120:], run_a_buffer(0.0)[-120:]
     assert max(calm) - min(calm) <= 10
     assert 90 <= min(calm) <= max(calm) <= 110

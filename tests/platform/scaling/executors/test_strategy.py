@@ -61,7 +61,7 @@ def test_one_strategy_at_most_and_a_reason_for_every_other(given_wishes: list[Wi
         )
 
 
-def test_a_failure_is_prevented_before_anything_else() -> None:
+def test_preventing_a_failure_comes_first() -> None:
     verdict = choose_strategy([wish(), MEMORY], [], FREE)
     assert verdict.chosen == MEMORY
     assert verdict.left_out == ((wish(), "memory goes first, one at a time"),)

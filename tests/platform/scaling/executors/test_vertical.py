@@ -26,7 +26,7 @@ def test_recent_changes_weigh_more() -> None:
     assert trend([0, 0, 0, 1]) > trend([0, 1, 1, 1]) > 0
 
 
-def test_the_allocation_is_what_was_used_the_trend_and_the_margin() -> None:
+def test_the_allocation_is_the_sum_of_use_trend_and_margin() -> None:
     settings = VerticalSettings(safety=0.2, step=0.001)
     plan = scale_vertically([4.0, 4.0, 5.0], 10.0, BOUNDS, LONG_AGO, settings)
     assert plan.trend == pytest.approx(0.5)
@@ -70,7 +70,7 @@ def test_the_same_measurements_ask_for_no_second_change(used: list[float]) -> No
 
 
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
-def test_a_use_that_is_no_amount_is_refused(wrong: float) -> None:
+def test_an_invalid_use_is_refused(wrong: float) -> None:
     with pytest.raises(ScalingError, match="used"):
         scale_vertically([1.0, wrong], 2.0, BOUNDS, LONG_AGO)
 

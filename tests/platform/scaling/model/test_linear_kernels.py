@@ -107,7 +107,7 @@ def test_singular_values_are_numpys(seed: int, count: int, columns: int) -> None
 
 @settings(max_examples=100, deadline=None)
 @given(*SIZES)
-def test_a_pseudo_inverse_leaves_out_what_is_not_known(seed: int, count: int, columns: int) -> None:
+def test_a_pseudo_inverse_omits_undetermined_directions(seed: int, count: int, columns: int) -> None:
     random = np.random.default_rng(seed)
     rows_RK = random.normal(size=(count, columns))
     information_KK = rows_RK.T @ rows_RK

@@ -22,7 +22,7 @@ def seen(seconds: float, compute: float | None = None, workers: int = 2) -> Obse
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-def test_a_time_that_is_none_is_left_out_and_counted(wrong: float) -> None:
+def test_an_invalid_time_is_left_out_and_counted(wrong: float) -> None:
     profile = summarise([seen(0.1), seen(wrong), seen(0.1)])
     assert profile.iteration_seconds.tolist() == pytest.approx([0.1])
     assert profile.observations.tolist() == [2]

@@ -38,7 +38,7 @@ def seen(true: Coefficients, count: int, noise: float = 0.0, seed: int = 0) -> t
         msgspec.structs.replace(SUM, overlap=8.0, **REQUESTS),
     ],
 )
-def test_a_job_whose_steps_are_no_sum_is_known_for_what_it_is(true: Coefficients) -> None:
+def test_a_job_with_overlapping_steps_is_fitted_by_its_form(true: Coefficients) -> None:
     model = fit(SHAPE, seen(true, 25))
     found = model.coefficients
     assert (found.overlap, found.fan_out, found.fan_in) == pytest.approx(

@@ -53,7 +53,7 @@ def test_a_simulated_job_steps_as_its_model_predicts(true: Coefficients) -> None
         assert step(each).seconds == pytest.approx(predicted)
 
 
-def test_a_slow_worker_whose_servers_work_meanwhile_loses_less_than_its_slowness() -> None:
+def test_a_slow_worker_loses_less_than_its_slowness_if_servers_overlap() -> None:
     step = steps_of(SHAPE, msgspec.structs.replace(REFINED, fan_out=0.0, fan_in=0.0, fixed=0.0))(allocation(8, 1))
     assert 1.0 < step.with_trouble(3.0, 1.0) / step.seconds < 3.0
 

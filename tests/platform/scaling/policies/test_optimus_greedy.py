@@ -42,12 +42,12 @@ def test_a_path_ends_at_the_limits_and_never_takes_a_pod_or_changes_a_size() -> 
     assert len(path) <= MOST_STEPS + 1
 
 
-def test_only_what_is_movable_grows() -> None:
+def test_only_movable_roles_grow() -> None:
     path = POLICY.propose(msgspec.structs.replace(JOB, movable=frozenset({Change.WORKERS})), VIEW).candidates
     assert {each.allocation.parameter_servers for each in path} == {JOB.allocation.parameter_servers}
 
 
-def test_a_round_goes_on_until_nothing_is_left() -> None:
+def test_a_round_continues_until_no_capacity_is_left() -> None:
     jobs = [msgspec.structs.replace(JOB, job_id=f"job {number}") for number in range(4)]
     answer = decide(POLICY, jobs, view(10.0))
     assert not answer.problems

@@ -126,7 +126,7 @@ def test_steps_down_do_not_add_up() -> None:
             assert each.samples_per_second >= (1.0 - asked.rules.max_slowdown) * fastest
 
 
-def test_the_notes_say_in_plain_words_what_is_missing() -> None:
+def test_the_notes_describe_missing_measurements() -> None:
     with_workers_alone = propose(young(allocation(1, 1), movable=WORKERS), PLENTY).notes[0]
     assert with_workers_alone.startswith("one size measured, two are needed to predict what others would do")
     with_everything = propose(young(allocation(1, 1), allocation(2, 1)), PLENTY).notes[0]

@@ -18,7 +18,7 @@ from tests.platform.scaling.jobs import GIB, PLENTY, allocation, coefficients, p
 SMALL = Limits(workers=(1, 12), parameter_servers=(1, 4), worker_cores=(0.5, 4), parameter_server_cores=(0.5, 4))
 
 
-def test_nsga_ii_finds_what_an_exhaustive_search_finds() -> None:
+def test_nsga_ii_finds_the_front_of_an_exhaustive_search() -> None:
     asked = situation(limits=SMALL)
     space = space_of(asked.job, PLENTY)
     exact, found = (
@@ -38,7 +38,7 @@ def test_equal_seeds_give_equal_fronts() -> None:
     assert np.array_equal(one.points, other.points)
 
 
-def test_a_small_space_is_gone_through_without_pymoo() -> None:
+def test_a_small_space_is_searched_without_pymoo() -> None:
     code = (
         "import sys; from tests.platform.scaling.jobs import PLENTY, situation;"
         "from elastrec.platform.scaling.search.candidates import propose;"
@@ -58,7 +58,7 @@ def test_no_plan_needs_more_than_is_free() -> None:
     assert (found.outcomes.more_memory_bytes <= 5 * GIB + 1).all()
 
 
-def test_where_capacity_is_below_what_runs_only_savings_are_left() -> None:
+def test_only_savings_are_allowed_if_jobs_hold_more_than_the_capacity() -> None:
     overdrawn = Capacity(free=Resources(-10.0, -20.0 * GIB))
     asked = situation(coefficients((0.1, 0.8, 0, 0, 0.1)), allocation=allocation(12, 1), limits=SMALL)
     found = pareto_front(asked, overdrawn, space_of(asked.job, overdrawn), SearchSettings())
@@ -94,7 +94,7 @@ def test_sizes_that_a_running_job_cannot_change_stay() -> None:
     assert len(set(columns.workers)) > 3
 
 
-def test_the_ladders_contain_what_the_job_has_even_outside_of_its_limits() -> None:
+def test_the_ladders_contain_the_present_allocation_even_outside_of_the_limits() -> None:
     odd = allocation(100, 30, worker_cores=0.7, server_cores=50.0)
     space = space_of(profile(allocation=odd, limits=SMALL), PLENTY)
     assert space.columns(np.array([space.start])).allocation(0) == odd

@@ -197,7 +197,7 @@ def rows(space: Space, numbers: Any) -> list[tuple[int, ...]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_points_are_looked_at_once_and_in_the_order_of_their_indexes(data: st.DataObject) -> None:
+def test_points_are_visited_once_and_in_the_order_of_their_indexes(data: st.DataObject) -> None:
     space = spaces(data.draw)
     points = everything(space)
     assert rows(space, space.whole()) == points

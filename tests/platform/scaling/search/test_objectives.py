@@ -33,13 +33,13 @@ FREE_STARTS = {
 }  # fmt: skip
 
 
-def test_cost_is_the_price_of_what_is_added() -> None:
+def test_cost_is_the_price_of_the_added_resources() -> None:
     outcomes = situation().outcomes(Columns.of([allocation(4, 1)]))
     # Two more workers of one core and 2 GiB.
     assert outcomes.cost_per_hour[0] == pytest.approx(2 * (0.04 + 2 * 0.005))
 
 
-def test_gain_is_speed_less_what_starting_pods_costs() -> None:
+def test_gain_is_speed_less_the_cost_of_starting_pods() -> None:
     overheads = Overheads(worker_start_seconds=360, worker_start_core_seconds=0)
     asked = Situation(profile(), known_model(), PRICES, overheads)
     outcomes = asked.outcomes(Columns.of([allocation(4, 1)]))
@@ -56,7 +56,7 @@ def test_a_change_of_servers_stops_the_training_for_a_while() -> None:
     assert outcomes.overhead[1] == 0
 
 
-def test_pods_that_start_cost_what_the_present_cores_would_train_in_the_core_seconds_of_their_starts() -> None:
+def test_starting_pods_cost_the_training_of_their_core_seconds() -> None:
     overheads = Overheads(
         migration_pause_seconds=0, **FREE_STARTS | {"worker_start_core_seconds": 6, "server_start_core_seconds": 2}
     )
@@ -80,7 +80,7 @@ def test_pods_that_start_cost_what_the_present_cores_would_train_in_the_core_sec
         assert overhead == pytest.approx(asked.samples_per_second * core_seconds / 2.5 / 3600, rel=1e-6)
 
 
-def test_a_job_of_half_a_core_that_ends_in_half_a_minute_does_not_start_what_a_long_one_does() -> None:
+def test_a_small_job_that_ends_soon_starts_no_pods_that_a_long_one_starts() -> None:
     now, more = allocation(1, 1, 0.25, 0.25), allocation(3, 1, 0.25, 0.25)
     overheads = Overheads(**FREE_STARTS | {"worker_start_core_seconds": 6})
 
@@ -91,7 +91,7 @@ def test_a_job_of_half_a_core_that_ends_in_half_a_minute_does_not_start_what_a_l
     assert violation(3600.0) <= 0 < violation(30.0)
 
 
-def test_copying_rows_delays_what_a_change_of_servers_brings_and_does_not_stop_the_training() -> None:
+def test_copying_rows_delays_the_gain_of_a_change_of_servers_without_a_pause() -> None:
     overheads = Overheads(
         migration_pause_seconds=0, migration_copy_seconds=300, **FREE_STARTS | {"server_start_seconds": 60}
     )
@@ -110,7 +110,7 @@ def test_a_job_that_is_about_to_end_gains_nothing() -> None:
     assert outcomes.violation[0] > 0
 
 
-def test_staying_breaks_no_capacity_but_is_no_plan() -> None:
+def test_staying_fits_the_capacity_but_is_not_a_plan() -> None:
     outcomes = situation().outcomes(Columns.of([allocation()]))
     assert (outcomes.gain[0], outcomes.cost_per_hour[0]) == (0, 0)
     assert outcomes.violation[0] > 0
@@ -216,7 +216,7 @@ places = st.tuples(
 
 @settings(max_examples=80, deadline=None)
 @given(shares, st.lists(places, min_size=3, max_size=6, unique=True))
-def test_no_path_of_allowed_plans_comes_back(
+def test_allowed_plans_never_form_a_cycle(
     given_shares: list[float], stops: list[tuple[int, int, float, float]]
 ) -> None:
     total = sum(given_shares)
@@ -243,7 +243,7 @@ def test_rules_under_which_a_job_could_flap_are_refused(save: float, grow: float
         Rules(save_efficiency=save, grow_efficiency=grow)
 
 
-def test_overheads_are_medians_of_what_was_measured() -> None:
+def test_overheads_are_medians_of_measurements() -> None:
     found = measured_overheads([10, 30, 20], [], [2.0], [], [7, 5], [0.5])
     assert found == Overheads(
         worker_start_seconds=20, migration_pause_seconds=2.0, worker_start_core_seconds=6,
@@ -314,6 +314,6 @@ def test_servers_that_are_far_too_large_shrink_although_that_costs_a_pause() -> 
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
-def test_a_time_to_pay_back_that_is_none_is_refused(wrong: float) -> None:
+def test_an_invalid_payback_time_is_refused(wrong: float) -> None:
     with pytest.raises(ScalingError, match=r"rules\.payback_seconds"):
         Rules(payback_seconds=wrong)

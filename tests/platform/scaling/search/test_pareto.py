@@ -13,7 +13,7 @@ points = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1,
 
 @settings(deadline=None)
 @given(points)
-def test_the_front_is_what_nothing_else_beats(chosen: list[tuple[int, int]]) -> None:
+def test_the_front_has_the_points_that_no_other_dominates(chosen: list[tuple[int, int]]) -> None:
     a = np.array(chosen, dtype=float)
     rows = front(a[:, 0], a[:, 1])
     expected = {
@@ -36,7 +36,7 @@ def test_points_beyond_the_reference_do_not_count() -> None:
 
 @settings(deadline=None)
 @given(st.integers(2, 200), st.integers(2, 20))
-def test_thinning_keeps_both_ends_and_the_number_asked_for(size: int, most: int) -> None:
+def test_thinning_keeps_both_ends_and_the_requested_number(size: int, most: int) -> None:
     x = np.sort(np.random.default_rng(size).uniform(0, 1, size))
     rows = thin(x, -x, most)
     assert rows[0] == 0

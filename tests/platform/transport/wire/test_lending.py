@@ -90,7 +90,7 @@ def assert_let_go(before: set[int]) -> None:
         pause.wait(0.01)
 
 
-def test_large_bodies_lie_in_shared_memory_and_small_ones_come_over_the_socket(stream: ArrayStream) -> None:
+def test_large_bodies_use_shared_memory_and_small_ones_the_socket(stream: ArrayStream) -> None:
     for count in (8, SMALLEST_BYTES, 300_000):
         (got,) = stream.request(AskArrays(1), [np.arange(count)])[1]
         np.testing.assert_array_equal(got, np.arange(count) + 1)
@@ -128,7 +128,7 @@ def test_a_body_that_outgrows_its_segment_gets_a_larger_one(stream: ArrayStream)
         np.testing.assert_array_equal(got, np.arange(count) + 1)
 
 
-def test_a_body_beyond_the_largest_segment_comes_over_the_socket(stream: ArrayStream) -> None:
+def test_a_body_beyond_the_largest_segment_is_sent_over_the_socket(stream: ArrayStream) -> None:
     (got,) = stream.request(AskArrays(1), [np.zeros(LARGEST_BYTES + 1, np.uint8)])[1]
     assert got.nbytes > LARGEST_BYTES and (got == 1).all() and not lies_in_lent_memory(got)
 

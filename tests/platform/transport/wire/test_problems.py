@@ -90,7 +90,7 @@ def test_every_wrong_field_of_a_job_file_arrives(client: RpcClient, raising: Rai
 
 
 @pytest.mark.parametrize("kind", [ClusterError, TransportError])
-def test_retryable_is_what_the_error_says(
+def test_a_problem_is_retryable_if_its_error_is(
     client: RpcClient, raising: Raising, kind: type[ClusterError | TransportError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "_FIRST_PAUSE_SECONDS", 1e9)  # no retries

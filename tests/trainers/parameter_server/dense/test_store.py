@@ -70,7 +70,7 @@ actions = st.lists(
 @pytest.mark.parametrize("kind", STATE_NAMES)
 @settings(max_examples=60, deadline=None)
 @given(actions=actions)
-def test_buckets_that_move_hold_what_they_would_have_without_moves(kind: OptimizerKind, actions: list[Any]) -> None:
+def test_moved_dense_buckets_equal_unmoved_ones(kind: OptimizerKind, actions: list[Any]) -> None:
     """Servers take their steps at different times, so buckets that meet on one have taken different numbers of them."""
     stores = [store_of(kind, ALL if server == 0 else NONE) for server in range(SERVERS)]
     applied = np.zeros(BUCKETS, np.int64)
@@ -121,7 +121,7 @@ def test_a_step_of_buckets_with_equal_counts_is_one_call_of_the_kernel(monkeypat
     assert [steps for _, steps in calls] == [3, 1, 3]
 
 
-def test_buckets_that_take_no_step_stay_as_they_are() -> None:
+def test_dense_buckets_without_a_step_do_not_change() -> None:
     store, before = trained(OptimizerKind.ADAM, 1), trained(OptimizerKind.ADAM, 1)
     chosen = np.isin(np.arange(BUCKETS), [2, 5])
     store.apply(store.part_of(GRADIENTS[1], chosen), chosen)
@@ -131,7 +131,7 @@ def test_buckets_that_take_no_step_stay_as_they_are() -> None:
     assert_same(store.copies([2, 5]), after.copies([2, 5]))
 
 
-def test_values_that_were_handed_out_stay_as_they_were() -> None:
+def test_values_that_were_read_do_not_change_later() -> None:
     store = store_of(OptimizerKind.SGD)
     values = store.values
     store.apply(GRADIENTS[0])

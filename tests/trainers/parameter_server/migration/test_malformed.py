@@ -35,7 +35,7 @@ def _warm() -> None:
         ({"left": [(-1, 0)]}, r"left: \[\(-1, 0\)\] are not allowed"),
     ],
 )
-def test_a_request_for_what_there_is_not_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_a_request_for_missing_buckets_is_refused(changed: dict[str, Any], message: str) -> None:
     with cluster(1, 1) as moved:
         request = CopyBuckets(generation=1, group=0, buckets=[0], since=[-1], left=[(0, 0)])
         assert len(moved.givers["ps-0"].copy(request, [])[1]) == 3
@@ -101,7 +101,7 @@ def test_an_unexpected_answer_is_refused(alter: Callable[[list[BucketCells]], li
     ],
     ids=["more", "negative", "steps", "dtype", "state", "shape"],
 )
-def test_dense_parameters_that_are_not_as_the_answer_says_are_refused(
+def test_dense_parameters_that_differ_from_their_description_are_refused(
     dense: list[DenseCells], values: np.ndarray, state: np.ndarray
 ) -> None:
     answer = HandedOver(attendance=Attendance(), marks=[], layout=[], dense=dense)

@@ -386,7 +386,7 @@ def test_every_bucket_sees_the_same_steps_wherever_it_is_and_each_push_once(seed
 
 
 @pytest.mark.parametrize("seed", range(examples(40)))
-def test_workers_that_come_and_go_meanwhile_never_wait_for_ever_and_each_push_counts_once(seed: int) -> None:
+def test_workers_that_join_and_leave_during_moves_never_hang_and_each_push_counts_once(seed: int) -> None:
     """A step that ends because all workers have left may end elsewhere for a bucket that moves in that moment."""
     chance = random.Random(seed)
     train_to_the_end(Cluster(chance.randint(2, 4), chance), leaves_at_random=True)

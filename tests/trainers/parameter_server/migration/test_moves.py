@@ -35,7 +35,7 @@ def _warm() -> None:
     warm_kernels()
 
 
-def test_training_goes_on_bit_for_bit_while_all_buckets_change_servers() -> None:
+def test_moving_all_buckets_keeps_training_bit_for_bit() -> None:
     with cluster() as moved:
         worker = Worker(moved.routing)
         for _ in range(5):
@@ -276,7 +276,7 @@ def test_a_change_right_after_another_one_is_executed(count: int) -> None:
         check_as_without_moves(worker, moved)
 
 
-def test_a_hand_over_ends_what_is_left_of_the_change_before_it() -> None:
+def test_a_hand_over_ends_the_rest_of_the_previous_change() -> None:
     with cluster(3, 1) as moved:
         worker = Worker(moved.routing)
         for count in (2, 3):
@@ -292,7 +292,7 @@ def test_a_hand_over_ends_what_is_left_of_the_change_before_it() -> None:
         check_as_without_moves(worker, moved)
 
 
-def test_a_directive_from_before_a_hand_over_does_not_drop_what_it_left() -> None:
+def test_an_old_directive_does_not_drop_buckets_after_a_hand_over() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         worker.step()
@@ -331,7 +331,7 @@ def test_an_older_routing_in_a_directive_does_not_undo_a_hand_over() -> None:
         assert server.place is not None and server.place.owned.sum() == BUCKETS // 2
 
 
-def test_a_bucket_comes_in_parts_and_its_rows_count_once_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_copied_in_parts_and_each_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(giving, "PART_BYTES", 1)
     with cluster(2, 2) as moved:
         worker = Worker(moved.routing)

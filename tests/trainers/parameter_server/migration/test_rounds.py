@@ -105,7 +105,7 @@ def test_a_taker_pauses_less_each_time_that_it_is_hastened(
     assert taken == pytest.approx([0.09, 0.04, 0.015, 0.0025, 0.0])
 
 
-def test_no_pause_follows_a_round_or_delays_what_is_due() -> None:
+def test_there_is_no_pause_after_a_round_or_before_due_work() -> None:
     steps: list[str] = []
     with cluster(2, 1) as moved:
         order = moved.orders(moved.table(2, moved.routing.owners))["ps-1"]

@@ -39,7 +39,7 @@ TABLES: list[dict[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 2)])
-def test_rows_candidates_and_versions_come_back_on_any_number_of_servers(
+def test_rows_candidates_and_versions_are_restored_on_any_number_of_servers(
     tmp_path: Path, tables: dict[str, dict[str, Any]], before: int, after: int
 ) -> None:
     job = job_with(**tables)
@@ -66,7 +66,7 @@ def test_rows_candidates_and_versions_come_back_on_any_number_of_servers(
             assert all(store.bucket(bucket).version > last[bucket] for bucket in np.flatnonzero(store.owned).tolist())
 
 
-def test_rows_come_back_with_another_number_of_buckets(tmp_path: Path) -> None:
+def test_rows_are_restored_with_another_number_of_buckets(tmp_path: Path) -> None:
     job = job_with(**TABLES[1])
     servers = servers_of(job, 2)
     push(servers, range(500), 1.0)
@@ -153,7 +153,7 @@ def test_an_id_in_a_bucket_to_which_it_does_not_belong_is_damage(tmp_path: Path)
         restored(written(tmp_path / "wrong", ids, wrong))
 
 
-def test_an_id_that_comes_twice_is_damage(tmp_path: Path) -> None:
+def test_a_duplicate_id_in_a_record_is_reported_as_damage(tmp_path: Path) -> None:
     ids = [*range(20), 7]
     buckets = buckets_of(np.array(ids), "user", 64).tolist()
     rows = buckets.count(buckets[-1])

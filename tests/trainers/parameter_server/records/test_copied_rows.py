@@ -85,7 +85,7 @@ def test_the_index_of_few_rows_is_made_from_their_cells(tmp_path: Path, monkeypa
     assert contents([server]) == held
 
 
-def test_lines_of_slabs_of_another_size_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_slabs_of_another_size_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_with(BUCKETS)
     with monkeypatch.context() as patched:
         patched.setattr(records, "place_words", lambda store: {"per_slab": 7, "shift": 3})
@@ -140,7 +140,7 @@ def test_an_index_that_is_not_that_of_its_rows_is_damage(tmp_path: Path, monkeyp
         restore(server, uri, ROUTING, 1)
 
 
-def test_what_has_changed_is_written_as_columns(tmp_path: Path) -> None:
+def test_changed_rows_are_written_as_columns(tmp_path: Path) -> None:
     job = training_job(tables={}, resources={"virtual_buckets": BUCKETS}, checkpoint={"deltas": 3})
     (server,) = servers_of(job, 1)
     push([server], range(3000), 1.0)

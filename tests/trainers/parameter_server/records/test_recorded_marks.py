@@ -327,7 +327,7 @@ def with_part(folder: Path, marks: bytes | None) -> str:
     return commit(job_of(buckets=64), folder, [part])
 
 
-def test_a_part_that_was_written_without_marks_says_that_no_push_is_applied(tmp_path: Path) -> None:
+def test_a_part_without_marks_has_no_applied_push(tmp_path: Path) -> None:
     job = job_of(buckets=64)
     (server,) = restored(job, with_part(tmp_path, None))
     assert server.ready and server.pushes.marks.offset(origin_of(0).split) == -1

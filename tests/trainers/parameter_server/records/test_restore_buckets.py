@@ -56,7 +56,7 @@ def routing(servers: int = 1, epoch: int = 1) -> Any:
     evicts=st.booleans(),
     delta=st.booleans(),
 )
-def test_restored_buckets_are_those_of_a_full_restore_and_all_others_stay_as_they_are(
+def test_restored_buckets_equal_a_full_restore_and_others_do_not_change(
     chosen: set[int], later: list[tuple[int, int]], evicts: bool, delta: bool
 ) -> None:
     folder, buckets = Path(tempfile.mkdtemp()), sorted(chosen)
@@ -207,7 +207,7 @@ def steps_at(server: ParameterServer) -> list[float]:
     return [round(float(value), 4) for value in rows[0] - rows[1]]
 
 
-def test_when_splits_do_not_go_back_restored_buckets_lose_what_was_pushed_since(tmp_path: Path) -> None:
+def test_without_a_rollback_of_splits_restored_buckets_lose_later_pushes(tmp_path: Path) -> None:
     job, server = server_of()
     pushed(server, 0)
     uri = saved(job, server, tmp_path / "record")
@@ -220,7 +220,7 @@ def test_when_splits_do_not_go_back_restored_buckets_lose_what_was_pushed_since(
     assert steps_at(server) == expected(2, 3)
 
 
-def test_restored_dense_buckets_count_as_their_record_says(tmp_path: Path) -> None:
+def test_restored_dense_buckets_have_the_step_counts_of_their_record(tmp_path: Path) -> None:
     job, server = server_of()
     pushed(server, 0)
     uri = saved(job, server, tmp_path / "record")

@@ -86,7 +86,7 @@ def test_the_old_model_is_freed_or_used_again_before_the_first_array_of_a_record
         assert server.ready and sum(store.rows for store in server.stores) == 200
 
 
-def test_rows_that_a_request_still_reads_stay_as_they_are_while_others_are_restored(tmp_path: Path) -> None:
+def test_a_restore_does_not_change_rows_that_a_request_still_reads(tmp_path: Path) -> None:
     job = job_with()
     (server,) = servers_of(job, 1)
     routing = routing_of(["nowhere"], buckets=64)

@@ -41,7 +41,7 @@ def test_closing_waits_for_running_calls_and_new_calls_wait_for_it() -> None:
     assert order == ["left", "closed", "opened", "passed"]
 
 
-def test_several_are_inside_at_once() -> None:
+def test_several_threads_may_be_inside_the_gate() -> None:
     gate, both = Gate(), threading.Barrier(2, timeout=30)
 
     def meet() -> None:

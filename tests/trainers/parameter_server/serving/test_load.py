@@ -62,7 +62,7 @@ def test_buckets_that_are_others_now_and_counters_of_a_model_before_do_not_count
     assert meter.measure([], None, Served(), 4.0) == ServerLoad()
 
 
-def test_the_time_for_a_row_follows_the_node_and_is_that_of_the_rows_served_meanwhile():
+def test_the_time_per_row_comes_from_the_latest_served_rows():
     store, meter, owned, served = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_), Served(10**6, 500.0)
     assert meter.measure([store], owned, served, 0.0) == ServerLoad()
 

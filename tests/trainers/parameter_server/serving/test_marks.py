@@ -144,7 +144,7 @@ def test_whatever_moves_each_push_is_applied_once_to_each_virtual_and_dense_buck
     assert all(len(marks.values()) == 1 for marks in servers)
 
 
-def test_the_least_of_several_marks_is_what_all_of_them_say() -> None:
+def test_the_least_of_several_marks_has_the_pushes_of_all() -> None:
     done = Marks(*ALL)
     for number in range(20):
         done.advance(origin_of(0, number=number, is_last=True))

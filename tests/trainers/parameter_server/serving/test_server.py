@@ -81,13 +81,13 @@ def test_a_pull_that_travels_with_a_push_waits_for_the_pushs_round(monkeypatch: 
     assert server.stats(GetStats()).pushes == 2
 
 
-def test_a_refused_push_takes_the_pull_that_travels_with_it_along() -> None:
+def test_a_refused_push_also_refuses_its_pull() -> None:
     server = server_of()
     assert push_pull(server, "a", 0, [5], 1.0, generation=0) == (Stale(epoch=1, generation=1, ready=True), [])
     assert (server.stats(GetStats()).pushes, server.stats(GetStats()).pulls) == (0, 0)
 
 
-def test_other_epochs_and_generations_are_answered_with_what_is_current() -> None:
+def test_requests_of_other_epochs_and_generations_get_the_current_ones() -> None:
     server = server_of()
     for names in ({"epoch": 2}, {"generation": 0}):
         answer, _ = push(server, "a", 0, [5], 1.0, **names)
@@ -120,7 +120,7 @@ def test_requests_that_would_mislead_a_kernel_are_refused() -> None:
     assert server.stats(GetStats()).tables[0].rows == 0
 
 
-def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_lets_all_go_on() -> None:
+def test_a_bsp_round_averages_by_samples_sums_shared_rows_and_releases_all_workers() -> None:
     server = server_of("bsp", workers=2)
     server.join(Join(stamp=stamp("a")), [])
     server.join(Join(stamp=stamp("b")), [])
@@ -281,7 +281,7 @@ def test_rows_of_pulls_and_pushes_are_counted_with_the_time_that_they_take(clock
     assert server.served == Served(5, 11.0), "it is applied already"
 
 
-def test_waiting_for_a_save_is_no_time_for_rows(clock: list[float]) -> None:
+def test_waiting_for_a_save_does_not_count_as_row_time(clock: list[float]) -> None:
     server = server_of()
     pushing = threading.Thread(target=push, args=(server, "a", 0, [1, 2], 1.0))
     with server.gate.closed():
@@ -293,7 +293,7 @@ def test_waiting_for_a_save_is_no_time_for_rows(clock: list[float]) -> None:
     assert server.served == Served(2, 10.0)
 
 
-def test_waiting_for_other_workers_is_no_time_for_rows(clock: list[float]) -> None:
+def test_waiting_for_other_workers_does_not_count_as_row_time(clock: list[float]) -> None:
     server = server_of("bsp", workers=2)
     for worker in ("a", "b"):
         server.join(Join(stamp=stamp(worker)), [])

@@ -241,7 +241,7 @@ def test_rows_change_move_and_are_deleted_between_the_steps_of_a_listing(
 
 
 @pytest.mark.parametrize("ends_at", [2, 4, 9], ids=["tombstones", "log", "cells"])
-def test_a_listing_whose_log_ends_meanwhile_becomes_whole(ends_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_is_complete_although_its_log_ended_during_it(ends_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "COPY_STEP_CELLS", 64)
     here, there, version = moving_stores()
     push(here, np.arange(1000), now=5000.0)

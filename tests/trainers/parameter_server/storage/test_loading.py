@@ -133,7 +133,7 @@ def test_a_cell_of_a_table_that_there_is_not_is_named() -> None:
     assert refused.value.number == 50
 
 
-def test_an_id_that_comes_twice_is_entered_once() -> None:
+def test_a_duplicate_id_is_entered_once() -> None:
     pushed, loaded = store_of(), store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]
@@ -153,7 +153,7 @@ def test_an_id_that_comes_twice_is_entered_once() -> None:
     assert memory.bytes == -(-count // memory.pool.shape.per_slab) * memory.slab_bytes
 
 
-def test_a_bucket_may_come_in_pieces_that_end_anywhere() -> None:
+def test_a_bucket_may_be_loaded_in_pieces_of_any_size() -> None:
     pushed, loaded = store_of(), store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]

@@ -107,9 +107,7 @@ def test_unused_memory_goes_back_to_the_system() -> None:
 @pytest.mark.parametrize("table", [None, TABLE], ids=["admitted", "counted"])
 @given(sizes=st.lists(st.integers(0, 4000), min_size=2, max_size=4), seed=st.integers(0, 2**16))
 @settings(deadline=None, max_examples=25)
-def test_a_store_in_used_memory_holds_what_it_would_hold_in_new_memory(
-    table: TableSpec | None, sizes: list[int], seed: int
-) -> None:
+def test_a_store_in_used_memory_equals_one_in_new_memory(table: TableSpec | None, sizes: list[int], seed: int) -> None:
     used = UsedRegions()
     first = seed
     for size in sizes:

@@ -69,7 +69,7 @@ def test_segments_take_the_steps_of_their_rules(rows: str, first_order: str | No
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "ftrl_plain"])
-def test_a_factor_of_a_steps_learning_rate_scales_what_the_step_moves(rule: str) -> None:
+def test_a_learning_rate_factor_scales_the_change_by_a_step(rule: str) -> None:
     plain = OptimizerSpec(kind=OptimizerKind.FTRL, learning_rate=0.1, beta=0.5)
     random, stores = np.random.default_rng(1), [store_of({**RULES, "ftrl_plain": plain}[rule], None) for _ in range(2)]
     for _ in range(3):

@@ -180,7 +180,7 @@ def test_a_push_for_a_foreign_bucket_is_refused_whole() -> None:
     assert store.rows == 0
 
 
-def test_a_push_that_knows_its_rows_from_a_pull_changes_what_a_push_without_does() -> None:
+def test_a_push_with_rows_of_a_pull_equals_a_push_without() -> None:
     table = TableSpec(admit_after=2, evict_after=100.0)
     stores = [store_of(table), store_of(table)]
     counts, ids = np.array([4], np.int32), np.array([1, 2, 3, 4], np.int64)
