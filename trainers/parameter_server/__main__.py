@@ -35,7 +35,7 @@ def read_settings() -> PodSettings:
     """The pod's settings from environment and files.
 
     Raises:
-        ElastrecError: a variable or the token's file is missing, or the port is no number; names it.
+        ElastrecError: a variable or the token's file is missing, or the port is not a number.
     """
     needed = (environment.JOB, environment.POD, environment.MASTER_ADDRESS, environment.FILES)
     missing = [name for name in needed if not os.environ.get(name)]
@@ -61,14 +61,14 @@ def read_settings() -> PodSettings:
         terms=TermPlace.read(),
         grace_seconds=_grace_seconds(),
         memory=Path(memory) if (memory := os.environ.get(environment.MEMORY)) else None,
-        # On the loopback no other machine can reach it.
+        # Other machines cannot reach the loopback address.
         listen="127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0",
         local_streams=os.environ.get(environment.STREAMS) != "tcp",
     )
 
 
 def _grace_seconds() -> float:
-    """0 where nobody says: the process ends at once."""
+    """0 if the variable is missing: the process ends immediately."""
     text = os.environ.get(environment.GRACE) or "0"
     try:
         return float(text)
@@ -77,9 +77,9 @@ def _grace_seconds() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc reuse the buffers of one request for the next, instead of giving their pages back and faulting again.
+    """Makes glibc reuse the buffers of one request for the next, instead of returning their pages and faulting again.
 
-    Frees the server from what MALLOC_MMAP_THRESHOLD_ in its environment would otherwise have to say.
+    Has the effect of MALLOC_MMAP_THRESHOLD_ in the environment.
     """
     trim_threshold, mmap_threshold, largest = -1, -3, 2**31 - 1
     libc = ctypes.CDLL(None)

@@ -1,7 +1,7 @@
-"""The clock of a job: seconds since the epoch as its master counts them, alike on all servers.
+"""The clock of a job: seconds since the epoch by the clock of its master, equal on all servers.
 
-Rows keep when they were last seen, and take that along when their bucket moves. If each server asked its own node, rows
-would be evicted too early or too late by as much as the nodes' clocks differ.
+Rows store the time of their last sighting, and keep it when their bucket moves. If each server used its own node's
+clock, rows would be evicted too early or too late by the difference of the clocks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 
 class JobClock:
-    """Seconds since the epoch; once it follows a master it never goes back. One thread follows, any thread reads.
+    """Seconds since the epoch; after the first update it never decreases. One thread updates it, any thread reads it.
 
-    Until a master is followed it is the clock of this node. Between two registrations it goes on by the monotonic
-    clock, which nobody can set.
+    Until the first update it is the clock of this node. Between two registrations it advances by the monotonic clock,
+    which cannot be set.
 
     Args:
         wall, monotonic: of this node, seconds.
@@ -26,7 +26,7 @@ class JobClock:
         self._is_following = False
 
     def follow(self, master_seconds: float) -> None:
-        """The master's clock says so now; a later master that is behind the one before does not set the clock back."""
+        """Updates the clock with the master's; a later master whose clock is behind does not set it back."""
         offset = master_seconds - self._monotonic()
         self._offset = max(self._offset, offset) if self._is_following else offset
         self._is_following = True

@@ -5,7 +5,7 @@ value_d = range_d * (2 u_d - 1), u_d = top 24 bits of splitmix64(stream + d * go
 stream  = splitmix64(splitmix64(id ^ salt(table)) ^ splitmix64(seed))
 range_d = the table's initial range, or 0: first-order weights start at zero.
 
-Nothing but (seed, table, id) enters, so the number of servers does not change the model.
+Only (seed, table, id) are used, so that the model does not depend on the number of servers.
 splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
@@ -28,7 +28,7 @@ _S30, _S27, _S31, _S40 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(
 
 
 def table_salt(table: str) -> int:
-    """64 bits of a table's name: equal ids of two tables land in unrelated buckets."""
+    """64 bits of a table's name, so that equal ids of two tables are in unrelated buckets."""
     return xxhash.xxh3_64_intdigest(table.encode())
 
 
@@ -71,7 +71,7 @@ def buckets_of(ids: Array, table: str, virtual_buckets: int) -> Array:
 
 
 def seed_hash(seed: int) -> int:
-    """What a job's seed contributes to its rows' first values."""
+    """The contribution of a job's seed to its rows' first values."""
     z = (seed + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64

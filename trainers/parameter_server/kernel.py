@@ -7,7 +7,7 @@ from pathlib import Path
 from elastrec.platform.specs.numba_cache import kernels_of
 
 SOURCES = Path(__file__).parent
-"""What the kernels of this room are made of; kernels call each other across files."""
+"""The options of this room's kernels; kernels call each other across files."""
 
 kernel_with = kernels_of(SOURCES)
 kernel = kernel_with()

@@ -1,4 +1,4 @@
-"""What workers and parameter servers say to each other.
+"""Messages between workers and parameter servers.
 
 Every request with arrays carries a `Stamp`. Rows of all tables travel in one frame, in the order of the table plan:
 
@@ -9,9 +9,9 @@ Every request with arrays carries a `Stamp`. Rows of all tables travel in one fr
     PushPull → the five arrays of a Push and the two of a Pull; the Pull is answered after the Push
     InitDense→ this server's share [S] float32 of the initial dense vector
 
-A training pull changes nothing: a row that does not exist yet is answered with its first value (zero while its id is
-below `admit_after` sightings), and is made by the push of its gradient. A `read_only` pull (evaluation) answers zero
-for every row that was never trained, exactly as an exported model does for ids that its tables do not hold.
+A training pull changes nothing: for a row that does not exist yet, the answer is its first value (zero while its id is
+below `admit_after` sightings), and the push of its gradient creates it. The answer to a `read_only` pull (evaluation)
+is zero for every row that was never trained, exactly as an exported model does for ids that are not in its tables.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WHOLE = 2**63 - 1
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks, which routing and generation it believes in, and the version of the directive that it acts on."""
+    """The sender of a request, its routing epoch and generation, and the version of the directive that it follows."""
 
     worker: str
     incarnation: str
@@ -37,10 +37,10 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Share(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker contributes to a round of bsp; see global_batch.
+    """A worker's share of a round of bsp; see global_batch.
 
     Attributes:
-        round: number of the round, alike on all servers.
+        round: number of the round, equal on all servers.
         rows: of the worker's minibatch.
         is_last: the round completes a step.
     """
@@ -59,15 +59,17 @@ class Pull(Message, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """Which rows of the training data a push comes from: it identifies the push, whichever worker sends it and when.
+    """The rows of the training data of a push: they identify the push, independently of the sending worker and the
+    time.
 
     Offsets count rows of the split as `ShardProgress.offset` does. Minibatches of a split are trained in its order.
 
     Attributes:
         stream, number: of the split.
         attempt: of the lease.
-        begin: where the push before it ends, of the same attempt; of an attempt's first push: where the attempt began.
-        end: behind the last row.
+        begin: the end of the previous push of the same attempt; of an attempt's first push: the beginning of the
+            attempt.
+        end: after the last row.
         is_first: of the attempt.
         is_last: of the split.
     """
@@ -96,19 +98,19 @@ class Rows(Message, frozen=True):
 
 
 class Push(Message, frozen=True):
-    """Gradients of one step. Rows count once: a push of rows that are applied, or wait to be, changes nothing.
+    """Gradients of one step. Rows count once: a push of rows that are already applied, or wait for it, changes nothing.
 
-    Answered once the worker may go on: at once, or with bsp when the push's round is complete.
+    Answered when the worker may continue: immediately, or with bsp when the push's round is complete.
 
     Attributes:
         samples: rows of the batch; in bsp the gradients of a round are averaged with these weights.
-        number: of the pushes of the worker's process, 1 is its first: by it its clock in ssp counts each push once.
-        also: other splits that the answer is to speak of.
-        share: with bsp, the share of a round that the rows are; None: it asked for none.
+        number: of the push in the worker's process, from 1, so that its clock in ssp counts each push once.
+        also: other splits for which the answer contains offsets.
+        share: with bsp, the share of the rows in a round; None: it requested none.
         rate_scale: a factor of the learning rates of this step; of a step of bsp the mean, weighted by rows.
-        leaves: with bsp, others do not wait for the worker after this round, until it joins again.
-        batch_size: with bsp, the most rows that the worker takes into its next minibatch; 0: asks for no share.
-        closed: splits that have ended without another push, and where their last push ends.
+        leaves: with bsp, whether other workers do not wait for this one after this round, until it joins again.
+        batch_size: with bsp, the maximum of rows in the worker's next minibatch; 0: it requests no share.
+        closed: splits that have ended without another push, and the ends of their last pushes.
     """
 
     stamp: Stamp
@@ -124,15 +126,15 @@ class Push(Message, frozen=True):
 
 
 class Applied(Message, frozen=True):
-    """Answer to Push and Leave: how far splits are in the parameters of this server.
+    """Answer to Push and Leave: the offsets up to which splits are applied to the parameters of this server.
 
-    With bsp a round may be smaller than the job's global batch; its pushes wait for the rounds that complete the step.
-    So the offset may be one before the push that is answered.
+    With bsp, a round may be smaller than the job's global batch; its pushes wait for the rounds that complete the step.
+    So the offset may be before the answered push.
 
     Attributes:
         offsets: of the push's split and those of `Push.also`, or of those of `Leave.waiting`: every push that ends
             there or before is applied. -1: none; WHOLE: all.
-        share: of the open round, where the worker asked for one and takes part.
+        share: of the open round, if the worker requested one and takes part.
     """
 
     offsets: list[int]
@@ -140,7 +142,7 @@ class Applied(Message, frozen=True):
 
 
 class Missing(Message, frozen=True):
-    """Answer to Push: the push before it, of the same attempt, is not here; send both again, in their order.
+    """Answer to Push: the previous push of the same attempt is missing; send both again, in their order.
 
     Attributes:
         offset: that the split has reached here; -1: none.
@@ -150,21 +152,23 @@ class Missing(Message, frozen=True):
 
 
 class PushPull(Message, frozen=True):
-    """A push and the pull that follows it in one round trip; repeated like a Push, for its pull changes nothing."""
+    """A push and the following pull in one round trip; may be repeated like a Push, because its pull changes
+    nothing."""
 
     push: Push
     pull: Pull
 
 
 class Parameter(msgspec.Struct, frozen=True, array_like=True):
-    """One dense parameter; its elements follow those of the one before in the flat vector."""
+    """One dense parameter; its elements follow those of the previous one in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
 
 
 class InitDense(Message, frozen=True):
-    """Initial dense values; the first worker's win, and a record's values win over them by name and shape."""
+    """Initial dense values. Those of the first worker are used, but values of a record with the same name and shape
+    override them."""
 
     stamp: Stamp
     layout: list[Parameter]
@@ -174,8 +178,8 @@ class Initialised(Message, frozen=True):
     """Answer to InitDense.
 
     Attributes:
-        fresh: this call set the values.
-        steps: that the dense parameters have taken, those of their record included where it knows them.
+        fresh: whether this call has set the values.
+        steps: number of steps of the dense parameters, including recorded ones if they are known.
     """
 
     fresh: bool
@@ -183,7 +187,7 @@ class Initialised(Message, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """The worker takes part in bsp and ssp from now on. Training requests join by themselves.
+    """The worker takes part in bsp and ssp from now on. Training requests join implicitly.
 
     Attributes:
         round: with bsp, no server waits for the worker before this round.
@@ -197,12 +201,13 @@ class Join(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The worker will neither pull nor push for a while, and no server waits for it. Its waiting pushes stay valid.
+    """The worker does not pull or push for a while, and no server waits for it. Its waiting pushes stay valid.
 
-    When the last member leaves, the server takes a step with what waits. Sent again, it asks for what is applied.
+    When the last member leaves, the server takes a step with the waiting pushes. A repetition requests the applied
+    offsets.
 
     Attributes:
-        waiting: pushes of the worker that it does not know to be applied; `Stale` when the server has dropped one.
+        waiting: pushes of the worker that may not be applied yet; `Stale` when the server has dropped one.
     """
 
     stamp: Stamp
@@ -213,8 +218,8 @@ class Accepted(Message, frozen=True):
     """Answer to Join.
 
     Attributes:
-        round: with bsp, the first that waits for the worker.
-        share: of that round, where the worker asked for one; None: it has none yet, and asks again.
+        round: with bsp, the first one that waits for the worker.
+        share: of that round, if the worker requested one; None: it has none yet, and must ask again.
     """
 
     round: int = -1
@@ -224,9 +229,9 @@ class Accepted(Message, frozen=True):
 class Stale(Message, frozen=True):
     """The request cannot be taken under this stamp.
 
-    It names another routing epoch or generation than the server's, or the server has not restored yet, or (`named` is
-    false) the master's list of members omits the worker's process: it gave the process up, or has nothing for it to
-    train in bsp and ssp.
+    Its routing epoch or generation differs from the server's, or the server has not restored yet, or (`named` is false)
+    the worker's process is not in the master's list of members: the master has given it up, or it has nothing to train
+    in bsp and ssp.
 
     Attributes:
         routing: the server's, when it serves under a newer epoch of the request's generation.
@@ -240,18 +245,18 @@ class Stale(Message, frozen=True):
 
 
 class Blocked(Message, frozen=True):
-    """Others are still behind; send the same request again."""
+    """Other workers are still behind; send the same request again."""
 
 
 class GetStats(Message, frozen=True):
-    """A plain call: what the server holds."""
+    """A plain call that requests the server's statistics."""
 
 
 class Stats(Message, frozen=True):
     """Answer to GetStats.
 
     Attributes:
-        steps_by_rows: how many steps have had so many rows, since the process started.
+        steps_by_rows: number of steps by their number of rows, since the process started.
     """
 
     epoch: int
@@ -266,6 +271,6 @@ class Stats(Message, frozen=True):
 
 
 REQUESTS: tuple[type[Message], ...] = (Pull, Push, PushPull, InitDense, Join, Leave)
-"""What a server's stream takes."""
+"""The requests of a server's stream."""
 ANSWERS: tuple[type[Message], ...] = (Rows, Applied, Missing, Initialised, Accepted, Stale, Blocked)
-"""What a stream may answer."""
+"""The answers of a stream."""

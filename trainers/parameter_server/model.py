@@ -1,7 +1,7 @@
 """Reading and changing a server's part of the model: the rows of its virtual buckets, and its dense buckets.
 
-Rows are read and changed side by side, behind the locks of their stripes (`storage`); the dense buckets have a lock of
-their own. Nothing here knows of workers, rounds, or which pushes were applied.
+Rows are read and changed concurrently, with the locks of their stripes (`storage`); the dense buckets have a lock of
+their own. Workers, rounds and marks of applied pushes do not belong here.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
 
 Array = np.ndarray[Any, Any]
 DenseSource = Callable[[DenseStore], list[str]]
-"""Overwrites what it knows of a store, returns the names of parameters that it does not know."""
+"""Overwrites a store with its values; returns the names of parameters that it does not have."""
 
 log = structlog.get_logger(__name__)
 
 
 def stripes_for(cores: int) -> int:
-    """Locks of a store: one for one core, else four per core, so that two requests seldom want the same one."""
+    """Number of a store's locks: one for one core, otherwise four per core, so that two requests seldom need the same
+    one."""
     return 1 if cores <= 1 else min(MOST_STRIPES, 4 * cores)
 
 
@@ -50,7 +51,7 @@ class Model:
 
     Args:
         stores: one for each table group.
-        dense: None: the first worker brings it.
+        dense: None: the first worker sends it.
         dense_source: knows a record's dense values, should a worker's network have another layout than `dense`.
     """
 
@@ -69,7 +70,7 @@ class Model:
         self._dense_trained = False
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool) -> tuple[Array, list[Lookup]]:
-        """Values [sum of U_g * D_g] float32 of ids [U] int64, counts [T] of them per table, and where they are."""
+        """Values [sum of U_g * D_g] float32 of ids [U] int64, counts [T] of them per table, and their lookups."""
         sizes = [int(_part_of(store, counts).sum()) for store in self.stores]
         values = np.empty(
             sum(size * store.group.dimension for size, store in zip(sizes, self.stores, strict=True)), np.float32
@@ -83,7 +84,7 @@ class Model:
         return values, lookups
 
     def dense_values(self) -> Array:
-        """Those of this server's dense buckets [S] float32, which a step leaves alone (see DenseStore).
+        """Values of this server's dense buckets [S] float32; a step does not change the array (see DenseStore).
 
         Raises:
             TransportError: no worker has sent them yet.
@@ -93,7 +94,7 @@ class Model:
         return self.dense.values
 
     def restore_dense(self, restored: DenseStore | None, source: DenseSource) -> None:
-        """Takes restored dense buckets in, in place of those that it has; without any dense parameters: as they are."""
+        """Replaces dense buckets with restored ones; without dense parameters, all of them are restored ones."""
         with self._dense_lock:
             if self.dense is None:
                 self.dense, self._dense_source = restored, source
@@ -126,7 +127,7 @@ class Model:
             dense.apply(gradient.dense, gradient.dense_buckets, gradient.rate_scale)
 
     def part_of(self, gradient: Gradient, places: Array) -> Gradient:
-        """What of a gradient belongs to some buckets: places [V + B] bool, virtual and then dense ones."""
+        """The part of a gradient in some buckets: places [V + B] bool, virtual and then dense ones."""
         rows = [
             places[store.look_up(group.counts, group.ids).request.buckets]
             for store, group in zip(self.stores, gradient.groups, strict=True)
@@ -137,10 +138,10 @@ class Model:
         return select(gradient, rows, dense, buckets)
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> Initialised:
-        """Takes a worker's initial values unless there are some.
+        """Sets a worker's initial values, unless there are values already.
 
         Raises:
-            IncompatibleError: the parameters are others than those in training, or the array is not its share.
+            IncompatibleError: the parameters differ from those in training, or the array is not this server's share.
         """
         with self._dense_lock:
             if self.dense is not None and self.dense.layout == request.layout:
@@ -161,7 +162,7 @@ class Model:
             return Initialised(fresh=True, steps=dense.steps)
 
     def usage(self) -> list[TableUsage]:
-        """Rows and bytes per table of the place's buckets: those that come or go count where they are served."""
+        """Rows and bytes per table of the place's buckets; moving buckets count at the server that serves them."""
         return [usage for store in self.stores for usage in store.usage(self.place.owned)]
 
 

@@ -1,4 +1,4 @@
-"""The time between a server's SIGTERM and its end: it serves on, so that others can take its buckets over."""
+"""The time between a server's SIGTERM and its end, in which it serves, so that others can take over its buckets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 ALONE_SECONDS = 3.0
-"""Without an answer of the master for so long, nobody takes anything over."""
+"""Time without an answer of the master after which a take-over is no longer expected."""
 
 
 class Notice:
-    """That the process is about to be ended.
+    """Notice of the process's end.
 
     Args:
         grace_seconds: between SIGTERM and SIGKILL.
@@ -28,22 +28,22 @@ class Notice:
 
     @property
     def left_seconds(self) -> float | None:
-        """Until the process is ended; None: it is not about to be."""
+        """Seconds until the process is killed; None: there is no notice."""
         if self._given is None:
             return None
         return max(0.0, self._given + self._grace_seconds - self._clock())
 
     def give(self) -> None:
-        """Now; takes no lock, so that a signal handler may call it."""
+        """Records the notice; uses no lock, so that a signal handler may call it."""
         self._given = self._clock()
 
     def answered(self) -> None:
-        """The master has answered."""
+        """Records an answer of the master."""
         self._answered = self._clock()
 
     @property
     def is_over(self) -> bool:
-        """Whether the process should end by itself: its time is over, or there is no master that could use it."""
+        """Whether the process should end: its time is over, or no master answers."""
         if self._given is None:
             return False
         now = self._clock()

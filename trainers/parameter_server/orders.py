@@ -1,6 +1,6 @@
-"""What a server's master has ordered and what the server has done of it, shared by the threads of its pod.
+"""The orders of a server's master and their execution, shared by the threads of its pod.
 
-Orders are carried out elsewhere (`pod.py`); nothing here waits for a network or for a store.
+`pod.py` executes the orders; this module never waits for a network or a store.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Orders:
         report: asks for a heartbeat soon.
 
     Attributes:
-        pod: what the master orders of this pod alone; None: nothing yet.
+        pod: the master's orders for this pod alone; None: none yet.
         directive: the newest one; None: the server has not registered.
         restored_order_id: of the last restore; empty: there was none.
         failure: ends the process; None: there was none.
@@ -50,7 +50,7 @@ class Orders:
         self._saved: SavedPart | None = None
 
     def take(self, directive: Directive) -> None:
-        """A directive that the master has answered with; an older one than the present is left."""
+        """Stores a directive from the master's answer, unless it is older than the present one."""
         with self._changed:
             current = self.directive
             if current is not None and (directive.order < current.order or directive == current):
@@ -65,7 +65,7 @@ class Orders:
         )  # fmt: skip
 
     def wait(self, done: Directive | None, seconds: float) -> tuple[Directive | None, Exception | None, bool]:
-        """Waits for another directive than `done` or for a failure, for so many seconds at most.
+        """Waits for another directive than `done` or for a failure, at most for a number of seconds.
 
         Returns both, and whether it waited.
         """
@@ -75,13 +75,13 @@ class Orders:
             return self.directive, self.failure, waits
 
     def failed(self, error: Exception) -> None:
-        """Something went wrong that ends the process."""
+        """Records a failure that ends the process."""
         with self._changed:
             self.failure = error
             self._changed.notify_all()
 
     def reached(self, directive: Directive) -> None:
-        """Everything that a directive orders is done."""
+        """Records that all orders of a directive are executed."""
         with self._changed:
             self._reached_version = max(self._reached_version, directive.version)
         self._report()
@@ -92,14 +92,14 @@ class Orders:
         return order.order_id == self.restored_order_id
 
     def restored(self, order: RestoreOrder) -> None:
-        """What was saved before is of a model that the server does not have any more."""
+        """Discards earlier saves, because the server no longer has their model."""
         with self._changed:
             self.restored_order_id, self._saved, self._restore_problem = order.order_id, None, None
 
     def not_restored(self, problem: RestoreProblem, directive: Directive, pause_seconds: float) -> bool:
-        """Reports a problem; whether the restore is to be tried again.
+        """Reports a problem; returns whether to try the restore again.
 
-        It is tried again after the pause, unless the record is damaged or another directive has come.
+        It is tried again after the pause, unless the record is damaged or there is another directive.
         """
         with self._changed:
             self._restore_problem = problem
@@ -111,30 +111,30 @@ class Orders:
     # Saves
 
     def has_saved(self, order: SaveOrder) -> bool:
-        """Whether the part of an order is written, and the master is still to hear of it."""
+        """Whether the part of an order is written, but not yet reported to the master."""
         return self._saved is not None and self._saved.order_id == order.order_id
 
     def froze(self, order_id: str) -> None:
-        """The rows that are saved can change again."""
+        """Records that the saved rows may change again."""
         with self._changed:
             self._frozen_order_id = order_id
         self._report()
 
     def copied(self, order_id: str) -> None:
-        """The part lies in the node's memory."""
+        """Records that the part is in the node's memory."""
         with self._changed:
             self._in_memory_order_id = order_id
         self._report()
 
     def saved(self, part: SavedPart) -> None:
-        """The part is in the store."""
+        """Records that the part is in the store."""
         with self._changed:
             self._saved = part
             self._changed.notify_all()
         self._report()
 
     def saved_is_known(self) -> None:
-        """The master orders no save any more, so it knows of what was saved."""
+        """Clears saves, because the master no longer orders one and so knows their results."""
         with self._changed:
             self._saved = None
 
@@ -142,7 +142,7 @@ class Orders:
     def reports(self) -> Iterator[dict[str, Any]]:
         """Fields of the next heartbeat; none of them changes until the block ends.
 
-        So a heartbeat never says that a part is neither being written nor saved, when it was saved just then.
+        So a heartbeat never reports a part that has just been saved as neither being written nor saved.
         """
         with self._changed:
             yield {

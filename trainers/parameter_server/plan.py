@@ -1,4 +1,4 @@
-"""Which tables exist and how they are bundled: computed alike by servers and workers from the job file alone.
+"""The tables of a job and their groups, computed by servers and workers from the job file alone.
 
 Tables whose rows have the same segments and the same admission and eviction share one *table group*: one store, one
 kernel call per request. The plan numbers tables so that those of one group are neighbours; requests list their ids in
@@ -22,7 +22,7 @@ class TableEntry:
     Attributes:
         index: number of the table in the plan.
         hash_size: ids are taken modulo this (result in [0, hash_size)); 0: the vocabulary grows without limit.
-        segments: what its rows are made of, in order.
+        segments: the segments of its rows, in order.
         initial_range: of the segments that do not start at zero.
     """
 
@@ -39,7 +39,7 @@ class TableEntry:
 
     @property
     def column_ranges(self) -> list[float]:
-        """Per number of a row: it starts uniform in ± this."""
+        """Per number of a row: its initial value is uniform in ± this."""
         return [
             0.0 if segment.starts_at_zero else self.initial_range
             for segment in self.segments

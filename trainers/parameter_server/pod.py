@@ -1,8 +1,8 @@
-"""A parameter server as a pod: it registers with the master, beats, and does what its directive says.
+"""A parameter server as a pod: it registers with the master, sends heartbeats, and follows its directive.
 
-Three threads: one beats and never does anything long, so that a server which saves or restores for minutes is not taken
-for dead; the caller's thread restores; one writes parts of records (`saver.py`). A master that restarts (`known`
-false) finds the server's state intact: it learns which order was restored, and asks for no other restore.
+Three threads: one sends heartbeats and never does anything long, so that a server that saves or restores for minutes
+does not count as lost; the caller's thread restores; one writes parts of records (`saver.py`). A master that restarts
+(`known` false) finds the server's state unchanged: it learns which order was restored, and orders no other restore.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ log = structlog.get_logger(__name__)
 _ATTEMPT_SECONDS = 5.0
 _EVICTION_SECONDS = 30.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-"""Between two tries to restore while the store is away."""
+"""Pause between two attempts to restore while the store is unreachable."""
 
 
 @dataclass(frozen=True)
 class PodSettings:
-    """What a server's pod was given.
+    """The settings of a server's pod.
 
     Attributes:
-        host: name that others reach the pod by; port 0 lets the system choose.
-        memory: of the node, for the newest parts of records; None: it keeps none.
+        host: name by which others reach the pod; port 0: chosen by the system.
+        memory: of the node, for the newest parts of records; None: none.
         grace_seconds: between SIGTERM and SIGKILL.
     """
 
@@ -89,7 +89,7 @@ class PodSettings:
 
 
 class _LateHandlers:
-    """Handlers of a server that does not exist yet: Stale until it does."""
+    """Handlers of a server that does not exist yet; until then the answer is Stale."""
 
     def __init__(self) -> None:
         self._server: ParameterServer | None = None
@@ -142,7 +142,8 @@ class ServerPod:
         self._beat_now.set()
 
     def give_notice(self) -> None:
-        """The process is about to be ended: it serves until others have its buckets; again, or without any: ends soon.
+        """Notice of the end: the server serves until others have its buckets; a second call, or one without buckets,
+        ends it soon.
 
         Only sets flags, so that a signal handler may call it.
         """
@@ -161,7 +162,7 @@ class ServerPod:
             AuthenticationError: the master refuses the token.
             CheckpointError: a record that must be restored has another format; the master knows of it.
         """
-        # The address is needed to register, the job file to serve, and registering is what brings the job file.
+        # Registration needs the address and returns the job file, which serving needs.
         handlers = _LateHandlers()
         rpc = RpcServer(
             {GetStats: handlers.stats},
@@ -237,7 +238,7 @@ class ServerPod:
         if not self._move(directive):
             return
         if self._settings.pod not in directive.routing.servers:
-            # Not yet, or no longer: a later routing table gives this server its buckets.
+            # Not yet, or no longer: only a later routing table assigns buckets to this server.
             if not directive.moving:
                 self._server.suspend()
             return
@@ -253,14 +254,14 @@ class ServerPod:
             self._saver.begin(save)
 
     def _move(self, directive: Directive) -> bool:
-        """What is ordered of a change of servers; false when buckets could not be taken over under this directive."""
+        """Executes orders of a change of servers; false when buckets could not be taken over under this directive."""
         assert self._server is not None and self._mover is not None
         self._server.drop_left_before(directive.routing.epoch, directive.moving)
         order = directive.take
         if order is None:
             self._mover.cancel()
             return True
-        # It restores nothing: what it takes over comes from other servers.
+        # It restores nothing, because its buckets come from other servers.
         self._pages.take().clear()
         if not order.is_due(directive.routing, self._settings.pod):
             self._mover.follow(order, directive.generation)
@@ -276,9 +277,10 @@ class ServerPod:
         return RpcClient(address, self._settings.token, self._settings.tls).open_stream(moves.ANSWERS)
 
     def _restore(self, order: RestoreOrder, directive: Directive) -> bool:
-        """Restores, however long the store is away; false when the record is damaged or another directive came.
+        """Restores, however long the store is unreachable; false when the record is damaged or there is another
+        directive.
 
-        The master learns of both by heartbeats, for bytes that are wrong stay wrong, and names another record.
+        The master learns of damage from heartbeats, because damage is permanent, and orders another record.
         """
         assert self._server is not None
         pause = _FIRST_PAUSE_SECONDS
@@ -321,7 +323,7 @@ class ServerPod:
     # The beating thread
 
     def _register(self) -> Registered | None:
-        """Registers, however long the master takes to answer; None when stopped meanwhile."""
+        """Registers, however long the master takes to answer; None if the process is stopped during that time."""
         message = Register(
             pod=self._settings.pod,
             role=Role.PARAMETER_SERVER,

@@ -1,7 +1,7 @@
-"""Asking memory for a row long before it is read, inside compiled kernels.
+"""Prefetching rows inside compiled kernels.
 
-Rows of a batch lie anywhere in gigabytes: read one after the other, each waits a memory latency. A processor overlaps
-such reads by itself only until a branch depends on one of them, as in a hash table.
+Rows of a batch are spread over gigabytes: read one after the other, each waits for a memory latency. A processor
+overlaps such reads only until a branch depends on one of them, as in a hash table.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 AHEAD = 32
-"""Rows asked for together; also enough of them to hide the time of one."""
+"""Number of rows that are prefetched together; enough to hide the latency of one."""
 
 
 @intrinsic
 def prefetch(typing_context: Any, array: Any, index: Any) -> Any:
-    """Asks for the cache line where `array[index]` (or, with two dimensions, `array[index, 0]`) begins.
+    """Prefetches the cache line of `array[index]` (or, with two dimensions, of `array[index, 0]`).
 
-    Never faults and never changes anything, whatever the index.
+    Never faults and never changes anything, for any index.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,5 +1,5 @@
-"""The dense parameters on servers: how they are cut into buckets, and what a server holds of them.
+"""The dense parameters on servers: their division into buckets, and a server's share.
 
-Here belong the layout of the flat vector, the rules that change it, and moving its buckets. Embedding rows, workers and
-messages of the network must not enter.
+This room contains the layout of the flat vector, its update rules, and moves of its buckets. Embedding rows, workers
+and messages do not belong here.
 """

@@ -37,7 +37,7 @@ def bucket_edges(buckets: int, elements: int) -> Array:
 
 
 def dense_runs(owned: Array, elements: int) -> list[Run]:
-    """The elements of some buckets, in order; runs that touch each other are one.
+    """The elements of some buckets, in order; adjacent runs are merged.
 
     Args:
         owned: [B] bool.
@@ -85,7 +85,7 @@ def pieces_of(layout: Sequence[Parameter], runs: Sequence[Run]) -> Iterator[Piec
 
 
 class DenseRouting:
-    """Which elements of the flat vector belong to which server, under one routing table.
+    """The elements of the flat vector by server, under one routing table.
 
     Args:
         owners: server of each dense bucket.
@@ -94,7 +94,7 @@ class DenseRouting:
     def __init__(self, owners: Sequence[int], servers: int) -> None:
         self._owners = np.asarray(owners, np.int64)
         self._servers = servers
-        # Of the layout that was asked for last; a job has one.
+        # Of the last requested layout; a job has one.
         self._elements = -1
         self._runs: list[list[Run]] = []
         self._sizes: list[int] = []
@@ -103,7 +103,7 @@ class DenseRouting:
         self._cuts: list[list[tuple[int, slice]]] = [[] for _ in range(servers)]
 
     def runs(self, elements: int) -> list[list[Run]]:
-        """By server, the runs of a vector of so many elements."""
+        """By server, the runs of a vector with a number of elements."""
         if elements != self._elements:
             self._runs = [dense_runs(self._owners == server, elements) for server in range(self._servers)]
             self._sizes = [run_size(runs) for runs in self._runs]
@@ -146,7 +146,7 @@ class DenseRouting:
 
 
 def _places_of(runs: Sequence[Sequence[Run]]) -> list[tuple[int, slice]]:
-    """The runs of all servers in the order of the flat vector: (server, which elements of its share)."""
+    """The runs of all servers in the order of the flat vector: (server, range in its share)."""
     found = []
     for server, mine in enumerate(runs):
         place = 0
@@ -157,7 +157,7 @@ def _places_of(runs: Sequence[Sequence[Run]]) -> list[tuple[int, slice]]:
 
 
 def _cuts_of(lengths: Sequence[int], runs: Sequence[Run]) -> list[tuple[int, slice]]:
-    """A server's runs in a vector of parts of these lengths, float32: (number of a part, which bytes of it)."""
+    """A server's runs in a vector of parts of these lengths, float32: (number of a part, its byte range)."""
     cuts, number, begin = [], 0, 0
     for start, end in runs:
         while start < end:

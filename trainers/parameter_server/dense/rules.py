@@ -19,7 +19,7 @@ STATE_NAMES: dict[OptimizerKind, tuple[str, ...]] = {
 }
 
 
-# A check for division by zero in the loop would keep it from being vectorised.
+# A check for division by zero in the loop would prevent its vectorisation.
 @kernel_with(error_model="numpy")
 def _sgd(values, gradient, rate, decay, out):  # type: ignore[no-untyped-def]
     for i in range(values.shape[0]):
@@ -61,7 +61,7 @@ def apply_rule(
 
     Args:
         values, gradient: [E] float32; state: [n, E], changed in place; out: [E], the new values.
-        steps: that the elements have taken, this one included.
+        steps: number of steps of the elements, including this one.
         rate_scale: a factor of the learning rate.
     """
     learning_rate = spec.learning_rate * rate_scale

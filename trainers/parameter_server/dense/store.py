@@ -20,13 +20,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class DenseBucket:
-    """What one dense bucket holds, outside of a store.
+    """The contents of one dense bucket, outside of a store.
 
     Attributes:
-        number: which of the job's dense buckets it is.
+        number: of the bucket in the job.
         values: [E] float32.
         state: [n, E] float32, the rule's numbers in the order of STATE_NAMES.
-        steps: that these elements have taken.
+        steps: number of steps of these elements.
     """
 
     number: int
@@ -38,8 +38,8 @@ class DenseBucket:
 class DenseStore:
     """The dense buckets of one server, one after the other in one array. Thread-safe.
 
-    A step changes all buckets at once. Each bucket counts the steps that it has taken: buckets that come from different
-    servers may have taken different numbers of them, and Adam's rule needs the number.
+    A step changes all buckets at once. Each bucket counts its steps, because buckets from different servers may have
+    different numbers of steps, and Adam's rule needs the number.
 
     Args:
         layout: of the whole flat vector.
@@ -49,11 +49,11 @@ class DenseStore:
     Attributes:
         owned: as above; changes with `take_in` and `drop`.
         runs: of the flat vector that the buckets make.
-        values: [S] float32. Every change makes a new array, so that one handed out for sending stays as it was.
+        values: [S] float32. Every change creates a new array, so that an array that is being sent does not change.
         state: [n, S] float32.
 
     Raises:
-        IncompatibleError: the values are not as many as the elements of the buckets.
+        IncompatibleError: the number of values differs from the number of the buckets' elements.
     """
 
     def __init__(self, layout: Sequence[Parameter], owned: Array, values: Array, optimizer: OptimizerSpec) -> None:
@@ -74,7 +74,7 @@ class DenseStore:
 
     @property
     def steps(self) -> int:
-        """That the bucket with the most of them has taken."""
+        """The largest number of steps of a bucket."""
         return int(self._steps[self.owned].max(initial=0))
 
     # Steps
@@ -115,7 +115,7 @@ class DenseStore:
             self.values = out
 
     def _equal_steps(self, buckets: Array) -> list[tuple[int, int, int]]:
-        """Neighbours in `values` that have taken equally many steps: first element, one past the last, a bucket."""
+        """Ranges of `values` with equal numbers of steps: first element, one past the last, a bucket."""
         found: list[tuple[int, int, int]] = []
         for bucket in np.flatnonzero(buckets).tolist():
             start, end = self._starts[bucket : bucket + 2].tolist()
@@ -136,7 +136,7 @@ class DenseStore:
         return part
 
     def copy(self) -> DenseStore:
-        """The store as it is now, whatever steps follow."""
+        """A snapshot of the store."""
         with self._lock:
             copied = DenseStore(self.layout, self.owned, self.values, self._spec)
             copied.state[:], copied._steps[:] = self.state, self._steps
@@ -160,7 +160,7 @@ class DenseStore:
         return DenseBucket(number, self.values[start:end].copy(), self.state[:, start:end].copy(), steps)
 
     def take_in(self, buckets: Sequence[DenseBucket]) -> None:
-        """Owns these buckets, too, as they are.
+        """Adds these buckets.
 
         Raises:
             ElastrecError: the store owns one already, or its size or state is not that of the job's layout and rule.
@@ -178,7 +178,7 @@ class DenseStore:
             self._rebuild({bucket.number: bucket for bucket in buckets}, ())
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Forgets some buckets and frees their memory.
+        """Drops some buckets and frees their memory.
 
         Raises:
             ElastrecError: one is not this server's.
@@ -219,11 +219,11 @@ class DenseStore:
         return list(dict.fromkeys(piece.parameter.name for piece in self.pieces()))
 
     def pieces(self) -> Iterator[Piece]:
-        """What the store has of each parameter, in the order of the flat vector."""
+        """The store's part of each parameter, in the order of the flat vector."""
         return pieces_of(self.layout, self.runs)
 
     def saved(self) -> Iterator[tuple[Piece, dict[str, Array]]]:
-        """What a record holds of the store: pieces whose elements have taken equally many steps, with their arrays.
+        """The contents of the store for a record: pieces with equal numbers of steps, with their arrays.
 
         The arrays are `value` [length], the rule's state [length] by the names of STATE_NAMES, and for Adam `steps` [].
         """
@@ -239,10 +239,10 @@ class DenseStore:
                     yield Piece(piece.parameter, piece.start + low - piece.place, low, high - low), arrays
 
     def take(self, piece: Piece, start: int, arrays: dict[str, Array], *, keep_state: bool) -> int:
-        """Overwrites a piece with what a record holds from element `start` of its parameter on; before any step.
+        """Overwrites a piece with recorded values, from element `start` of its parameter on; before any step.
 
-        A bucket goes on from the recorded steps. New parameters in it join with the others' count: their first steps
-        are a little larger than those of a fresh Adam.
+        A bucket continues from the recorded steps. New parameters in it get the others' count, so that their first
+        steps are slightly larger than those of a fresh Adam.
 
         Returns how many elements were overwritten.
         """

@@ -1,4 +1,4 @@
-"""The owner's side: cells of buckets for another server, and what goes with them when they are handed over."""
+"""The old owner's side: cells of buckets for another server, with marks and dense buckets in the hand-over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Giver:
-    """Answers servers that take buckets over. Thread-safe."""
+    """Answers the servers that take over buckets. Thread-safe."""
 
     def __init__(self, server: ParameterServer) -> None:
         self._server = server
@@ -46,7 +46,7 @@ class Giver:
         """See messages.
 
         Raises:
-            IncompatibleError: a bucket is not held here, or the request names what there is not.
+            IncompatibleError: a bucket is not on this server, or the request names an unknown group or bucket.
         """
         server = self._server
         found: list[tuple[int, Changes]] = []
@@ -54,7 +54,8 @@ class Giver:
             _check(request, server.model.stores)
         left_bytes = PART_BYTES  # an answer ends with the bucket that reaches it
         for bucket, since, left in zip(request.buckets, request.since, request.left, strict=True):
-            # Inside the gate: a save freezes buckets, and a hand-over gives them away, while it is closed.
+            # Inside the gate, because a save freezes buckets, and a hand-over gives them away, while the gate is
+            # closed.
             with server.gate.passed():
                 model = server.model
                 if model is None or server.generation != request.generation:
@@ -64,8 +65,8 @@ class Giver:
                     raise IncompatibleError(f"server {server.name} does not hold bucket {bucket}")
                 handle = store.bucket(bucket)
                 if since >= 0:
-                    # The taker has what was before. A log that grew round by round would be given up when it is as
-                    # long as a quarter of the bucket, and the next listing would be of all its rows.
+                    # The taker has the earlier changes. A log that grew round by round would be dropped at a quarter of
+                    # the bucket's length, and the next listing would contain all rows.
                     handle.forget_changes(since)
                 try:
                     changes = handle.changes(since, left, left_bytes)
@@ -108,7 +109,7 @@ class Giver:
 
 
 def _check(request: CopyBuckets, stores: Sequence[RowStore]) -> None:
-    """Raises IncompatibleError when a request names what there is on no server of the job."""
+    """Raises IncompatibleError when a request names an unknown group or bucket of the job."""
     if not 0 <= request.group < len(stores):
         raise IncompatibleError(f"group: {request.group} is not allowed; allowed: 0 to {len(stores) - 1}")
     sizes = len(request.buckets), len(request.since), len(request.left)

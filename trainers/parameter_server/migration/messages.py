@@ -1,12 +1,12 @@
-"""What one parameter server asks another one for whose buckets it takes over.
+"""Requests of a parameter server to another one whose buckets it takes over.
 
     CopyBuckets → no arrays
     Copied      ← rows [n, W] uint32, candidates [c, 5] uint32, deleted [d, 4] uint32: cells, bucket after bucket
     HandOver    → no arrays
     HandedOver  ← dense values [E] float32, dense state [s, E] float32, bucket after bucket
 
-Every answer may be lost and every request sent again: copying changes nothing at the owner, and what is taken in twice
-is there once. After HandOver the owner changes these buckets no more.
+Every answer may be lost and every request repeated: copying changes nothing at the old owner, and cells that are
+received twice are stored once. After HandOver, the old owner no longer changes these buckets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class CopyBuckets(Message, frozen=True):
     """Asks for cells of buckets of one table group.
 
     Attributes:
-        since: for each bucket the version that an answer named; only what has changed after it is wanted. -1: all.
-        left: for each bucket what that answer left to be copied; (0, 0): it left nothing.
+        since: for each bucket, the version in an earlier answer; only later changes are requested. -1: all.
+        left: for each bucket, the rest that this answer has left to copy; (0, 0): nothing.
     """
 
     generation: int
@@ -35,7 +35,7 @@ class CopyBuckets(Message, frozen=True):
 
 
 class BucketCells(msgspec.Struct, frozen=True, array_like=True):
-    """How many of an answer's cells are of one bucket; see `storage.Changes`. One with something left is the last."""
+    """The number of an answer's cells of one bucket; see `storage.Changes`. One with cells left is the last."""
 
     bucket: int
     version: int
@@ -50,19 +50,19 @@ class Copied(Message, frozen=True):
     """Answer to CopyBuckets.
 
     Attributes:
-        parts: of the first so many of the buckets that were asked for, as many as fit into an answer. None: the first
-            one is being saved; ask again.
+        parts: of the first requested buckets, as many as fit into an answer. None: the first one is being saved; ask
+            again.
     """
 
     parts: list[BucketCells]
 
 
 class HandOver(Message, frozen=True):
-    """Asks for what `server` owns under a routing table, and the owner before it still holds.
+    """Requests the buckets that `server` owns under a routing table and that the old owner still holds.
 
     Attributes:
         order_id: of the change of servers.
-        routing: newer than the owner's, or the one that it has adopted already.
+        routing: newer than the old owner's, or the one that it has already adopted.
     """
 
     server: str
@@ -72,7 +72,7 @@ class HandOver(Message, frozen=True):
 
 
 class DenseCells(msgspec.Struct, frozen=True, array_like=True):
-    """One dense bucket: how many elements it has, and the steps that they have taken."""
+    """One dense bucket: its number of elements and of their steps."""
 
     bucket: int
     elements: int
@@ -80,11 +80,11 @@ class DenseCells(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HandedOver(Message, frozen=True):
-    """Answer to HandOver: from now on nothing of this changes here.
+    """Answer to HandOver: the old owner no longer changes these contents.
 
     Attributes:
-        attendance: the workers whose pushes the owner has counted in.
-        marks: which pushes are in these buckets; each of them is in exactly one of these.
+        attendance: the workers whose pushes the old owner has included.
+        marks: of applied pushes; each of these buckets is in exactly one of them.
         layout: of all dense parameters; empty: there are none yet.
     """
 
@@ -95,5 +95,5 @@ class HandedOver(Message, frozen=True):
 
 
 REQUESTS: tuple[type[Message], ...] = (CopyBuckets, HandOver)
-"""What a server's stream takes from other servers."""
+"""The requests of other servers to a server's stream."""
 ANSWERS: tuple[type[Message], ...] = (Copied, HandedOver, Stale)

@@ -1,4 +1,4 @@
-"""Carries out orders to take buckets over, on a thread of its own: a server that copies for minutes serves on."""
+"""Executes orders to take over buckets in a thread of its own, so that a server serves while it copies for minutes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from elastrec.trainers.parameter_server.migration.taking import COPY_SHARE, Requ
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
 _SMALL_BYTES = 2**22
-"""What is left to copy is small: handing it over takes some milliseconds."""
+"""A rest of at most this size is handed over in some milliseconds."""
 _SHRINKS = 0.7
-"""A round that brings more than this share of the one before it: rows change as fast as they are copied."""
+"""If a round copies more than this share of the previous one, rows change as fast as they are copied."""
 _ROUND_SECONDS, _LONGEST_ROUND_SECONDS = 0.2, 5.0
-"""Between two rounds. The longer one once the order is copied, where rounds take long: each copies what has changed
-since the last one, which is all of the rows where they are hot, and takes that time from requests until the hand-over.
+"""Pauses between two rounds. The longer one is used after the order is copied, if rounds take long: each copies the
+changes since the last one, which are all rows if these are hot, and takes this time from requests until the hand-over.
 """
 _RETRY_SECONDS = 0.5
 _PERMANENT = (IncompatibleError, AuthenticationError)
-"""Errors of two processes that will never understand each other. Others pass by themselves or with another order: a
-server that restarts is out of reach, and one that restores has gone on."""
+"""Permanent errors of two incompatible processes. Others are temporary or end with another order: a server that
+restarts is unreachable, and one that restores has another generation."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass
 class _Tries:
-    """What became of the tries to carry out one order.
+    """The results of the attempts to execute one order.
 
     Attributes:
-        most_advance: of takers that were given up.
-        problem: why the last try failed; `problem_advance`: how far the order was then.
+        most_advance: the largest one of earlier takers.
+        problem: why the last attempt failed; `problem_advance`: the progress at that time.
     """
 
     most_advance: int = 0
@@ -53,7 +53,7 @@ class Mover:
         report: called when `copied` or `taken` has changed, or copying has met a problem.
 
     Attributes:
-        copied, taken: the order of which little is left to copy; whose buckets are taken over. Empty: none.
+        copied, taken: the order of which little is left to copy; the order whose buckets were taken over. Empty: none.
     """
 
     def __init__(self, server: ParameterServer, connect: Callable[[str], Requests], report: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Mover:
         self._tries = _Tries()
 
     def progress(self) -> CopyProgress | None:
-        """How far the order in force is; None: there is none, or it is carried out."""
+        """Progress of the current order; None: there is none, or it was executed."""
         order, taker, tries = self._order, self._taker, self._tries
         if order is None or self.taken == order.order_id:
             return None
@@ -82,7 +82,7 @@ class Mover:
         )
 
     def follow(self, order: TakeOrder, generation: int) -> None:
-        """Copies from now on; an order that is carried out already goes on."""
+        """Begins to copy for an order; has no effect if the order is already being executed."""
         with self._changed:
             if self._order is not None and self._order.order_id == order.order_id:
                 return
@@ -92,7 +92,7 @@ class Mover:
         threading.Thread(target=self._run, args=(order, generation), name="mover", daemon=True).start()
 
     def cancel(self) -> None:
-        """No order is in force any more; what was copied is dropped."""
+        """Ends the current order and drops the copied buckets."""
         with self._changed:
             self._order = None
             self._changed.notify_all()
@@ -104,7 +104,8 @@ class Mover:
     def take_over(
         self, order: TakeOrder, generation: int, routing: RoutingTable, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Takes the buckets of an order over, however often a server is out of reach; false when it is given up."""
+        """Takes over the buckets of an order, however often a server is unreachable; false when the order was
+        cancelled."""
         self.follow(order, generation)
         if (at_work := self._taker) is not None:
             at_work.hurry()
@@ -152,7 +153,7 @@ class Mover:
                 except Exception as error:
                     is_expected = isinstance(error, ElastrecError)
                     if not is_expected or isinstance(error, _PERMANENT):
-                        # One that nobody thought of would leave this thread, and an order that nobody carries out.
+                        # An unexpected error would end this thread, and the order would never be executed.
                         log.error("copying_ended", order=order.order_id, reason=_words(error), exc_info=not is_expected)
                         self._note_problem(error, is_permanent=True)
                         self._drop_taker()
@@ -164,9 +165,8 @@ class Mover:
                         before = None
                 else:
                     shrinks = before is None or copied_bytes < _SHRINKS * before
-                    # No more can have changed than there is. Rows that change faster than they are copied are copied
-                    # faster before the rest counts as small: a hand-over of half of the table would be a pause of
-                    # seconds.
+                    # At most all rows can have changed. Rows that change faster than they are copied are first copied
+                    # faster, because a hand-over of half of the table would be a pause of seconds.
                     is_small = taker.copied_bytes <= _SMALL_BYTES or (
                         before is not None and (copied_bytes <= _SMALL_BYTES or not (shrinks or taker.hasten()))
                     )
@@ -181,7 +181,7 @@ class Mover:
             self._wait(order, pause)
 
     def _note_problem(self, error: Exception, *, is_permanent: bool = False) -> None:
-        """For heartbeats, until the order gets further; the first problem is reported at once."""
+        """Reports a problem with heartbeats until there is progress; the first problem is reported immediately."""
         tries, taker = self._tries, self._taker
         advance = max(tries.most_advance, taker.advance if taker is not None else 0)
         is_new = is_permanent or not tries.problem or advance != tries.problem_advance

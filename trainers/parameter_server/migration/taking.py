@@ -1,4 +1,4 @@
-"""The side of the server that will own buckets: it copies them round by round, and then takes them over."""
+"""The new owner's side: it copies buckets round by round, then takes them over."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Array = np.ndarray[Any, Any]
 Answer = TypeVar("Answer", Copied, HandedOver)
 
 _MOST_BUCKETS = 256
-"""Asked for at once; the answer may hold fewer."""
+"""Maximum of buckets in a request; the answer may contain fewer."""
 COPY_SHARE = 0.1
-"""Of the time, copying takes so much at first while the buckets are trained; requests of workers have the rest.
+"""Share of the time that copying takes at first while the buckets are trained; workers' requests have the rest.
 
 On two cores that a worker and three servers share, a quarter of the time costs a third of the throughput.
 """
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Before the next request, however long the last answer took."""
+"""Longest pause before the next request, however long the last answer took."""
 _SHORT_ROUND_BYTES = 2**25
-"""After a round of so few the next ones do not pause: what changes meanwhile is what the hand-over has to fetch."""
+"""After a round with so few bytes, the next ones do not pause, because the hand-over must fetch later changes."""
 _PAUSE_SECONDS = 0.05
-"""Before a bucket is asked for again that is being saved."""
+"""Pause before a bucket that is being saved is requested again."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,12 +53,12 @@ class Requests(Protocol):
 
 @dataclass
 class _Source:
-    """A server that buckets are taken from.
+    """An old owner of buckets.
 
     Attributes:
-        versions: by table group, of each bucket, up to which it is copied; -1: not yet.
-        left: by table group, of each bucket, what the last answer left of it.
-        stream: None: there is none yet, or it was lost.
+        versions: by table group and bucket, the copied version; -1: none.
+        left: by table group and bucket, the rest after the last answer.
+        stream: None: not opened yet, or lost.
     """
 
     place: TakeFrom
@@ -67,28 +67,28 @@ class _Source:
     stream: Requests | None = None
 
     def close(self) -> None:
-        """The next request opens another stream."""
+        """Closes the stream; the next request opens another one."""
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.close()
 
 
 class GivenUpError(ElastrecError):
-    """The order is not in force any more, or its buckets have gone another way."""
+    """The order is no longer valid, or its buckets have other owners."""
 
 
 class Taker:
-    """One order, carried out by one thread. What was copied lies beside the server's own buckets and serves nobody.
+    """One order, executed by one thread. Copied buckets are stored beside the server's own ones and are not served.
 
     Args:
         connect: opens a stream to an address, for `migration.messages.ANSWERS`.
-        is_wanted: asked before each request.
+        is_wanted: called before each request.
 
     Attributes:
         advance, copied_bytes: see CopyProgress.
 
     Raises:
-        ElastrecError: this server holds one of the buckets already.
+        ElastrecError: this server already holds one of the buckets.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Taker:
         self._due, self._is_short = threading.Event(), False
         self._copy_share, self._pause_seconds = COPY_SHARE, 0.0
         self.advance = self.copied_bytes = 0
-        # Whole buckets that this try of the round, and the best try of it, have passed.
+        # Complete buckets of this attempt of the round, and of the best attempt.
         self._passed = self._most_passed = 0
         buckets = [bucket for source in order.sources for bucket in source.buckets]
         self._stores = server.stage(np.array(buckets, np.int64))
@@ -118,11 +118,11 @@ class Taker:
         ]
 
     def hurry(self) -> None:
-        """The buckets are to be taken over: what is under way pauses no more. For any thread."""
+        """Ends all pauses, because the buckets are being taken over. For any thread."""
         self._due.set()
 
     def hasten(self) -> bool:
-        """The next rounds take twice as much of the time for copying; false: they have all of it already."""
+        """Doubles the share of time for copying in the next rounds; false: it is already 1."""
         if self._copy_share >= 1 or self._is_short:
             return False
         self._copy_share = min(1.0, 2 * self._copy_share)
@@ -142,13 +142,13 @@ class Taker:
         )
 
     def copy_round(self) -> int:
-        """Copies what is not copied, or has changed since; returns how many bytes that were.
+        """Copies missing and changed cells; returns the number of bytes.
 
         Pauses in between, so that the servers have time for requests.
 
         Raises:
-            GivenUpError: the order is not in force any more.
-            TransportError: a server is out of reach; the next round goes on from here.
+            GivenUpError: the order is no longer valid.
+            TransportError: a server is unreachable; the next round continues from here.
         """
         self._passed = 0
         copied = [self._copy_group(source, group) for source in self._sources for group in range(len(self._stores))]
@@ -161,7 +161,7 @@ class Taker:
         wanted = list(source.place.buckets)
         while wanted:
             if not self._is_short:
-                # Not after the answer: the last one of a round is followed by what the round was for.
+                # Not after the answer, because the last answer of a round is followed by the next stage.
                 self._due.wait(min(self._pause_seconds, _LONGEST_PAUSE_SECONDS))
             began, asked = time.monotonic(), wanted[:_MOST_BUCKETS]
             request = CopyBuckets(
@@ -197,10 +197,10 @@ class Taker:
         return copied_bytes
 
     def _count(self, whole: int, *, has_part: bool) -> None:
-        """Notes an answer with so many whole buckets, and perhaps a part of the next one.
+        """Records an answer with a number of complete buckets, and perhaps a part of the next one.
 
-        A round that fails at one server begins again with the others, whose rows have changed meanwhile: bytes come
-        without end, and none of them brings the copy further.
+        A round that fails at one server begins again with the others, whose rows have changed meanwhile, so that bytes
+        alone do not show progress.
         """
         self._passed += whole
         if self._passed > self._most_passed or (has_part and self._passed == self._most_passed):
@@ -208,7 +208,7 @@ class Taker:
         self._most_passed = max(self._most_passed, self._passed)
 
     def _ask(self, source: _Source, request: Message, answer: type[Answer]) -> tuple[Answer, list[Array]]:
-        """Over another stream when the one before was lost: nothing of what was copied is."""
+        """Opens another stream if the previous one was lost; copied buckets are kept."""
         if not self._is_wanted():
             raise GivenUpError("the order to take buckets over is not in force any more")
         if source.stream is None:
@@ -223,7 +223,7 @@ class Taker:
         return found, arrays
 
     def take_over(self, routing: RoutingTable) -> None:
-        """Owns the buckets from now on, under a routing table that says so; the servers before it do not any more.
+        """Takes over the buckets under a routing table that assigns them to this server.
 
         Raises:
             GivenUpError, TransportError: as of `copy_round`; after the latter it may be called again.
@@ -254,7 +254,7 @@ class Taker:
         self._close()
 
     def _check(self, marks: Sequence[BucketMarks], dense: Sequence[DenseBucket], has_dense: bool) -> None:
-        """Every bucket of the order came exactly once."""
+        """Checks that every bucket of the order was received exactly once."""
         wanted = sorted(bucket for source in self._sources for bucket in source.place.buckets)
         wanted_dense = sorted(bucket for source in self._sources for bucket in source.place.dense_buckets)
         came = sorted(bucket for each in marks for bucket in each.buckets)
@@ -273,7 +273,7 @@ class Taker:
                 stream.cut()
 
     def give_up(self) -> None:
-        """Drops what was copied; their owners serve on."""
+        """Drops the copied buckets; the old owners continue to serve them."""
         self._close()
         self._server.unstage()
 
@@ -283,7 +283,7 @@ class Taker:
 
 
 def _check_copied(server: str, asked: Sequence[int], answer: Copied, arrays: Sequence[Array]) -> None:
-    """That an answer is of the buckets that were asked for, and has the cells that it names.
+    """Checks that an answer contains the requested buckets and the cells that it names.
 
     Raises:
         IncompatibleError: it is not, or has others.
@@ -304,7 +304,7 @@ def _check_copied(server: str, asked: Sequence[int], answer: Copied, arrays: Seq
 
 
 def _dense_of(server: str, answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:
-    """Raises IncompatibleError when the arrays are not what the answer says."""
+    """Raises IncompatibleError when the arrays do not match their description."""
     elements = sum(bucket.elements for bucket in answer.dense)
     came = [f"{array.dtype} {list(array.shape)}" for array in arrays]
     shapes = [array.shape for array in arrays]

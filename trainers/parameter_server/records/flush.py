@@ -1,6 +1,6 @@
 """`python -m elastrec.trainers.parameter_server.records.flush MEMORY`: copies parts from memory to their store.
 
-It does what its parent asks, takes the CPU that others leave, and ends with its parent.
+It executes its parent's requests with low priority, and ends with its parent.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def copy_part(memory: PartMemory, part: HeldPart) -> None:
-    """Writes a part into its record's folder; says on standard output how far it is.
+    """Writes a part into its record's folder; reports its progress on standard output.
 
     Raises:
-        CheckpointError: the memory holds another part by now, the bytes are damaged, or the store refused.
+        CheckpointError: the memory contains another part, the bytes are damaged, or the store refused.
     """
     checksum = xxhash.xxh3_64()
     with open_store(part.uri).open_write(part.file) as writer:

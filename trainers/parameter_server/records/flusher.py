@@ -1,4 +1,4 @@
-"""Brings parts from memory to the store, by a process of its own that gives way to training."""
+"""Copies parts from memory to the store in a process of its own with low priority."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FlushOrder(msgspec.Struct, frozen=True):
 
 
 class FlushReport(msgspec.Struct, frozen=True):
-    """How far a copy is; `is_done` once it is durable, or `problem` says why it is not.
+    """Progress of a copy; `is_done` when it is durable, `problem` if it failed.
 
     Attributes:
         store_away: see SavedPart.
@@ -54,16 +54,16 @@ class Flusher:
     def flush(
         self, part: HeldPart, is_wanted: Callable[[], bool] = lambda: True, progress: Callable[[], None] = lambda: None
     ) -> None:
-        """Returns when the part is durable in the store.
+        """Waits until the part is durable in the store.
 
         Args:
-            is_wanted: asked several times a second; a copy that nobody wants any more ends with its process, for a
+            is_wanted: called several times per second; an unwanted copy is ended together with its process, because a
                 store may hang.
             progress: called whenever more has been written.
 
         Raises:
-            StoreError: the store could not be asked.
-            CheckpointError: it refused, the part is damaged or not wanted any more, or the process was killed.
+            StoreError: the store is unreachable.
+            CheckpointError: it refused, the part is damaged or no longer wanted, or the process was killed.
         """
         process = self._process or self._start()
         assert process.stdin is not None and process.stdout is not None
@@ -115,6 +115,6 @@ class Flusher:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    # An order that the process did not live to read is still in the buffer.
+                    # The buffer may still contain an order that the process did not read before its end.
                     with contextlib.suppress(BrokenPipeError):
                         stream.close()

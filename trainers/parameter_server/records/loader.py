@@ -1,4 +1,4 @@
-"""Takes what a record holds into the stores of a server, whose tables, groups and rules may be others by now."""
+"""Loads a record into the stores of a server, whose tables, groups and rules may differ from the record's."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _T = TypeVar("_T")
 
 
 def _side_by_side(readers: Sequence[Iterator[_T]], enter: Callable[[_T], None]) -> Iterator[None]:
-    """Enters all chunks of several readers, each in a thread of its own; yields after each chunk.
+    """Loads all chunks of several readers, each in a thread of its own; yields after each chunk.
 
-    Raises what the first of the readers that failed has raised, when none goes on any more.
+    After the end of all readers, raises the first error of one of them.
     """
     entered: queue.SimpleQueue[bool] = queue.SimpleQueue()
     is_over = threading.Event()
@@ -84,7 +84,7 @@ def _side_by_side(readers: Sequence[Iterator[_T]], enter: Callable[[_T], None]) 
 def _fitting(
     entries: Sequence[SectionEntry], name: str, width: int, store: RowStore, attributes: dict[str, Attribute]
 ) -> list[bool]:
-    """Which sections are one array of words [n, width] with these attributes, of buckets that a store may have."""
+    """The sections that are one array of words [n, width] with these attributes, of buckets that a store may have."""
     if not entries:
         return []
     buckets, counts = [entry.buckets for entry in entries], [entry.counts for entry in entries]
@@ -92,7 +92,7 @@ def _fitting(
     number_of, bucket_of = np.repeat(np.arange(len(entries)), lengths), np.concatenate(buckets).astype(np.int64)
     is_odd = np.zeros(len(entries), np.bool_)
     is_odd[number_of[(bucket_of < 0) | (bucket_of >= len(store.owned))]] = True
-    # A section names a bucket once.
+    # A section contains a bucket once.
     keys = np.sort(number_of * len(store.owned) + np.clip(bucket_of, 0, len(store.owned) - 1))
     is_odd[keys[1:][keys[1:] == keys[:-1]] // len(store.owned)] = True
     return [
@@ -109,14 +109,15 @@ class Loader:
     """One restore.
 
     Args:
-        stores: one per group of the plan; what is restored into them is empty.
+        stores: one per group of the plan; the restored buckets are empty.
         manifest: of the record.
-        now_seconds: stands in for `last_seen` where the record does not know it.
-        threads: that take in rows which replace nothing.
+        now_seconds: replaces a missing `last_seen`.
+        threads: for loading rows that replace nothing.
 
     Attributes:
-        has_same_buckets: the record's virtual buckets are those of the plan; else each of its rows may lie in any.
-        skipped: tables of the job that the record does not hold, or with rows of another meaning.
+        has_same_buckets: whether the record's virtual buckets are those of the plan; otherwise each row may be in any
+            bucket.
+        skipped: tables of the job that are not in the record, or have rows of another meaning.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class Loader:
         self._segments: dict[str, tuple[SegmentSummary, ...]] = {}
         self._entered = [np.zeros(plan.virtual_buckets, np.int64) for _ in stores]
         self._lock = threading.Lock()
-        # Rows of a change may replace others: then their number says nothing.
+        # Rows of a delta may replace others, so that their number is no measure.
         self._has_changes = False
-        # Rows of the share replace nothing: the store that all of them go to, and their tables' numbers there.
+        # Rows of the share replace nothing: the store of all of them, and their tables' numbers there.
         self._fresh: tuple[int, Array] | None = None
         weights, recorded_weights = spec.model.first_order_columns, first_order_columns(manifest.model.architecture)
         for number, store in enumerate(stores):
@@ -153,7 +154,7 @@ class Loader:
                 self._segments[table.name] = tuple(saved.row_segments)
 
     def take(self, share: Share) -> Iterator[None]:
-        """Takes a share in, chunk by chunk.
+        """Loads a share chunk by chunk.
 
         Raises:
             CheckpointError: the share contradicts itself or is damaged.
@@ -167,7 +168,7 @@ class Loader:
             self._expect(share)
         kinds: Sequence[SectionKind] = KINDS
         if self._fresh is not None:
-            # Nothing is deleted by a part to which everything is new.
+            # A full part deletes nothing.
             kinds = (SectionKind.CANDIDATES,)
             if (slabs := self._slabs(share, *self._fresh)) is not None:
                 yield from self._copy_slabs(share, self._fresh[0], slabs)
@@ -179,7 +180,7 @@ class Loader:
             yield
 
     def _expect(self, share: Share) -> None:
-        """Makes the buckets as old as they were, and room for their rows."""
+        """Restores the versions of the buckets and reserves memory for their rows."""
         targets = {self._tables[table][0] if table in self._tables else -1 for table in share.tables}
         buckets = share.answered
         for number in targets - {-1}:
@@ -191,7 +192,7 @@ class Loader:
                 self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
 
     def _slabs(self, share: Share, number: int, numbers: Array) -> SlabLoader | None:
-        """What takes the share's cells as they are; None: rows of the store would have others, or lie elsewhere."""
+        """A loader that copies the share's cells unchanged; None: rows of the store have other cells or buckets."""
         store = self._stores[number]
         is_here = np.array_equal(numbers, np.arange(len(store.salts)))
         if not is_here or not all(is_kept(self._segments[table], store.group.segments) for table in share.tables):
@@ -205,7 +206,7 @@ class Loader:
         return slabs if slabs.has_room else None
 
     def _copy_slabs(self, share: Share, number: int, slabs: SlabLoader) -> Iterator[None]:
-        """Takes the sections of rows in as they are, and of lines those that fit the store."""
+        """Loads the sections of rows unchanged, and those sections of lines that fit the store."""
         store = self._stores[number]
         rows = sorted(share.entries(SectionKind.ROWS), key=lambda entry: entry.key.bucket)
         lines = list(share.entries(SectionKind.LINES))
@@ -274,7 +275,7 @@ class Loader:
             np.add.at(self._entered[number], rows.buckets, rows.counts)
 
     def _date(self, store: RowStore, columns: Columns) -> None:
-        """Rows of a record that does not say when they were seen were seen now."""
+        """Rows of a record without sightings get the present time."""
         if store.evicts and "last_seen" not in columns:
             columns["last_seen"] = np.full(len(columns["ids"]), self._now, np.uint32)
 
@@ -325,7 +326,7 @@ class Loader:
         return out
 
     def check(self, where: str, buckets: Array) -> None:
-        """That every row of a full record that was entered into buckets [b] is there: no id came twice.
+        """Checks that all rows of a full record in buckets [b] were loaded, so that no id was duplicate.
 
         Raises:
             DamagedRecordError: names the bucket.

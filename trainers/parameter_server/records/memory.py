@@ -1,6 +1,6 @@
-"""The memory that a server's node keeps for its newest parts: opened when it is needed, and tried again.
+"""The node's memory for a server's newest parts: opened on demand, with repeated attempts.
 
-Mapping it takes a moment, so that a server that starts opens it before it serves.
+A starting server opens it before it serves, because mapping takes time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RecordMemory:
     """One server's.
 
     Args:
-        path: of the memory; None: nobody keeps any.
+        path: of the memory; None: there is none.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -32,11 +32,11 @@ class RecordMemory:
 
     @property
     def mapped_bytes(self) -> int:
-        """What of the process's resident memory is this memory, not its own."""
+        """Bytes of the process's resident memory that belong to this memory."""
         return self._memory.size_bytes if self._memory is not None else 0
 
     def opened(self) -> PartMemory | None:
-        """None: there is none, or it cannot be used now, which is said."""
+        """The memory; None: there is none, or it cannot be used now, which is logged."""
         if self._path is None:
             return None
         with self._lock:
@@ -57,6 +57,6 @@ class RecordMemory:
         self._flusher.flush(part, is_wanted, progress)
 
     def close(self) -> None:
-        """Ends a copy to the store that is under way; the memory stays."""
+        """Ends a running copy to the store; the memory is kept."""
         if self._flusher is not None:
             self._flusher.close()

@@ -1,9 +1,9 @@
-"""Pages for the rows of a server that is started again, made while it starts.
+"""Pages for the rows of a restarted server, created while it starts.
 
-Every row of a first restore lies on a page that the system has to make, which takes several times as long as copying
-what goes there. A server loads its kernels and registers before a restore is ordered: meanwhile a thread makes as many
-pages as the server before it had, as a note on the newest part in the node's memory says. The restore's stores use them
-like those of a model that was given up, and give back what they do not need.
+In a first restore, the system must create the page of every row, which takes several times as long as copying its
+contents. Before a restore is ordered, a server loads its kernels and registers: during this time, a thread creates as
+many pages as the previous server had, according to a note on the newest part in the node's memory. The restore's stores
+use them like those of an earlier model, and return unused ones.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from elastrec.trainers.parameter_server.storage.memory import Region, RegionSize
 log = structlog.get_logger(__name__)
 
 _STEP_BYTES = 32 * 2**20
-"""Made before the thread looks whether they are wanted: some hundredths of a second."""
+"""Size of a step, after which the thread checks whether pages are still wanted: some hundredths of a second."""
 _LEFT_BYTES = 256 * 2**20
-"""Of the pod's memory, for everything else that it needs until it has restored."""
+"""Share of the pod's memory for all other needs until it has restored."""
 
 
 def note_of(stores: Iterable[RowStore]) -> bytes:
-    """What `PageMaker` of the next process needs to know of stores; empty for more of them than a note has room for."""
+    """The sizes of stores for the `PageMaker` of the next process; empty for more stores than fit into a note."""
     note = msgspec.msgpack.encode([size for store in stores for size in store.region_sizes])
     return note if len(note) <= MOST_NOTE_BYTES else b""
 
 
 class PageMaker:
-    """Opens the node's memory and makes pages, in a thread of its own.
+    """Opens the node's memory and creates pages, in a thread of its own.
 
-    Nothing is made where the memory holds no part, or where the pod's limit has no room for all of it.
+    It creates none if the memory contains no part, or if they do not fit into the pod's limit.
 
     Args:
         memory: of the node.
-        room: bytes that the process may still take.
+        room: bytes that the process may still use.
 
     Attributes:
         made_bytes, seconds: so far, and how long that took.
@@ -56,24 +56,24 @@ class PageMaker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins; once."""
+        """Starts the thread; call it once."""
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until all of them are made."""
+        """Waits until all pages are created."""
         if self._thread is not None:
             self._thread.join()
 
     def take(self) -> UsedRegions:
-        """Ends it; what it has made, once."""
+        """Ends the thread; returns the created pages once."""
         self._is_over.set()
         self.wait()
         regions, self._regions = self._regions, []
         return UsedRegions(unused=regions)
 
     def _run(self) -> None:
-        # The memory's own pages, which are no part of what the process is limited to, are not mapped yet.
+        # The memory's own pages, which do not count for the process's limit, are not mapped yet.
         room = self._room() - _LEFT_BYTES
         opened = self._memory.opened()
         parts = [] if opened is None else opened.parts()

@@ -1,8 +1,8 @@
-"""Marks of applied pushes in records: what a part says of them, and what of it a server takes that restores buckets.
+"""Marks of applied pushes in records: their contents in a part, and their use by a server that restores buckets.
 
-Marks lie in the part that holds what they speak of. They say something only where the splits begin at the positions
-of the same record: those may be behind the marks, because a push is applied before its rows are reported, and never
-ahead of them. No rows and no requests in here.
+Marks are in the part with their buckets. They are only valid if the splits begin at the positions of the same record:
+these may be before the marks, because a push is applied before its rows are reported, but never after them. Rows and
+requests do not belong here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ Array = np.ndarray[Any, Any]
 
 
 def marks_of(record: Record, buckets: Array, dense_buckets: Array, *, has_same_buckets: bool) -> list[BucketMarks]:
-    """The marks of these virtual and dense buckets. Of base and deltas take the last record.
+    """The marks of these virtual and dense buckets. Of a base and its deltas, use the last record.
 
-    Where the job has other buckets than the record, one set of marks stands for all of them, the least: some rows of a
-    push may then count twice for what had them already, and none is lost for what had not.
+    If the job has other buckets than the record, all of them get one set of marks, the least: some rows of a push may
+    then count twice for buckets that had them, but none is lost for the others.
 
     Args:
         buckets, dense_buckets: numbers of the job's.
-        has_same_buckets: the record numbers its buckets as the job does; else each row may have been in any of them.
+        has_same_buckets: whether the record and the job number buckets equally; otherwise each row may have been in any
+            bucket.
 
     Raises:
         DamagedRecordError: a part or its marks are damaged.
@@ -49,7 +50,7 @@ def _both(held: list[int], needed: Array) -> list[int]:
 
 
 def _marks_in(record: Record, part: PartManifest) -> list[BucketMarks]:
-    """All marks of a part; one that was written without any says that no push is applied."""
+    """All marks of a part; a part without marks has no applied push."""
     answered = np.unique(np.concatenate([np.empty(0, np.int64), *(group.buckets() for group in part.groups)]))
     data = record.marks(part)
     if data is None:

@@ -1,4 +1,5 @@
-"""Writes a server's parts of checkpoint records on a thread of its own, so that a store that hangs stops no server."""
+"""Writes a server's parts of checkpoint records in a thread of its own, so that a hanging store does not stop the
+server."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ log = structlog.get_logger(__name__)
 
 
 class Saver:
-    """One part at a time, of the newest order: the next one waits until the store has let go of the one before it.
+    """One part at a time, of the newest order: the next one waits until the store has ended the previous one.
 
     Args:
-        froze: takes the id of every order of which the server holds its cut, and so may be pushed to again.
-        report: takes every part that was written, or could not be, while its order was in force.
-        fail: takes an error that is none of the store's; the thread ends.
-        copied: takes the id of every order whose part lies in memory, before the store has it.
-        memory: into which parts are copied first; the store gets them from there.
+        froze: called with the id of every order whose cut is complete, so that pushes may continue.
+        report: called with every part that was written, or failed, while its order was valid.
+        fail: called with an error that is not of the store; the thread ends.
+        copied: called with the id of every order whose part is in memory, before it is in the store.
+        memory: parts are copied into it first, and from there to the store.
     """
 
     def __init__(
@@ -53,23 +54,23 @@ class Saver:
 
     @property
     def writing(self) -> str:
-        """The order into whose folder the thread may be writing, in force or not; empty: none."""
+        """The order into whose folder the thread may be writing, valid or not; empty: none."""
         return self._writing
 
     @property
     def order_id(self) -> str:
-        """The order in force whose part is not reported yet; empty: none."""
+        """The valid order whose part is not reported yet; empty: none."""
         order = self._order
         return order.order_id if order is not None else ""
 
     def begin(self, order: SaveOrder) -> None:
-        """Writes the part of an order as soon as the part before it is done with."""
+        """Writes the part of an order as soon as the previous part has ended."""
         with self._changed:
             self._order = order
             self._changed.notify_all()
 
     def cancel(self) -> None:
-        """No order is in force any more: the server serves again; a part that is being written is dropped."""
+        """Ends the current order: the server serves again; a part that is being written is dropped."""
         with self._changed:
             self._order = None
         self._server.thaw()
@@ -87,7 +88,7 @@ class Saver:
                 self._fail(error)
                 return
             if self._order is order:
-                # Before it is forgotten: a directive that comes in between orders the same part again.
+                # Before it is cleared, because a directive in between orders the same part again.
                 self._report(part)
             else:
                 log.warning("part_given_up", order=order.order_id, uri=order.uri)

@@ -1,7 +1,7 @@
-"""A server's share of a checkpoint record: writing it, and reading whatever of a record belongs to a place.
+"""A server's share of a checkpoint record: writing it, and reading the part of a record for a place.
 
-A record says nothing of servers: rows lie in columns over virtual buckets, dense parameters in runs by name. So a
-record written by three servers is restored by two, each taking its own virtual and dense buckets.
+A record is independent of servers: rows are stored in columns over virtual buckets, dense parameters in runs by name.
+So two servers can restore a record of three, each reading its own virtual and dense buckets.
 """
 
 from __future__ import annotations
@@ -70,18 +70,19 @@ def save_part(
     base: str = "",
     froze: Callable[[], None] = lambda: None,
 ) -> PartManifest:
-    """Writes the server's part of a record, of one moment; requests are served meanwhile.
+    """Writes the server's part of a record, as of one moment, while requests are served.
 
     Args:
         record: URI of its folder, or a store rooted there.
-        is_wanted: asked before each section, and before the part is complete.
+        is_wanted: called before each section, and before the part is complete.
         cut: the save that the part is of.
-        base: an earlier save, since which changes are enough; buckets of which the server does not know them are
-            written whole. Empty: everything is. Rows of changes alone are quantized, where the job file says so.
-        froze: called as soon as nothing that is pushed can change what is written.
+        base: an earlier save: only changes since it are written, except for buckets whose changes are not known, which
+            are written whole. Empty: all buckets are written whole. Only rows of deltas are quantized, if the job file
+            requests it.
+        froze: called as soon as pushes can no longer change the written contents.
 
     Raises:
-        CheckpointError, OSError: the store refused, or the part is not wanted any more; the server is unharmed.
+        CheckpointError, OSError: the store refused, or the part is no longer wanted; the server is not affected.
     """
 
     uri = record if isinstance(record, str) else record.uri
@@ -119,7 +120,7 @@ def save_part(
             for number, (store, buckets, since) in enumerate(groups):
                 last_cut = np.full(server.plan.virtual_buckets, -1, np.int64)
                 last_cut[buckets] = since
-                # Cells of a part that holds everything are taken in as they are, and so are their lines.
+                # Cells and lines of a full part are copied unchanged.
                 makers = [LineMaker(store)] if (since < 0).all() else []
                 for copied in _copied(store, buckets, since, check):
                     check()
@@ -155,7 +156,7 @@ def _tables(store: RowStore) -> list[str]:
 
 
 def _answer(store: RowStore, buckets: Array, since: Array) -> GroupPart:
-    """What a part says of frozen buckets; one that holds no row is answered for, too."""
+    """A part's description of frozen buckets, including empty ones."""
     return answer(_tables(store), buckets, first=since + 1, last=np.maximum(store.marks[buckets, FROZEN], since + 1))
 
 
@@ -179,7 +180,7 @@ def _columns(store: RowStore, copied: Copied) -> tuple[SectionKind, Columns]:
 
 
 def _copied(store: RowStore, buckets: Array, since: Array, check: Callable[[], None]) -> Iterator[Copied]:
-    """Cells of frozen buckets; if the part was given up, they are thawed already."""
+    """Cells of frozen buckets; if the part was cancelled, they are already thawed."""
     try:
         yield from copy_frozen(store, buckets, CHUNK_BYTES, since)
     except ThawedError:
@@ -198,24 +199,25 @@ def restore(
     memory: PartMemory | None = None,
     pages: UsedRegions | None = None,
 ) -> None:
-    """Forgets everything and takes the server's virtual and dense buckets from a record; `uri` empty: from nothing.
+    """Discards everything and loads the server's virtual and dense buckets from a record; `uri` empty: starts without
+    rows.
 
-    What the record holds beyond the job is left; tables of another dimension, or whose rows gained or lost the
-    first-order weight, start anew; where the rule of a segment is another one, values are kept and its state starts
-    anew. Rows are read chunk by chunk into memory that the model before them had, so that the memory in use hardly
+    Contents that are not in the job are ignored; tables of another dimension, or whose rows gained or lost the
+    first-order weight, are initialised again; if the rule of a segment differs, values are kept and its state is
+    initialised again. Rows are read chunk by chunk into the memory of the earlier model, so that the used memory hardly
     exceeds that of the larger one.
 
     Args:
-        threads: that read, but for `_MOST_READERS` at most; None: as many as this machine has cores.
+        threads: for reading, at most `_MOST_READERS`; None: the number of this machine's cores.
         with_marks: see RestoreOrder.
-        memory: of the server's node: parts that it holds are read from it, all others from the store.
-        pages: that were made for the rows; what they do not need goes back to the system.
+        memory: of the server's node: its parts are read from it, all others from the store.
+        pages: created for the rows; unused ones are returned to the system.
 
     Raises:
-        DamagedRecordError: the record contradicts itself, or its bytes are not those that were written.
+        DamagedRecordError: the record contradicts itself, or its bytes are damaged.
         CheckpointError: the record is missing or damaged; the server answers Stale from then on.
     """
-    # Before anything is read: the old model and the new one together may be more than the pod's memory.
+    # Before reading, because the old and the new model together may exceed the pod's memory.
     used = server.forget()
     if pages is not None:
         used.add(pages)
@@ -255,20 +257,20 @@ def restore_buckets(
     threads: int | None = None,
     with_marks: bool,
 ) -> None:
-    """Takes some virtual and dense buckets from a record, while the server keeps all others.
+    """Restores some virtual and dense buckets from a record; the server keeps all others.
 
-    What it held of these is forgotten first, so that the memory in use hardly exceeds what is kept and restored.
-    Workers that do not go back with the generation may go on: their pushes that wait, and marks of kept buckets, stay.
+    The old contents of these buckets are dropped first, so that the used memory hardly exceeds that of the result.
+    Workers that do not follow the rollback may continue: their waiting pushes, and marks of kept buckets, stay.
 
     Args:
-        buckets: [b], those held or new ones; with those kept they are all that the routing gives the server.
+        buckets: [b], held or new ones; with the kept ones, they are all buckets of the server in the routing.
         dense_buckets: [d], likewise.
         threads: see `restore`.
-        with_marks: splits begin at the record's positions: what was pushed since counts for these buckets, and for kept
-            ones not again. False: what was pushed since is lost for these buckets; they count as kept ones do.
+        with_marks: splits begin at the record's positions: later pushes are applied to these buckets, but not again to
+            kept ones. False: later pushes are lost for these buckets; they have the marks of kept ones.
 
     Raises:
-        ElastrecError: the routing gives the server other buckets; nothing has changed.
+        ElastrecError: the routing assigns other buckets to the server; nothing has changed.
         DamagedRecordError, CheckpointError: as of `restore`; the server does not hold these buckets then and answers
             Stale; it may restore them from another record.
     """
@@ -296,7 +298,7 @@ def restore_buckets(
 def _load(
     server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array, threads: int | None
 ) -> Loader:
-    """Enters what a record and those that it builds on hold of buckets [b], of which the stores hold nothing."""
+    """Loads buckets [b] from a record and its bases into stores without their contents."""
     readers = min(_MOST_READERS, threads or os.cpu_count() or 1)
     loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds(), readers)
     for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
@@ -307,7 +309,7 @@ def _load(
 
 
 class _DenseOfRecord:
-    """The dense parameters that a record holds, for servers with any dense buckets of any layout."""
+    """The dense parameters of a record, for servers with any dense buckets of any layout."""
 
     def __init__(self, server: ParameterServer, record: Record) -> None:
         self._server = server
@@ -317,7 +319,7 @@ class _DenseOfRecord:
         self._layout = [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
 
     def store_of(self, place: Place) -> DenseStore | None:
-        """The place's buckets in the record's own order, so that a save before any worker came loses nothing."""
+        """The place's buckets in the record's own order, so that a save before the first worker loses nothing."""
         if not self._layout:
             return None
         size = run_size(dense_runs(place.dense_owned, layout_size(self._layout)))
@@ -326,7 +328,7 @@ class _DenseOfRecord:
         return dense
 
     def some(self, place: Place, numbers: Array, present: DenseStore | None) -> DenseStore | None:
-        """Some dense buckets in the order of those that are present, or all of the place where there are none."""
+        """Some dense buckets in the order of the present ones, or all buckets of the place if there are none."""
         if present is None:
             return self.store_of(place)
         owned = np.zeros(len(place.dense_owned), np.bool_)
