@@ -1,4 +1,4 @@
-"""Loads or compiles every kernel before the server says that it is there: a first request must not wait seconds."""
+"""Loads or compiles every kernel before the server registers, so that a first request does not wait for seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
 @without_collector()
 def warm_kernels() -> None:
-    """Runs a tiny request of every kind through stores of their own, with read-only arrays as frames give them."""
+    """Runs a tiny request of every kind on separate stores, with read-only arrays as in frames."""
     settings = {"b": TableSpec(admit_after=2, evict_after=60.0)}
     plan = make_plan({"a": 2, "b": 2}, settings=settings, virtual_buckets=64)
     counts, ids = np.array([2], np.int32), np.array([3, 4], np.int64)
@@ -50,7 +50,7 @@ def warm_kernels() -> None:
                 _warm_slabs(RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64), copied)
             load(store, copied.kind, copied.cells, None, keep_versions=False)
         unload(store, np.empty((0, 4), np.uint32), None)
-        # What servers that give and take buckets run while they serve.
+        # Kernels of servers that move buckets while they serve.
         changes = [store.bucket(bucket).changes(-1) for bucket in range(plan.virtual_buckets)]
         store.push(counts, ids, sightings, gradients, 0.0)
         store.evict(1e6)

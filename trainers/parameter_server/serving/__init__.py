@@ -1,3 +1,3 @@
-"""What a parameter server does with the requests of workers: pulls, pushes, rounds, marks. Nothing here touches a store
-of records.
+"""A parameter server's handling of workers' requests: pulls, pushes, rounds, marks. It does not access a store of
+records.
 """

@@ -1,8 +1,8 @@
-"""Who takes part in the steps of a server, and how far everybody is: what goes with buckets to another server.
+"""The members of a server's steps and their progress, which move to another server together with buckets.
 
-Gradients do not: a worker keeps its pushes until all servers have applied them, and sends them again, laid out for the
-new owners. So a server whose buckets change forgets the pushes that it has not applied, and waits in the same rounds
-for the same workers. No lock, no clock, no input or output in here.
+Gradients do not move: a worker keeps its pushes until all servers have applied them, and sends them again, laid out for
+the new owners. So a server whose buckets change drops the pushes that it has not applied, and waits in the same rounds
+for the same workers. Locks, clocks, input and output do not belong here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Attending(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         joined_at: version of the directive by which it joined.
-        clock, counted: its clock, and the number of the last push that it counts.
+        clock, counted: its clock, and the number of the last push in it.
         first_round: with bsp, no round before this one waits for it.
-        batch_size: the most rows of its share; 0: as the job says.
+        batch_size: maximum of rows of its share; 0: as in the job file.
     """
 
     worker: WorkerProcess
@@ -38,7 +38,7 @@ class Attendance(msgspec.Struct, frozen=True):
 
     Attributes:
         round: with bsp, the open one.
-        shared_out: with bsp, the last round whose rows are shared out; -1: none on this server.
+        shared_out: with bsp, the last round whose rows are distributed; -1: none on this server.
         shares: of that round.
         left: workers that were members, and may be again.
     """
@@ -50,24 +50,25 @@ class Attendance(msgspec.Struct, frozen=True):
     left: list[WorkerProcess] = []
 
     def first_round_of_strangers(self, worker: WorkerProcess) -> int:
-        """The first round that a worker can be in of which this server has never heard; -1: it has heard of it."""
+        """The first possible round of a worker that is unknown to this server; -1: it is known."""
         is_known = worker in self.left or any(member.worker == worker for member in self.members)
         return -1 if is_known else self.round
 
 
 def joined(found: Sequence[Attendance]) -> Attendance:
-    """What a server goes on with that has buckets of several others now.
+    """The attendance of a server that now has buckets of several others.
 
-    A round is open until all of them have completed it: what some have applied of it is in their buckets' marks.
+    A round is open until all of them have completed it: the marks of their buckets contain the parts that some have
+    applied.
 
     Args:
-        found: at least one; its own first, where it has served.
+        found: at least one; its own first, if it has served.
     """
     counting = next((each for each in found if each.members), found[0])
     sharing = max(found, key=lambda each: each.shared_out)
     sizes = {member.worker: member.batch_size for member in sharing.members}
     slowest = min((member.clock for member in counting.members), default=0)
-    # Servers count from different beginnings: clocks of two of them cannot be compared.
+    # Servers began to count at different times, so that their clocks cannot be compared.
     clocks = {member.worker: (member.clock, member.counted) for member in counting.members}
     members: dict[WorkerProcess, Attending] = {}
     for member in (member for each in found for member in each.members):
@@ -82,7 +83,7 @@ def joined(found: Sequence[Attendance]) -> Attendance:
             batch_size=sizes.get(member.worker, member.batch_size),
         )
     for worker, member in members.items():
-        # Rounds that one of the servers has completed before the worker came to it are without the worker everywhere.
+        # Rounds that one of the servers has completed before the worker joined are without the worker on all servers.
         first = max(member.first_round, *(each.first_round_of_strangers(worker) for each in found))
         members[worker] = msgspec.structs.replace(member, first_round=first)
     return Attendance(

@@ -1,25 +1,25 @@
-"""async, bsp and ssp(k) as one pure state machine: which workers may pull, and which pushes are applied together.
+"""async, bsp and ssp(k) as one pure state machine: the workers that may pull, and the pushes that are applied together.
 
-- async: every push is a round of its own; nobody waits.
+- async: every push is a round of its own; no worker waits.
 - ssp(k): pushes are applied at once; a worker may pull while its clock (pushes made) is at most k ahead of the slowest
   member's. A worker that joins starts at the slowest member's clock.
 - bsp: a round holds one push of every member and is applied when complete. A worker whose push is still pending may not
   pull. Gradients of a round are averaged with the batches' sizes as weights, so W workers with batches of B rows take
   the step that one worker with a batch of W * B rows would take (see global_batch for its size).
 
-Rounds have numbers, so that they have the same members on every server. A worker that joins takes part from the round
-that is open, or from the next one where the rows of this one are shared out already (`open_round`). Another server may
-be a round further, so the worker names the latest round of all servers before it pulls (`advance`), and each server
-waits for it from that round on. A worker that leaves has no push pending: it leaves all servers before the same round.
+Rounds have numbers, so that they have the same members on every server. A worker that joins takes part from the open
+round on, or from the next one if the rows of the open one are already distributed (`open_round`). Another server may be
+one round ahead, so the worker names the latest round of all servers before it pulls (`advance`), and each server waits
+for it from that round on. A worker that leaves has no push pending: it leaves all servers before the same round.
 
 Members are processes of workers. They join by their first request, leave when they run out of shards or pause, and are
 dropped when the master's list no longer names them. A process that the list omits is refused: the master has given it
-up and its shards are with others. Lists and workers' directives carry the same version, so a list that is older than
-the directive that a worker acts on says nothing about that worker.
+up and its shards are with others. Lists and workers' directives have the same version, so that a list older than a
+worker's directive has no effect on that worker.
 
-Where buckets change servers, pushes that wait are forgotten and come again, to the new owners: the server goes back to
-the first round that one of them was in (`go_back`), and waits there for the same workers; a server that is new to them
-learns from those before it who takes part, and in which round (`resume`). No clock and no input or output in here.
+When buckets change servers, waiting pushes are dropped and sent again to the new owners: the server returns to the
+first round of these pushes (`go_back`), and waits there for the same workers; a new owner gets the members and their
+rounds from the old ones (`resume`). Clocks, input and output do not belong here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elastrec.trainers.parameter_server.serving.attendance import Attending
 
 Mode = Literal["async", "bsp", "ssp"]
 Round = list[tuple[WorkerProcess, int]]
-"""Pushes that go together, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
+"""Pushes of one round, as (worker, token), ordered by worker so that the sum does not depend on arrival."""
 
 
 class Consistency:
@@ -44,7 +44,7 @@ class Consistency:
 
     Attributes:
         round: with bsp, the number of the open round: the first that is not complete.
-        shared_out: members have been given their shares of the rounds up to this one; nobody else joins these.
+        shared_out: members have their shares of the rounds up to this one; no other worker joins these.
     """
 
     def __init__(self, mode: Mode, staleness: int = 0) -> None:
@@ -62,7 +62,7 @@ class Consistency:
 
     @property
     def is_shared_out(self) -> bool:
-        """Whether members have been given their shares of the open round."""
+        """Whether members have their shares of the open round."""
         return self.round <= self.shared_out
 
     @property
@@ -76,7 +76,7 @@ class Consistency:
 
     @property
     def awaited(self) -> list[WorkerProcess]:
-        """Members that the open round waits for, or has waited for."""
+        """Members for which the open round waits or has waited."""
         return sorted(worker for worker in self._first_round if self.is_awaited(worker))
 
     def is_awaited(self, worker: WorkerProcess) -> bool:
@@ -84,7 +84,7 @@ class Consistency:
         return self._first_round.get(worker, self.round + 1) <= self.round
 
     def first_round(self, worker: WorkerProcess) -> int:
-        """With bsp, the next round that waits for a member; -1: it is none."""
+        """With bsp, the next round that waits for a member; -1: it is not a member."""
         return self._first_round.get(worker, -1)
 
     def is_member(self, worker: WorkerProcess) -> bool:
@@ -101,7 +101,7 @@ class Consistency:
         """Makes the worker a member; idempotent.
 
         Args:
-            version: of the directive that the worker acts on.
+            version: of the directive that the worker follows.
 
         Returns:
             False when the master's list, no older than that directive, does not name the worker.
@@ -117,7 +117,8 @@ class Consistency:
         return True
 
     def open_round(self, without: Iterable[WorkerProcess] = ()) -> None:
-        """Shares of the open round are handed out: a worker that joins now takes part from the next round on.
+        """Records that shares of the open round are distributed: a worker that joins now takes part from the next round
+        on.
 
         Args:
             without: members that get no share; the next round may have one for them.
@@ -127,22 +128,23 @@ class Consistency:
             self._first_round[worker] = self.round + 1
 
     def advance(self, worker: WorkerProcess, number: int) -> list[Round]:
-        """A member's next push is of this round, or of the open one if that is later; returns rounds now complete."""
+        """Sets the round of a member's next push, at least the open one; returns rounds that are now complete."""
         if worker in self._first_round:
             self._first_round[worker] = max(self._first_round[worker], number)
         return self._complete_rounds()
 
     def leave(self, worker: WorkerProcess) -> list[Round]:
-        """The worker stops of its own will: its pending pushes stay in their rounds. Returns rounds now complete."""
+        """Removes a worker that stops voluntarily: its pending pushes stay in their rounds. Returns rounds now
+        complete."""
         self._end_membership(worker)
         return self._complete_rounds()
 
     def leave_after_push(self, worker: WorkerProcess) -> None:
-        """The worker leaves once the round of its pending push is complete."""
+        """Removes the worker after the round of its pending push is complete."""
         self._leaving.add(worker)
 
     def drop(self, worker: WorkerProcess) -> tuple[list[int], list[Round]]:
-        """The worker is gone: its pending pushes are void. Returns their tokens, and rounds now complete."""
+        """Removes a lost worker, whose pending pushes are void. Returns their tokens, and rounds now complete."""
         self._end_membership(worker)
         self._joined_at.pop(worker, None)
         void = [token for _, token in self._pending.pop(worker, ())]
@@ -154,12 +156,13 @@ class Consistency:
         self._leaving.discard(worker)
 
     def confirm(self, named: Iterable[WorkerProcess], version: int) -> list[WorkerProcess]:
-        """Takes the master's list of members; returns those to `drop`: the list knows of their joining and omits them.
+        """Applies the master's list of members; returns those to `drop`: the list is newer than their joining and omits
+        them.
 
         A worker that has left is among them, for pushes of it may still wait.
 
         Args:
-            version: of the directive that brought the list; an older one than the last is ignored.
+            version: of the directive with the list; an older one than the last is ignored.
         """
         if version < self._named_at:
             return []
@@ -168,10 +171,10 @@ class Consistency:
         return [w for w, joined_at in sorted(self._joined_at.items()) if w not in names and joined_at <= version]
 
     def go_back(self, pushed: Mapping[WorkerProcess, int]) -> None:
-        """Forgets pushes that wait; those of the last rounds, too, come again.
+        """Drops waiting pushes; those of the last rounds are also sent again.
 
         Args:
-            pushed: with bsp, the first round that waits again, of each worker whose pushes come again. One that has
+            pushed: with bsp, the first round that waits again, of each worker whose pushes are sent again. One that has
                 left since takes part until it leaves again.
         """
         for worker, first in self._first_round.items():
@@ -184,7 +187,7 @@ class Consistency:
         self._leaving.clear()
 
     def resume(self, number: int, shared_out: int, members: Sequence[Attending]) -> None:
-        """Goes on in round `number` with these members, and no others; none of their pushes waits here."""
+        """Continues in round `number` with exactly these members; none of their pushes waits here."""
         self.round, self.shared_out = number, shared_out
         self._clocks = {member.worker: member.clock for member in members}
         self._first_round = {member.worker: member.first_round for member in members}
@@ -199,10 +202,10 @@ class Consistency:
         return True
 
     def push(self, worker: WorkerProcess, token: int, number: int = -1) -> list[Round]:
-        """A member's push arrived; returns the rounds that are complete now, in order.
+        """Adds a member's push; returns the rounds that are now complete, in order.
 
         Args:
-            number: of its round, with bsp; a round that is complete already: it is in the open one.
+            number: of its round, with bsp; if that round is complete, the push is in the open one.
         """
         if self.mode != "bsp":
             self._clocks[worker] += 1
@@ -217,7 +220,7 @@ class Consistency:
             if any(worker not in due for worker in self._first_round if self.is_awaited(worker)):
                 break
             if not due:
-                # Nobody takes part in this round: on with the first that somebody does.
+                # This round has no member: continue with the first one that has.
                 later = [*self._first_round.values(), *(pushes[0][0] for pushes in self._pending.values() if pushes)]
                 if not later:
                     self.shared_out = min(self.shared_out, self.round - 1)

@@ -1,6 +1,6 @@
-"""Where the rows of a pull are, for the push of their gradients: looking them up is most of a push's work.
+"""The lookups of pulls, used again by the push of their gradients, because a lookup is most of a push's work.
 
-No lock in here; whether rows have moved since, a store finds out by itself.
+No locks here; a store checks by itself whether rows have moved since.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class FoundRows:
         self._pulls: dict[WorkerProcess, deque[_Pull]] = {}
 
     def remember(self, worker: WorkerProcess, counts: Array, ids: Array, lookups: Sequence[Lookup]) -> None:
-        """A pull of ids [U] int64, counts [T] of them per table, found them so in each table group's store."""
+        """Stores the lookups of a pull of ids [U] int64, counts [T] of them per table, by table group."""
         self._pulls.setdefault(worker, deque(maxlen=_PULLS_AHEAD)).append(_Pull(counts, ids, lookups))
 
     def forget(self, worker: WorkerProcess) -> None:
         self._pulls.pop(worker, None)
 
     def take(self, worker: WorkerProcess, gradient: Gradient) -> Sequence[Lookup] | None:
-        """Per table group the lookup of a pull of the worker for the same ids; it is given out once."""
+        """Per table group, the lookup of the worker's pull of the same ids; it is returned once."""
         pulls = self._pulls.get(worker, deque())
         for pull in pulls:
             at, table = 0, 0

@@ -1,4 +1,4 @@
-"""A lock of many writers or one reader: changes of the model pass the gate, snapshots of it close the gate."""
+"""A lock for many writers or one reader: changes of the model enter the gate, snapshots of it close the gate."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Many threads may be inside, or one may have it closed. A thread that waits to close it goes before later ones.
+    """Many threads may be inside, or one may have it closed. A thread that waits to close it precedes later ones.
 
-    Not reentrant. A thread inside must not wait for one that has yet to enter.
+    Not reentrant. A thread inside must not wait for a thread that has not entered yet.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Gate:
 
     @contextmanager
     def passed(self) -> Iterator[None]:
-        """Inside while the block runs."""
+        """Enters the gate for the block."""
         with self._changed:
             while self._is_closed or self._closing:
                 self._changed.wait()
@@ -36,7 +36,7 @@ class Gate:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Nobody is inside while the block runs."""
+        """Closes the gate for the block, in which no other thread is inside."""
         with self._changed:
             self._closing += 1
             while self._inside or self._is_closed:

@@ -1,8 +1,8 @@
-"""The size of a bsp step: each round is shared out so that steps have the job's global batch, however many workers.
+"""The size of a bsp step: rows of rounds are distributed so that steps have the job's global batch with any workers.
 
-The learning rate was chosen for the global batch, so it has to stay fixed while workers come and go (AntDT §III-A).
-Where the members' minibatches together hold less than the global batch, several rounds make one step; where they could
-hold more, each member gets a smaller share. No lock, no clock and no parameters in here.
+The learning rate was chosen for the global batch, so this batch has to stay fixed while workers join and leave (AntDT
+§III-A). If the members' minibatches together have less than the global batch, several rounds make one step; if they
+could have more, each member gets a smaller share. Locks, clocks and parameters do not belong here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from elastrec.trainers.parameter_server.serving.gradients import Gradient
 
 @dataclass(eq=False)
 class Pushed:
-    """A push of a worker that the server has taken.
+    """An accepted push of a worker.
 
     Attributes:
-        share: of a round that its worker was given; None: it asked for none.
-        is_released: the worker may go on: with bsp its round is complete.
+        share: its worker's share of a round; None: it requested none.
+        is_released: whether the worker may continue: with bsp, its round is complete.
         round: with bsp, the number of its round.
     """
 
@@ -34,31 +34,31 @@ class Pushed:
 
     @property
     def planned(self) -> int:
-        """Rows that the round counts it with: its share, though it may hold fewer at the end of a split."""
+        """Its rows in the round: its share, although it may have fewer at the end of a split."""
         return self.gradient.samples if self.share is None else self.share.rows
 
 
 def shares(
     global_batch: int, waiting: int, sizes: Mapping[WorkerProcess, int]
 ) -> tuple[dict[WorkerProcess, int], bool]:
-    """Shares out the next round of a step.
+    """Distributes the rows of a step's next round.
 
-    A step has as few rounds as the minibatches allow. Where these do not divide the global batch, the step has fewer
-    rows than that, by less than its number of rounds; it never has more.
+    A step has as few rounds as the minibatches allow. If the rounds do not divide the global batch, the step has fewer
+    rows, by less than its number of rounds; it never has more.
 
     Args:
-        waiting: rows that the rounds before it have put into the step.
-        sizes: of each member, the most rows that it takes into a minibatch, at least 1.
+        waiting: rows of the step's earlier rounds.
+        sizes: of each member, the maximum of rows in its minibatch, at least 1.
 
     Returns:
-        Rows of each member, in proportion to its size and at most that, 0 where there are too few to go round; and
-        whether the round completes the step.
+        Rows of each member, in proportion to its size and at most that, 0 if there are too few for all; and whether the
+        round completes the step.
     """
     together = sum(sizes.values())
     rounds = -(-global_batch // together)
     left = max(global_batch - waiting, 1)
     rows = min(global_batch // rounds, left)
-    # Rounding the running sum shares all rows out, and gives nobody more than its size.
+    # Rounding the running sum distributes all rows, and gives no member more than its size.
     given, before, passed = {}, 0, 0
     for worker, size in sorted(sizes.items()):
         passed += size
@@ -68,7 +68,7 @@ def shares(
 
 
 class GlobalBatch:
-    """Pushes whose rounds are complete and that wait for a step.
+    """Pushes of complete rounds that wait for a step.
 
     Args:
         samples: of a whole step.
@@ -87,10 +87,10 @@ class GlobalBatch:
         return sum(push.planned for push in self._waiting)
 
     def add(self, pushes: Sequence[Pushed]) -> list[Pushed]:
-        """Takes a round; returns all pushes of its step if the round completes it.
+        """Adds a round; returns all pushes of its step if the round completes it.
 
-        Shares say so, not what this server has counted: all servers take a step after the same round. Pushes without
-        shares make a step once they are enough.
+        This depends on shares, not on this server's counts, so that all servers take a step after the same round.
+        Pushes without shares make a step when they have enough rows.
         """
         self._waiting.extend(pushes)
         given = [push.share for push in pushes if push.share is not None]
@@ -99,10 +99,10 @@ class GlobalBatch:
         return []
 
     def take(self) -> list[Pushed]:
-        """What waits, however little that is."""
+        """All waiting pushes, however few."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
     def drop(self, worker: WorkerProcess) -> None:
-        """The worker's waiting pushes are void."""
+        """Drops the worker's waiting pushes."""
         self._waiting = [push for push in self._waiting if push.worker != worker]

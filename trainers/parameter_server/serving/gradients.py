@@ -1,4 +1,4 @@
-"""Adding up the gradients of one bsp round: rows that several workers pushed become one row."""
+"""The sum of the gradients of one bsp round: rows that several workers pushed become one row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Gradient:
 
     Attributes:
         groups: a gradient per table group.
-        dense: [S] of the server's dense buckets, or [0]: none takes a step.
+        dense: [S] of the server's dense buckets, or [0]: no step.
         samples: rows of the batch.
         dense_buckets: [B] bool, those that take a step; `dense` is zero elsewhere. None: all that the server owns.
         rate_scale: a factor of the learning rates.

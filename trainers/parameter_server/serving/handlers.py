@@ -1,10 +1,10 @@
-"""The requests of workers: pulls, pushes, and how they wait for each other.
+"""The requests of workers: pulls, pushes, and their waits for each other.
 
-Rows are read and changed side by side (`model`). Whatever changes the model passes the gate, and a save closes it for
-the moment in which all buckets are frozen. `changed` guards what is said of workers and rounds (`pushes`), and is never
-held while rows are touched; gate, `changed` and stripes are taken in this order. Requests that must wait (bsp, ssp)
-sleep on `changed` outside of the gate, and get the answer `Blocked` after a few seconds so that a connection is never
-mistaken for a dead one.
+Rows are read and changed concurrently (`model`). All changes of the model enter the gate, and a save closes it while
+all buckets are frozen. `changed` guards the state of workers and rounds (`pushes`), and is never held while rows are
+accessed; gate, `changed` and stripes are locked in this order. Requests that must wait (bsp, ssp) sleep on `changed`
+outside of the gate, and get the answer `Blocked` after a few seconds, so that their connection does not seem to be
+lost.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def _process(stamp: Stamp) -> WorkerProcess:
 
 
 class RequestHandlers:
-    """A server's model and pushes, and the handlers of requests; `ParameterServer` says what they are. Thread-safe.
+    """A server's model and pushes, and the handlers of requests; `ParameterServer` manages them. Thread-safe.
 
     Args:
         clock: the job's, seconds since the epoch, for eviction.
 
     Attributes:
-        epoch, generation, ready: requests under others, or while it is not ready, are Stale.
+        epoch, generation, ready: requests with other values, or while it is not ready, are Stale.
         routing: that names the epoch.
         model: None: there is none.
         served: for a `LoadMeter`.
@@ -90,7 +90,7 @@ class RequestHandlers:
         self.begin(None)
 
     def begin(self, model: Model | None, marks: Sequence[BucketMarks] = ()) -> None:
-        """Forgets all workers, and the model before this one. The gate is closed.
+        """Drops all workers and the previous model. The gate is closed.
 
         Args:
             marks: which pushes the model holds.
@@ -103,12 +103,12 @@ class RequestHandlers:
         self._found = FoundRows()
 
     def forget_found(self, worker: WorkerProcess) -> None:
-        """The worker's pulls will be followed by no push."""
+        """Drops the lookups of a worker that will not push."""
         self._found.forget(worker)
 
     @property
     def place(self) -> Place | None:
-        """What the server is responsible for; None without a model."""
+        """The server's place; None without a model."""
         model = self.model
         return None if model is None else model.place
 
@@ -143,7 +143,7 @@ class RequestHandlers:
         return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready, routing=routing)
 
     def _not_named(self) -> Stale:
-        # A list that names the worker may be on its way.
+        # A list with the worker may arrive later.
         return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready, named=False)
 
     def pull(self, request: Pull, arrays: list[Array]) -> tuple[Message, list[Array]]:
@@ -175,7 +175,7 @@ class RequestHandlers:
                     break
                 if not self.pushes.consistency.join(worker, stamp.version):
                     return self._not_named(), []
-                # A step of bsp is seen whole or not at all.
+                # A step of bsp is read completely or not at all.
                 if self.pushes.consistency.may_pull(worker) and not self.pushes.has_steps:
                     break
                 if not self.changed.wait(deadline - time.monotonic()):
@@ -183,7 +183,7 @@ class RequestHandlers:
             self._pulls += 1
             model, found = self.model, self._found
             assert model is not None
-            # Under the epoch of the request: once buckets move, the values are those of others.
+            # Under the epoch of the request, because after a move of buckets the values belong to others.
             dense = model.dense_values() if request.dense else np.empty(0, np.float32)
         began = time.perf_counter()
         try:
@@ -265,7 +265,7 @@ class RequestHandlers:
                 with self.changed:
                     step = self.pushes.next_step()
                     if step is None:
-                        # Before anybody may queue another one.
+                        # Before another one can be queued.
                         self.pushes.is_stepping = False
                         self.changed.notify_all()
                         return
@@ -353,7 +353,7 @@ class RequestHandlers:
             self.take_steps()
         with self.changed:
             while self.pushes.is_stepping:
-                # Another thread applies what the worker asks for.
+                # Another thread applies the worker's pushes.
                 self.changed.wait()
             return Applied(offsets=self.pushes.offsets(origin.split for origin in request.waiting)), []
 

@@ -1,6 +1,6 @@
-"""How many rows of each bucket requests name, and how long a row takes.
+"""The number of requested rows by bucket, and the time per row.
 
-The first says which server is hot, and which buckets make it so, the second which server's node is slow.
+The first shows hot servers and their hot buckets, the second slow nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from elastrec.trainers.parameter_server.storage import RowStore
 Array = np.ndarray[Any, Any]
 
 _MEAN_SECONDS = 15.0
-"""Over which load is averaged: some heartbeats, so that a few large minibatches are no trend."""
+"""Time over which load is averaged: some heartbeats, so that a few large minibatches have little effect."""
 _MOST_NAMED = 16
 """Buckets that a heartbeat names."""
 
 
 class Served(NamedTuple):
-    """Rows that requests have named since the process began, and seconds that reading and changing them took."""
+    """Requested rows since the process began, and seconds for reading and changing them."""
 
     rows: int = 0
     seconds: float = 0.0
@@ -53,14 +53,14 @@ class LoadMeter:
         Args:
             owned: [V] bool, buckets that are served; None: none.
             served: until now; never less than the time before.
-            now_seconds: of a clock that does not jump.
+            now_seconds: of a monotonic clock.
         """
         if owned is None or not stores:
             self._stores = []
             return ServerLoad()
         counted = np.sum([store.load for store in stores], axis=0)
         if len(stores) != len(self._stores) or any(a is not b for a, b in zip(stores, self._stores, strict=True)):
-            # Another model: its counters began at zero.
+            # The counters of another model begin at zero.
             self._stores, self._before, self._rates = list(stores), counted, np.zeros(len(counted))
             self._served, self._served_rates = served, np.zeros(2)
             self._seconds, self._known = now_seconds, 0.0

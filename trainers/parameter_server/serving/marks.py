@@ -1,13 +1,13 @@
-"""Marks: how far each split of the training data is in the parameters, by bucket, so that a push counts once.
+"""Marks: by bucket, the offset up to which each split of the training data is applied, so that a push counts once.
 
-A push covers all buckets that its server owns, virtual and dense, those too whose rows it does not name. So all buckets
-that have been on one server from the beginning have equal marks: they share one *table* of them. Buckets that come from
-elsewhere, by a move or in a record, bring a table along, and keep it until it says the same as another one.
-A push that is new to some tables only is applied to their buckets alone.
+A push covers all buckets that its server owns, virtual and dense, including buckets without rows in it. So all buckets
+that have been on one server from the beginning have equal marks: they share one *table* of them. Buckets from another
+server or from a record have a table of their own, and keep it until it equals another one. A push that is new to some
+tables only is applied to their buckets alone.
 
-What is kept of a split is one offset while it is trained and one bit afterwards. Whose attempt it was does not matter:
-a split has the same rows in the same order for each of them, cut at the same places as long as batches have one size.
-No lock, no clock, no input or output in here.
+A split needs one offset while it is trained and one bit afterwards. Attempts are not distinguished: a split has the
+same rows in the same order in each of them, cut at the same offsets as long as batches have one size. Locks, clocks,
+input and output do not belong here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class StreamMarks(msgspec.Struct, frozen=True):
     """Marks of one stream.
 
     Attributes:
-        whole_below: all splits of lower numbers are applied as a whole.
+        whole_below: all splits with lower numbers are applied completely.
         whole: bit i of byte j, from the lowest: split `whole_below + 8 j + i` is.
-        offsets: of other splits by number: pushes that end there or before are applied.
+        offsets: of other splits by number: pushes that end at or before the offset are applied.
     """
 
     stream: str
@@ -52,7 +52,7 @@ class BucketMarks(msgspec.Struct, frozen=True):
 
 
 class _Whole:
-    """Numbers of splits, one bit each; nothing for those below the lowest that is missing."""
+    """A set of splits' numbers, one bit each, without bits for those below the lowest missing one."""
 
     def __init__(self, below: int = 0, bits: bytes = b"") -> None:
         self.below, self.bits = below, bytearray(bits)
@@ -64,7 +64,7 @@ class _Whole:
 
     @property
     def end(self) -> int:
-        """No number from here on is in it."""
+        """The end: no number from here on is in the set."""
         return self.below + 8 * len(self.bits)
 
     def add(self, number: int) -> None:
@@ -139,7 +139,7 @@ class _Table:
 
 
 def least(marks: Sequence[Sequence[StreamMarks]]) -> list[StreamMarks]:
-    """What all of several say: of each split the lowest offset. Of none: nothing."""
+    """The marks that hold for all of several: of each split the lowest offset. Of no marks: none."""
     return _Table.least([_Table(streams) for streams in marks]).values() if marks else []
 
 
@@ -148,11 +148,11 @@ class Marks:
 
     Args:
         owned: [V] bool, the server's virtual buckets; dense_owned: [B] bool, its dense buckets.
-        known: marks that they come with; a bucket that is in none of them has none, and buckets of others are left.
+        known: their marks; a bucket that is in none of them has none, and buckets of other servers are ignored.
     """
 
     def __init__(self, owned: Array, dense_owned: Array, known: Sequence[BucketMarks] = ()) -> None:
-        # Dense bucket k stands at V + k.
+        # Dense bucket k has the index V + k.
         self._owned, self._rows = np.concatenate((owned, dense_owned)), len(owned)
         self._tables = [_Table(), *(_Table(marks.streams) for marks in known)]
         self._table_of = np.zeros(len(self._owned), np.int32)
@@ -162,7 +162,7 @@ class Marks:
         self._join()
 
     def offset(self, split: SplitKey) -> int:
-        """Pushes that end there or before are applied to all buckets; -1: none, WHOLE: all."""
+        """Offset up to which pushes are applied to all buckets; -1: none, WHOLE: all."""
         return min(table.offset(split) for table in self._tables)
 
     def lacking(self, origin: Origin) -> Array | None:
@@ -171,16 +171,16 @@ class Marks:
         return None if all(lack) else self._owned & np.array(lack)[self._table_of]
 
     def repeated_rows(self, origin: Origin) -> int:
-        """Rows of a push that is not applied which are, because they were cut into minibatches in another way."""
+        """Applied rows of an unapplied push, after another division into minibatches."""
         before = (table.offset(origin.split) for table in self._tables)
         return max((offset - origin.begin for offset in before if origin.begin < offset < origin.end), default=0)
 
     def advance(self, origin: Origin) -> None:
-        """A push is applied now."""
+        """Records that a push is applied."""
         self._advance(origin.split, WHOLE if origin.is_last else origin.end)
 
     def close(self, split: SplitKey, end: int) -> None:
-        """A split ends with the push that ends at `end`; says nothing where that is not applied."""
+        """Records that a split ends with the push that ends at `end`, if that push is applied."""
         if end <= self.offset(split) < WHOLE:
             self._advance(split, WHOLE)
 
@@ -209,8 +209,8 @@ class Marks:
 
         Args:
             owned, dense_owned: from now on.
-            restored: which these are; its streams say nothing.
-            known: their marks; None: they count as what the others have, at least.
+            restored: these buckets; its streams are ignored.
+            known: their marks; None: the least marks of the others.
         """
         rows, dense = set(restored.buckets), set(restored.dense_buckets)
         kept = [
@@ -223,7 +223,7 @@ class Marks:
         return Marks(owned, dense_owned, [*kept, *known])
 
     def _join(self) -> None:
-        """Makes one table of those that say the same, and forgets those of no bucket."""
+        """Merges equal tables and drops tables without buckets."""
         values = [table.values() for table in self._tables]
         used = np.unique(self._table_of[self._owned]).tolist() or [0]
         first = {number: next(other for other in used if values[other] == values[number]) for number in used}

@@ -1,4 +1,4 @@
-"""What one server is responsible for, and a copy of its model of one moment."""
+"""The place of a server, and a snapshot of its model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """What one server is responsible for under a routing table.
+    """The buckets of one server under a routing table.
 
     Attributes:
         owned: [V] bool, its virtual buckets; dense_owned: [B] bool, its dense buckets.
@@ -40,14 +40,14 @@ class Place:
 
     @staticmethod
     def nothing(like: Place) -> Place:
-        """No bucket, of a job with so many as this one."""
+        """An empty place of the same job."""
         return Place(np.zeros_like(like.owned), np.zeros_like(like.dense_owned))
 
     def same_as(self, other: Place) -> bool:
         return np.array_equal(self.owned, other.owned) and np.array_equal(self.dense_owned, other.dense_owned)
 
     def without(self, other: Place) -> Place:
-        """What is in this place and not in the other one."""
+        """The buckets of this place that are not in the other one."""
         return Place(self.owned & ~other.owned, self.dense_owned & ~other.dense_owned)
 
     @property
@@ -56,7 +56,7 @@ class Place:
 
 
 def marks_within(marks: Iterable[BucketMarks], place: Place) -> list[BucketMarks]:
-    """Marks of the buckets of a place; those of others are left out."""
+    """Marks of the buckets of a place, without those of others."""
     found = [
         BucketMarks(
             [bucket for bucket in each.buckets if place.owned[bucket]],
@@ -70,13 +70,13 @@ def marks_within(marks: Iterable[BucketMarks], place: Place) -> list[BucketMarks
 
 @dataclass(frozen=True)
 class Left:
-    """What a server has given away and still holds, so that its new owners can fetch it. Nothing of it changes.
+    """Contents that a server has given away and keeps until the new owners have fetched them. They do not change.
 
     Attributes:
         place: the buckets; their rows are still in the stores.
         layout: of all dense parameters; empty: there are none yet.
-        attendance: of the moment in which it was given away.
-        order_id: of the change of servers in which it was; epoch: of the routing table that gives it to others.
+        attendance: at the time of the hand-over.
+        order_id: of the change of servers; epoch: of the routing table with the new owners.
     """
 
     order_id: str
@@ -90,11 +90,11 @@ class Left:
 
 @dataclass(frozen=True)
 class Frozen:
-    """A server's model of one moment.
+    """A snapshot of a server's model.
 
     Attributes:
-        owned: buckets that the server answers for; stores: with those of their buckets that are frozen.
-        marks: which pushes are in the model; every owned bucket, of rows and dense, is in exactly one of them.
+        owned: the server's buckets; stores: with the frozen buckets of each.
+        marks: of the pushes in the model; every owned bucket, virtual or dense, is in exactly one of them.
     """
 
     owned: list[int]
@@ -104,6 +104,6 @@ class Frozen:
     marks: list[BucketMarks]
 
     def thaw(self) -> None:
-        """Gives up what was not copied; may be called at any time, and again."""
+        """Ends the snapshot without copying the rest; may be called at any time and repeatedly."""
         for store, buckets in self.stores:
             store.cuts.thaw(buckets)

@@ -1,7 +1,7 @@
-"""Who may push, which pushes wait, which go together in a step, and what of each is to be applied.
+"""The workers that may push, the waiting pushes, the pushes of a step, and the parts of them to apply.
 
-A push is known by the rows that it comes from (`Origin`). It is *taken*, *released* (its worker may go on) and
-*applied*; what is applied lies in `marks`, with the parameters. No lock, no clock and no parameters in here: the server
+A push is identified by its rows (`Origin`). It is *taken*, *released* (its worker may continue) and *applied*; `marks`,
+which belong to the parameters, contain the applied ones. Locks, clocks and parameters do not belong here: the server
 calls everything under its condition.
 """
 
@@ -32,8 +32,8 @@ class Step:
     """One step of the optimisers.
 
     Attributes:
-        round: pushes whose workers may go on after it; `pushes`: those that it applies, with bsp of earlier rounds,
-            too.
+        round: pushes whose workers may continue after it; `pushes`: those that it applies, with bsp also of earlier
+            rounds.
     """
 
     round: Sequence[Pushed]
@@ -41,12 +41,12 @@ class Step:
 
 
 class Standing(Enum):
-    """What a server knows of a push."""
+    """The state of a push on a server."""
 
     APPLIED = auto()
-    RELEASED = auto()  # its worker may go on, it is applied later
+    RELEASED = auto()  # its worker may continue, it is applied later
     WAITING = auto()
-    MISSING = auto()  # the push before it is not here
+    MISSING = auto()  # the previous push has not arrived
     UNKNOWN = auto()
 
 
@@ -55,14 +55,14 @@ def _key(origin: Origin) -> _Key:
 
 
 class Pushes:
-    """The pushes of one server, since it has taken up its place.
+    """The pushes of one server since it began to serve its place.
 
     Args:
-        marks: what is applied already.
+        marks: of applied pushes.
 
     Attributes:
-        is_stepping: a thread applies steps.
-        pulls, pushes, rounds: how many there were.
+        is_stepping: whether a thread applies steps.
+        pulls, pushes, rounds: their numbers.
     """
 
     def __init__(self, spec: JobSpec, marks: Marks) -> None:
@@ -87,7 +87,7 @@ class Pushes:
         return len(self._taken)
 
     def standing(self, origin: Origin) -> Standing:
-        """What is known of a push that arrives, or that a worker asks about."""
+        """The state of a push that arrives or is requested."""
         if self.marks.offset(origin.split) >= origin.end:
             return Standing.APPLIED
         taken = self._taken.get(_key(origin))
@@ -98,7 +98,7 @@ class Pushes:
         return Standing.UNKNOWN
 
     def _reached(self, split: SplitKey) -> int:
-        """Up to where pushes of a split are applied, or wait."""
+        """The offset up to which pushes of a split are applied or wait."""
         ends = (end for stream, number, end in self._taken if (stream, number) == split)
         return max(self.marks.offset(split), max(ends, default=-1))
 
@@ -107,7 +107,7 @@ class Pushes:
         return [self.marks.offset(split) for split in splits]
 
     def take(self, push: Pushed, request: Push) -> None:
-        """Takes an unknown push of a member; with bsp its round may be complete then (`next_step`)."""
+        """Accepts an unknown push of a member; with bsp, this may complete its round (`next_step`)."""
         if repeated := self.marks.repeated_rows(push.origin):
             log.warning("rows_repeated", origin=str(push.origin), rows=repeated, reason="other minibatches than before")
         self._taken[_key(push.origin)] = push
@@ -122,7 +122,7 @@ class Pushes:
             self._queue(self.consistency.push(push.worker, token, number))
 
     def share(self, worker: WorkerProcess) -> Share | None:
-        """The worker's share of the open round of bsp, shared out by the first that asks; None: it has none."""
+        """The worker's share of the open round of bsp, distributed at the first request; None: it has none."""
         consistency = self.consistency
         if not self.is_synchronous or not consistency.is_awaited(worker):
             return None
@@ -135,43 +135,44 @@ class Pushes:
         return share if share is not None and share.round == consistency.round else None
 
     def advance(self, worker: WorkerProcess, number: int, batch_size: int) -> None:
-        """A member is not to be waited for before a round, and takes at most `batch_size` rows; 0: as the job says.
+        """Sets the first round that waits for a member, and its maximum of rows `batch_size`; 0: as in the job file.
 
-        A member with a batch size asks for a share: it has sent all pushes that it has made.
+        A member with a batch size requests a share, because it has sent all of its pushes.
         """
         self._batch_sizes[worker] = batch_size or self._batch_size
         if self.is_synchronous:
             if batch_size and self.consistency.is_shared_out:
-                # After a move a round may be open again that was shared out, among others, before the worker came.
+                # After a move, a round may be open again that was distributed among others before the worker joined.
                 share = self._shares.get(worker)
                 number = max(number, self.consistency.shared_out + 1 if share is None else share.round)
             self._queue(self.consistency.advance(worker, number))
 
     def close(self, request: Push) -> None:
-        """Takes note of splits that have ended without another push."""
+        """Records splits that have ended without another push."""
         for stream, number, end in request.closed:
             self.marks.close((stream, number), end)
 
     def give_up(self, push: Pushed) -> None:
-        """A push could not be applied: it is unknown again."""
+        """Drops a push that could not be applied, so that it is unknown again."""
         self._taken.pop(_key(push.origin), None)
 
     def applied(self, pushes: Iterable[Pushed]) -> None:
-        """These are in the parameters now."""
+        """Records that these pushes are applied."""
         for push in pushes:
             self._taken.pop(_key(push.origin), None)
             self.marks.advance(push.origin)
 
     def count(self, worker: WorkerProcess, number: int) -> None:
-        """The rows of a push are applied, by it or an earlier one: with ssp its worker's clock counts it once."""
+        """Records that the rows of a push are applied, by it or an earlier one: with ssp, its worker's clock counts it
+        once."""
         if self.consistency.is_member(worker) and number > self._counted.get(worker, 0):
             self._counted[worker] = number
             self.consistency.push(worker, 0)
 
     def begin_again(self) -> None:
-        """Forgets what is not applied: buckets change servers, and workers send it again to those that own them now.
+        """Drops unapplied pushes, because buckets change servers and workers send them again to the new owners.
 
-        The round that is open then is the first of the step that is not complete.
+        The open round is then the first one of the incomplete step.
         """
         pushed: dict[WorkerProcess, int] = {}
         for push in self._taken.values():
@@ -183,7 +184,7 @@ class Pushes:
         self.consistency.go_back(pushed)
 
     def attendance(self) -> Attendance:
-        """Who takes part; for servers that take buckets over from this one."""
+        """The attendance, for servers that take over buckets from this one."""
         consistency = self.consistency
         return Attendance(
             round=consistency.round,
@@ -204,7 +205,7 @@ class Pushes:
         )
 
     def attend(self, found: Sequence[Attendance]) -> None:
-        """Goes on with what servers have said that buckets come from, after `begin_again`; see `joined`."""
+        """Continues with the attendance from the old owners of buckets, after `begin_again`; see `joined`."""
         together = joined(found)
         self.consistency.resume(together.round, together.shared_out, together.members)
         self._counted = {member.worker: member.counted for member in together.members}
@@ -212,7 +213,7 @@ class Pushes:
         self._shares = dict(together.shares)
 
     def next_step(self) -> Step | None:
-        """The next step of bsp, to be applied before the one after it."""
+        """The next step of bsp; steps are applied in their order."""
         return self._steps.popleft() if self._steps else None
 
     @property
@@ -220,11 +221,11 @@ class Pushes:
         return bool(self._steps)
 
     def leave(self, worker: WorkerProcess) -> None:
-        """Nobody waits for the worker; its pushes stay."""
+        """Removes the worker from the rounds; its pushes stay."""
         self._queue(self.consistency.leave(worker))
 
     def confirm(self, members: Sequence[WorkerProcess], version: int) -> list[WorkerProcess]:
-        """Takes the master's list of members; returns those that are dropped: what of them is not applied is void."""
+        """Applies the master's list of members; returns the dropped ones, whose unapplied pushes are void."""
         dropped = self.consistency.confirm(members, version)
         for worker in dropped:
             self._counted.pop(worker, None)

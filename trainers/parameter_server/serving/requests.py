@@ -1,4 +1,4 @@
-"""Checks of what arrives before it reaches a kernel: kernels trust their arguments, the network may not be trusted."""
+"""Checks of received arrays before they reach a kernel, because kernels do not check their arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_ids(plan: TablePlan, arrays: Sequence[Array]) -> tuple[Array, Array]:
 
 
 def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int, rate_scale: float = 1.0) -> Gradient:
-    """The gradient that a push's five arrays hold, split by table group without copies.
+    """The gradient in a push's five arrays, split by table group without copies.
 
     Raises:
         IncompatibleError: an array is missing or has the wrong type or length, or a number is not allowed.

@@ -1,4 +1,4 @@
-"""One parameter server: what the master directs. Its requests are served by `handlers`."""
+"""One parameter server, directed by the master. `handlers` serves its requests."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ log = structlog.get_logger(__name__)
 
 
 class ParameterServer(RequestHandlers):
-    """Everything one server holds. Thread-safe.
+    """The complete state of one server. Thread-safe.
 
     Args:
-        name: the pod's name, as routing tables have it.
+        name: the pod's name, as in routing tables.
         spec: the job.
         clock: the job's, seconds since the epoch, for eviction.
-        capacity_rows: per table group; default: what the machine could hold.
-        cores: that serve at once, at most; default: this machine's, as a pod can be resized in place while it serves.
+        capacity_rows: per table group; default: the capacity of the machine's memory.
+        cores: maximum that serves at once; default: this machine's, because a pod can be resized in place while it
+            serves.
 
     Attributes:
         transfers: see Heartbeat.
-        left: what it has given away and still holds; None: nothing.
+        left: contents that it has given away and still holds; None: none.
     """
 
     def __init__(
@@ -66,16 +67,16 @@ class ParameterServer(RequestHandlers):
         self._stripes = stripes_for(os.cpu_count() or 1 if cores is None else cores)
         self.transfers = 0
         self.left: Left | None = None
-        # What it is to own and does not serve yet: the buckets, and the stores that they lie in.
+        # Future buckets that it does not serve yet, and their stores.
         self._staged: tuple[Array, list[RowStore]] | None = None
-        # Who copies it holds it: what was copied for a save goes with the save.
+        # A save that copies it keeps a reference, and releases it at its end.
         self._frozen: weakref.ref[Frozen] | None = None
 
     def empty_stores(self, place: Place, used: UsedRegions | None = None) -> list[RowStore]:
-        """Fresh stores for a place; to be filled and then given to `become`.
+        """New stores for a place, to be filled and then passed to `become`.
 
         Args:
-            used: see `forget`; what none of them takes goes back to the system.
+            used: see `forget`; unused memory is returned to the system.
         """
         stores = make_stores(self.plan, place.owned, self._capacity_rows, self._stripes, used)
         if used is not None:
@@ -92,11 +93,11 @@ class ParameterServer(RequestHandlers):
         dense_source: DenseSource | None = None,
         marks: Sequence[BucketMarks] = (),
     ) -> None:
-        """Forgets everything and starts to serve with these contents.
+        """Discards everything and starts to serve with these contents.
 
         Args:
             dense_source: knows the record's dense values, should a worker's network have another layout than `dense`.
-            marks: which pushes these contents hold; a bucket that none of them names holds none of those that come.
+            marks: of the pushes in these contents; a bucket without marks has no pushes.
         """
         with self.gate.closed(), self.changed:
             self._begin(Model(self.spec, place, stores, dense, dense_source), marks)
@@ -112,22 +113,22 @@ class ParameterServer(RequestHandlers):
         self.changed.notify_all()
 
     def start_empty(self, routing: RoutingTable, generation: int) -> None:
-        """Serves from nothing: rows come from their hashes, dense values from the first worker."""
+        """Serves without a record: initial rows come from their hashes, dense values from the first worker."""
         place = Place.under(routing, self.name)
         self.become(place, routing, generation, self.empty_stores(place))
 
     @contextmanager
     def restoring(self, place: Place, buckets: Array, dense_buckets: Array) -> Iterator[list[RowStore]]:
-        """The stores, with these buckets [b] empty, to be filled in the block; `take_up` follows. Answers Stale.
+        """The stores, with these buckets [b] empty, to be filled in the block; then call `take_up`. Answers Stale.
 
-        When the block raises, the server holds none of these virtual buckets; the others stay.
+        If the block raises, the server has none of these virtual buckets; the others stay.
 
         Args:
-            place: what the server is responsible for then.
+            place: the server's place afterwards.
             dense_buckets: [d], restored, too.
 
         Raises:
-            ElastrecError: the place has other buckets than those and the ones held now; nothing has changed.
+            ElastrecError: the place has other buckets than these and the present ones; nothing has changed.
         """
         with self.gate.closed(), self.changed:
             model = self.model
@@ -197,10 +198,10 @@ class ParameterServer(RequestHandlers):
             self.changed.notify_all()
 
     def forget(self) -> UsedRegions:
-        """Gives up the model and answers Stale until the next `become`.
+        """Drops the model and answers Stale until the next `become`.
 
-        Returns the memory of its rows, for new stores; whoever drops it frees it. A request that still reads them keeps
-        them as they are.
+        Returns the memory of its rows, for new stores; it is freed with the last reference. Rows that a request still
+        reads do not change.
         """
         with self.gate.closed(), self.changed:
             used = UsedRegions((store, store.regions) for store in self.stores)
@@ -218,19 +219,19 @@ class ParameterServer(RequestHandlers):
         *,
         moves: bool = False,
     ) -> None:
-        """Takes a directive that orders no restore; another share of the rows suspends the server until one does.
+        """Applies a directive without a restore; if the server's share changes, it is suspended until a restore.
 
         Args:
             members, version: of the directive; see Consistency.confirm.
-            moves: buckets change their owners: the server goes on as it is until another one asks for what it is to
-                own (`give_away`), so that nobody waits for a directive.
+            moves: whether buckets change their owners: the server then continues unchanged until the new owner requests
+                them (`give_away`), so that no server waits for a directive.
         """
         with self.gate.closed(), self.changed:
             if not self.ready:
                 return
             assert self.model is not None and self.routing is not None
             if generation == self.generation and routing.epoch < self.epoch:
-                routing = self.routing  # a server that has taken buckets over has named a newer one
+                routing = self.routing  # a server that has taken over buckets has sent a newer one
             place = Place.under(routing, self.name)
             if moves and place.without(self.model.place).is_empty and not place.same_as(self.model.place):
                 routing = self.routing
@@ -246,10 +247,10 @@ class ParameterServer(RequestHandlers):
     # Buckets that change servers; see `migration`
 
     def give_away(self, routing: RoutingTable, order_id: str) -> None:
-        """Serves under a newer routing table; buckets that are others' now stay in `left` until `drop_left`.
+        """Serves under a newer routing table; buckets of other owners stay in `left` until `drop_left`.
 
-        What is still there of an earlier change of servers goes: there is another one only once that is over. Pushes
-        that are not applied come again, laid out for the owners under that table. The gate is closed, and `changed` is
+        The contents of an earlier change of servers are dropped, because the next change begins only after its end.
+        Unapplied pushes are sent again, laid out for the owners under that table. The gate is closed, and `changed` is
         held.
 
         Raises:
@@ -285,10 +286,10 @@ class ParameterServer(RequestHandlers):
         self.pushes.marks = Marks(place.owned, place.dense_owned, marks)
 
     def drop_left_before(self, epoch: int, moving: str) -> None:
-        """Drops what was given away, if a directive says that its new owners have all of it.
+        """Drops `left` if a directive shows that its new owners have all of it.
 
-        A server does not get every directive: the one between two changes of servers may never reach it, and one from
-        before a hand-over may reach it afterwards.
+        A server does not get every directive: it may miss the one between two changes of servers, and may get one from
+        before a hand-over afterwards.
 
         Args:
             epoch: of the directive's routing table; moving: see Directive.
@@ -296,11 +297,11 @@ class ParameterServer(RequestHandlers):
         self._drop_left(lambda left: epoch >= left.epoch and moving != left.order_id)
 
     def drop_left(self) -> None:
-        """Gives back the memory of what was given away: its new owners have all of it."""
+        """Frees the memory of `left`, because its new owners have all of it."""
         self._drop_left(lambda left: True)
 
     def _drop_left(self, is_over: Callable[[Left], bool]) -> None:
-        # Looked at and taken at once: a hand-over that comes in between leaves something else.
+        # Read and cleared in one step, because a hand-over in between would set another value.
         with self.changed:
             left, stores = self.left, self.stores
             if left is None or not is_over(left):
@@ -309,7 +310,7 @@ class ParameterServer(RequestHandlers):
         _drop(stores, np.flatnonzero(left.place.owned))
 
     def stage(self, buckets: Array) -> list[RowStore]:
-        """Room for virtual buckets [b] that the server is to own: they are copied into these stores, and not served.
+        """Stores for virtual buckets [b] that the server will own: they are copied into these and not served yet.
 
         Raises:
             ElastrecError: it holds one of them already.
@@ -327,7 +328,7 @@ class ParameterServer(RequestHandlers):
             return stores
 
     def unstage(self) -> None:
-        """Drops what was copied and is not owned."""
+        """Drops copied buckets that are not owned."""
         with self.changed:
             staged, self._staged = self._staged, None
         if staged is not None:
@@ -342,7 +343,7 @@ class ParameterServer(RequestHandlers):
         layout: Sequence[Parameter],
         dense: Sequence[DenseBucket],
     ) -> None:
-        """Serves the staged buckets, too, under a routing table that gives them to this server.
+        """Also serves the staged buckets, under a routing table that assigns them to this server.
 
         Pushes that are not applied come again, laid out for the owners under that table.
 
@@ -352,7 +353,7 @@ class ParameterServer(RequestHandlers):
             dense: the new dense buckets.
 
         Raises:
-            ElastrecError: the routing table gives it others; nothing has changed.
+            ElastrecError: the routing table assigns others to it; nothing has changed.
         """
         place = Place.under(routing, self.name)
         with self.gate.closed(), self.changed:
@@ -385,7 +386,7 @@ class ParameterServer(RequestHandlers):
         return DenseStore(layout, *nothing, self.spec.optimizers.dense)
 
     def freeze(self) -> Frozen:
-        """What the server holds, of this moment, for a copy while requests go on; `Frozen.thaw` ends it.
+        """A snapshot of the server, for a copy while requests continue; `Frozen.thaw` ends it.
 
         Raises:
             CheckpointError: there is nothing yet.
@@ -396,7 +397,7 @@ class ParameterServer(RequestHandlers):
                 raise CheckpointError(f"server {self.name} has nothing to save: it has not restored yet")
             frozen = Frozen(
                 owned=np.flatnonzero(model.place.owned).tolist(),
-                # Not all that the stores hold: buckets that come or go are not this server's.
+                # Not all buckets of the stores, because moving ones are not this server's.
                 stores=[(store, np.flatnonzero(model.place.owned).tolist()) for store in model.stores],
                 dense=None if model.dense is None else model.dense.copy(),
                 generation=self.generation,
@@ -408,14 +409,14 @@ class ParameterServer(RequestHandlers):
             return frozen
 
     def thaw(self) -> None:
-        """Gives up a copy that is under way: it fails."""
+        """Cancels a running copy, which then fails."""
         with self.changed:
             frozen = None if self._frozen is None else self._frozen()
         if frozen is not None:
             frozen.thaw()
 
     def evict(self) -> None:
-        """Drops what was not seen for long, in steps between which requests are served."""
+        """Evicts rows that were not seen for long, in steps between which requests are served."""
         for store in list(self.stores):
             steps, dropped = store.eviction_steps(self.now_seconds()), 0
             while True:
