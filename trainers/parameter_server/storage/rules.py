@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.optimizers import OptimizerKind, RowSegment, row_state
-from elastrec.trainers.parameter_server.prefetch import AHEAD
-from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, OWNER, VERSION
+from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
+from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, VERSION
 from elastrec.trainers.parameter_server.storage.kernels.changes import may_change, note_change
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel, kernel_with
-from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, owner_of, prefetch_cell
+from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
 
 Array = np.ndarray[Any, Any]
 
@@ -43,12 +43,14 @@ _KINDS = {OptimizerKind.SGD: SGD, OptimizerKind.ADAGRAD: ADAGRAD, OptimizerKind.
 
 
 @kernel
-def _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds):  # type: ignore[no-untyped-def]
+def _note_older(  # type: ignore[no-untyped-def]
+    shelf, settings, marks, buckets, order, places, first, last, stripe, now_seconds
+):
     """Notes that rows older than their bucket's version change and were seen; returns the first that needs slabs."""
     for k in range(first, last):
         place = places[order[k]]
         if place >= 0:
-            bucket = owner_of(shelf.pool, place)
+            bucket = np.int64(buckets[order[k]])
             if np.int64(shelf.pool.words[offset_of(shelf.pool.shape, place) + CELL_VERSION]) != marks[bucket, VERSION]:
                 if not may_change(shelf, marks, bucket, stripe, 1):
                     return k
@@ -68,7 +70,7 @@ def _prefetch_first(words, shape, order, places, begin, end):  # type: ignore[no
 
 @kernel
 def _locate(  # type: ignore[no-untyped-def]
-    words, slabs, shape, seen_word, marks, order, places, first, last, end, now_seconds, offsets
+    words, shape, seen_word, marks, buckets, order, places, gradients, first, last, end, now_seconds, offsets
 ):
     """Offsets of the rows at order[first:last], -1 of absent ones; whether one is older than its bucket's version.
 
@@ -81,12 +83,12 @@ def _locate(  # type: ignore[no-untyped-def]
             offsets[k - first] = offset_of(shape, place)
         if k + AHEAD < end and places[order[k + AHEAD]] >= 0:
             prefetch_cell(words, shape, places[order[k + AHEAD]])
+            prefetch(gradients, np.int64(order[k + AHEAD]))
     is_older = False
     for k in range(first, last):
         at = offsets[k - first]
         if at >= 0:
-            version = marks[slabs[places[order[k]] >> shape.shift, OWNER], VERSION]
-            if np.int64(words[at + CELL_VERSION]) != version:
+            if np.int64(words[at + CELL_VERSION]) != marks[buckets[order[k]], VERSION]:
                 is_older = True  # its shadow must hold when it was seen before
             elif seen_word:
                 words[at + seen_word] = now_seconds
@@ -94,14 +96,16 @@ def _locate(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets):  # type: ignore[no-untyped-def]
+def _reach(  # type: ignore[no-untyped-def]
+    shelf, settings, marks, buckets, order, places, gradients, first, last, end, stripe, now_seconds, offsets
+):
     """Locates the rows at order[first:last] and notes that they change; returns the first that needs slabs, or last."""
     pool = shelf.pool
     if _locate(
-        pool.words, pool.slabs, pool.shape, settings.seen_word, marks, order, places, first, last, end, now_seconds,
-        offsets,
+        pool.words, pool.shape, settings.seen_word, marks, buckets, order, places, gradients, first, last, end,
+        now_seconds, offsets,
     ):  # fmt: skip
-        return _note_older(shelf, settings, marks, order, places, first, last, stripe, now_seconds)
+        return _note_older(shelf, settings, marks, buckets, order, places, first, last, stripe, now_seconds)
     return last
 
 
@@ -236,7 +240,21 @@ def apply_rules(  # type: ignore[no-untyped-def]
     _prefetch_first(words, shape, order, places, begin, end)
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
-        stop = _reach(shelf, settings, marks, order, places, first, last, end, stripe, now_seconds, offsets)
+        stop = _reach(
+            shelf,
+            settings,
+            marks,
+            request.buckets,
+            order,
+            places,
+            gradients,
+            first,
+            last,
+            end,
+            stripe,
+            now_seconds,
+            offsets,
+        )
         for g in range(segments.shape[0]):
             _apply_segment(
                 segments[g],

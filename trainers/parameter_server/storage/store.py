@@ -26,7 +26,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     Settings,
     read_only_view,
 )
-from elastrec.trainers.parameter_server.storage.kernels.index import RING
+from elastrec.trainers.parameter_server.storage.kernels.index import AT_ONCE
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, unlock
 from elastrec.trainers.parameter_server.storage.kernels.serving import DROPS, HELD, lay_out, pull_request, push_request
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
@@ -209,7 +209,7 @@ class RowStore:
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
         lookup.foreign = pull_request(
             self.handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
-            lookup.found, values, np.empty((2, RING), np.int64),
+            lookup.found, values, np.empty((2, AT_ONCE), np.int64),
         )  # fmt: skip
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
@@ -243,7 +243,7 @@ class RowStore:
         state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
         sightings = read_only_view(sightings if self.group.admit_after > 1 else self._no_sightings)
         gradients = read_only_view(gradients)
-        offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, RING), np.int64)
+        offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, AT_ONCE), np.int64)
         while True:
             stopped = push_request(
                 self.handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),

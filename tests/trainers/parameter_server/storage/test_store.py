@@ -25,7 +25,7 @@ def store_of(table: TableSpec | None = None, optimizer: OptimizerSpec = SGD, **a
     plan = make_plan({"t": 3}, settings=named, initial_range=3**-0.5, rows=optimizer, virtual_buckets=64, seed=9)
     owned = arguments.pop("owned", np.ones(64, np.bool_))
     capacity = arguments.pop("capacity_rows", 10_000)
-    return RowStore(plan, plan.groups[0], owned, capacity)  # type: ignore[arg-type]
+    return RowStore(plan, plan.groups[0], owned, capacity, **arguments)  # type: ignore[arg-type]
 
 
 def push(store: RowStore, ids: list[int], gradient: float = 1.0, *, sightings: list[int] | None = None, now: float = 0):
@@ -72,6 +72,29 @@ def test_any_ids_are_found_again_and_counted_once(pushes: list[list[int]]) -> No
     counts = np.array([times[key] for key in ids], np.float32).reshape(-1, 1)
     np.testing.assert_allclose(pull(store, ids), expected - counts if ids else expected, atol=1e-5)
     assert store.rows == len(ids) == store.usage()[0].rows
+
+
+@pytest.mark.parametrize("stripes", [1, 8])
+def test_a_long_request_finds_all_of_its_rows_among_ids_without_one(stripes: int) -> None:
+    store = store_of(stripes=stripes)
+    trained = np.random.default_rng(0).choice(100_000, 5_000, replace=False)
+    push(store, trained.tolist())
+    asked = np.random.default_rng(1).permutation(np.concatenate([trained, np.arange(100_000, 104_000)]))
+    expected = np.where(np.isin(asked, trained)[:, None], first_values(asked.tolist()) - np.float32(1), np.float32(0))
+    np.testing.assert_array_equal(pull(store, asked.tolist()), expected)
+    push(store, trained[::-1].tolist())
+    assert store.rows == len(trained)
+
+
+def test_a_row_changes_in_the_version_of_its_own_bucket_whatever_stripe_comes_first() -> None:
+    store = store_of(stripes=8)
+    ids = np.arange(2_000)
+    push(store, ids.tolist())
+    version = store.bucket(5).mark()
+    push(store, ids.tolist())
+    changes = store.bucket(5).changes(version)
+    assert not changes.is_whole
+    assert len(changes.rows) == np.count_nonzero(buckets_of(ids, "t", 64) == 5)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64, write_initial_row
+from elastrec.trainers.parameter_server.prefetch import prefetch
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COUNT,
@@ -22,13 +23,13 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 )
 from elastrec.trainers.parameter_server.storage.kernels.changes import bury, log_change, may_change, note_change, remove
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
-from elastrec.trainers.parameter_server.storage.kernels.index import ABSENT, enter, find, has_slot, search
+from elastrec.trainers.parameter_server.storage.kernels.index import ABSENT, AT_ONCE, enter, find, has_slot, search
 from elastrec.trainers.parameter_server.storage.kernels.locks import BEFORE_LOOKING, is_due, is_wanted
 from elastrec.trainers.parameter_server.storage.kernels.pools import append, has_room, offset_of, slab_at
 from elastrec.trainers.parameter_server.storage.rules import write_first_state
 
 DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
-_FOUND_AT_ONCE = 512  # whose cells still lie in the cache when they are copied
+_WRITTEN_AHEAD = 16  # rows of an answer asked for before they are written
 MOST_SIGHTINGS = (1 << 16) - 1
 _TABLE_BITS = np.uint32(0xFFFF)
 _S16 = np.uint32(16)
@@ -86,8 +87,8 @@ def find_all(pool, index, request, stripe, places, scratch):  # type: ignore[no-
     words, lines, longs, runs, order = pool.words, index.lines, index.longs, index.runs, request.order
     hashes, buckets, ids, tables = request.hashes, request.buckets, request.ids, request.tables
     absent, begin, end = 0, request.starts[stripe], request.starts[stripe + 1]
-    for first in range(begin, end, _FOUND_AT_ONCE):
-        last = min(first + _FOUND_AT_ONCE, end)
+    for first in range(begin, end, AT_ONCE):
+        last = min(first + AT_ONCE, end)
         find(words, pool.shape, lines, longs, runs, order, hashes, buckets, ids, tables, first, last, places, scratch)
         for k in range(first, last):
             absent += places[order[k]] == ABSENT
@@ -104,10 +105,12 @@ def pull(pool, index, settings, request, stripe, zero_if_absent, places, out, sc
     hashes, buckets, ids, tables = request.hashes, request.buckets, request.ids, request.tables
     cells, ranges, dimension = pool.cells, settings.ranges, out.shape[1]
     absent, begin, end = 0, request.starts[stripe], request.starts[stripe + 1]
-    for first in range(begin, end, _FOUND_AT_ONCE):
-        last = min(first + _FOUND_AT_ONCE, end)
+    for first in range(begin, end, AT_ONCE):
+        last = min(first + AT_ONCE, end)
         find(words, pool.shape, lines, longs, runs, order, hashes, buckets, ids, tables, first, last, places, scratch)
         for k in range(first, last):
+            # With several stripes, rows that follow each other in the order lie apart in the request.
+            prefetch(out, np.int64(order[min(k + _WRITTEN_AHEAD, last - 1)]))
             j = order[k]
             place = places[j]
             if place >= 0:

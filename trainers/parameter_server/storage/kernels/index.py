@@ -19,7 +19,8 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
 
 ABSENT = -1
-RING = 4 * AHEAD
+AT_ONCE = 4 * AHEAD
+"""Ids that are looked up together: their cells still lie in the cache when they are copied."""
 PASSED, PLACES = 3, 4  # words of a line
 _BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
 _ONES, _S56, _LOW_HALF = np.uint64(0x0101010101010101), np.uint64(56), np.uint64(0xFFFFFFFF)
@@ -55,9 +56,9 @@ def entries_of(longs, line):  # type: ignore[no-untyped-def]
 
 @inlined
 def _is_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
-    at = offset_of(shape, place)
-    same = (words[at + ID] == np.uint32(key)) & (words[at + ID + 1] == np.uint32(key >> 32))
-    return same & ((words[at + TABLE] & _TABLE_BITS) == table)
+    at = np.uint64(offset_of(shape, place))
+    same = (words[at + np.uint64(ID)] == np.uint32(key)) & (words[at + np.uint64(ID + 1)] == np.uint32(key >> 32))
+    return same & ((words[at + np.uint64(TABLE)] & _TABLE_BITS) == table)
 
 
 @kernel
@@ -95,36 +96,38 @@ def find(  # type: ignore[no-untyped-def]
 
     Args:
         words, shape: of a pool; lines, longs, runs: of its index; order and what follows: of a request.
-        scratch: [2, RING] int64.
+        first, last: no more than AT_ONCE ids.
+        scratch: [2, AT_ONCE] int64.
     """
-    # An id's line is asked for AHEAD ids before it is read, and then the cell that it most likely names.
+    # First all lines are asked for, then the cells that they most likely name: the processor waits for many of them
+    # at once. Unsigned: a signed number may count from the end, which numba would test for every word.
     homes, guesses = scratch[0], scratch[1]
-    for step in range(first, last + 2 * AHEAD):
-        if step < last:
-            j, n = order[step], step & (RING - 1)
-            count = runs[buckets[j], LINES]
-            homes[n] = runs[buckets[j], START] + home_of(hashes[j], count) if count else ABSENT
-            prefetch(lines, homes[n])
-        k = step - AHEAD
-        if first <= k < last:
-            n = k & (RING - 1)
-            guesses[n] = ABSENT
-            if homes[n] >= 0:
-                slots = _slots(longs, homes[n], _tag_of(hashes[order[k]]))
-                if slots:
-                    guesses[n] = lines[homes[n], PLACES + np.int64(trailing_zeros(slots))]
-                    prefetch_cell(words, shape, guesses[n])
-        k = step - 2 * AHEAD
-        if k >= first:
-            j, n = order[k], k & (RING - 1)
-            table = np.uint32(tables[j])
-            places[j] = guesses[n]
-            if guesses[n] >= 0 and _is_of(words, shape, guesses[n], ids[j], table):
-                continue
-            places[j] = ABSENT
-            if homes[n] >= 0 and (guesses[n] >= 0 or lines[homes[n], PASSED]):
-                start, count = runs[buckets[j], START], runs[buckets[j], LINES]
-                places[j] = _search(words, shape, lines, longs, start, count, hashes[j], ids[j], table)
+    begin, size = np.uint64(first), np.uint64(last - first)
+    for n in range(size):
+        j = np.uint64(order[begin + n])
+        bucket = np.uint64(buckets[j])
+        count = runs[bucket, LINES]
+        homes[n] = runs[bucket, START] + home_of(hashes[j], count) if count else ABSENT
+        prefetch(lines, homes[n])
+    for n in range(size):
+        guesses[n] = ABSENT
+        if homes[n] >= 0:
+            line = np.uint64(homes[n])
+            slots = _slots(longs, line, _tag_of(hashes[np.uint64(order[begin + n])]))
+            if slots:
+                guesses[n] = np.int64(lines[line, np.uint64(PLACES) + trailing_zeros(slots)])
+                prefetch_cell(words, shape, guesses[n])
+    for n in range(size):
+        j = np.uint64(order[begin + n])
+        table, guess = np.uint32(tables[j]), guesses[n]
+        places[j] = guess
+        if guess >= 0 and _is_of(words, shape, guess, ids[j], table):
+            continue
+        places[j] = ABSENT
+        if homes[n] >= 0 and (guess >= 0 or lines[np.uint64(homes[n]), np.uint64(PASSED)]):
+            bucket = np.uint64(buckets[j])
+            start, count = runs[bucket, START], runs[bucket, LINES]
+            places[j] = _search(words, shape, lines, longs, start, count, hashes[j], ids[j], table)
 
 
 @kernel

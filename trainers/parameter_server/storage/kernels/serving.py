@@ -68,7 +68,7 @@ def pull_request(handle, counts, request, zero_if_absent, places, found, out, sc
 
     Args:
         found: [S, 2] int64, per stripe how many ids have no row, and its moves when it was looked up.
-        scratch: [2, RING] int64.
+        scratch: [2, AT_ONCE] int64.
 
     Returns how many ids lie in buckets of other servers: then nothing was copied, or not all.
     """
@@ -115,7 +115,7 @@ def push_request(  # type: ignore[no-untyped-def]
     Args:
         drops: of the store when the request was laid out.
         places, found: of a pull, or [U] and [S, 2] with moves of -1.
-        offsets, scratch: [AHEAD] and [2, RING] int64.
+        offsets, scratch: [AHEAD] and [2, AT_ONCE] int64.
         state: [4] int64, stripes that are left (bits; at first all that the request has ids in), the one whose lock
             is held (-1), what it is at, and where.
 
