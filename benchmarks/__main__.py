@@ -1,6 +1,6 @@
 """Runs benchmarks by name: `python -m benchmarks NAME [options]`; `all` runs every one, no name lists them.
 
-`--save` keeps figures in `benchmarks/results/`; `python -m benchmarks.common.figures_page` writes the page of them.
+`--save` stores figures in `benchmarks/results/`; `python -m benchmarks.common.figures_page` writes their page.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from benchmarks.common.names import benchmarks
 
 
 def command(file: Path) -> list[str]:
-    """What runs the benchmark of a module."""
+    """The function that runs the benchmark of a module."""
     return [sys.executable, "-m", f"benchmarks.{file.parent.name}.{file.stem}"]
 
 
 def run_all(known: dict[str, Path], options: list[str]) -> int:
-    """Runs every benchmark, also after one that cannot measure here: no TensorFlow, no control groups.
+    """Runs every benchmark, also after one that cannot measure here, for example without TensorFlow or control groups.
 
     Args:
-        options: those that every benchmark has.
+        options: the common ones of all benchmarks.
 
     Returns:
         1 if one of them ended with an error, after naming those.

@@ -1,1 +1,1 @@
-"""What benchmarks share: figures and their page, child processes, jobs of their own, generated logs."""
+"""Common code of benchmarks: figures and their page, child processes, jobs, generated logs."""

@@ -1,4 +1,4 @@
-"""A child process of a benchmark: answers a line of JSON with a line of JSON, and says what it has used."""
+"""A child process of a benchmark, which answers a line of JSON with a line of JSON, and its resource use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastrec.trainers.threads import process_settings
 
 
 def one_core() -> dict[str, str]:
-    """The settings of threads, malloc and OpenMP of a process with one core, whatever is set around it.
+    """The settings of threads, malloc and OpenMP of a process with one core, independent of the environment.
 
     With one thread, CPU seconds do not depend on how many cores happen to be free.
     """
@@ -33,7 +33,7 @@ class Child:
         python: that runs it, when it is not the parent's.
 
     Raises:
-        RuntimeError: the child ended; what it said is on standard error.
+        RuntimeError: the child ended; its messages are on standard error.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Child:
     ) -> None:
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
-            # A child that dies in native code says where.
+            # A crash in native code prints its stack.
             env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
-"""One job in many configurations, one after the other: how fast it is in each, as its own master measures it.
+"""The speed of one job in many configurations, one after the other, measured by its own master.
 
-Workers come and go and pods change their cores while the job trains. Nothing counts while a worker starts: a master
-measures only while every pod of a configuration is up.
+Workers join and leave and pods change their cores while the job trains. Starts of workers do not count, because a
+master measures only while every pod of a configuration is up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What is asked of a running job."""
+    """A shape requested of a running job."""
 
     workers: int
     worker_cores: float
@@ -50,13 +50,13 @@ def measure_shapes(
     warm_up_seconds: float = 0.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> Profile:
-    """Trains a job in every shape until each was measured for so long and so many steps; the master's last profile.
+    """Trains a job in every shape until each was measured for a time and a number of steps; returns the last profile.
 
     Args:
         content: the job file; it must have rows for longer than this takes.
-        shapes: in this order; a shape may come again, what was measured in it adds up.
-        seconds: of each stay in a shape.
-        warm_up_seconds: that the job trains as it came up before the first shape: its first steps make rows and caches.
+        shapes: in this order; measurements of a repeated shape are added.
+        seconds: in each shape.
+        warm_up_seconds: time of training before the first shape, because the first steps create rows and caches.
 
     Raises:
         RuntimeError: the job ended, or a shape did not come up.
@@ -94,7 +94,7 @@ def _profile(client: RpcClient) -> Profile:
 
 
 def _measured(profile: Profile, shape: Shape) -> tuple[int, float]:
-    """Steps until now in a shape, and worker seconds, the older ones of which count less."""
+    """Steps in a shape so far, and worker seconds, in which older ones have less weight."""
     for each in profile.measured:
         if shape.is_of(each.configuration):
             return each.steps_ever, each.worker_seconds

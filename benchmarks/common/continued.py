@@ -1,4 +1,4 @@
-"""A model that jobs of a benchmark continue, as a job of every day does: its rows cost what a restart must carry."""
+"""A model that jobs of a benchmark continue, as daily jobs do, so that restarts must save and restore its rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from elastrec.platform.data.generating.generator import GenerateReport, Generate
 Array = np.ndarray[Any, Any]
 
 FIRST_ID = 2**32
-"""Of those that the model's rows have; ids below it are free for the jobs that continue it."""
+"""First id of the model's rows; lower ids are free for the jobs that continue it."""
 
 
 def wide_log(spec: GenerateSpec, folder: Path, rows: int) -> GenerateReport:
@@ -29,7 +29,7 @@ def wide_log(spec: GenerateSpec, folder: Path, rows: int) -> GenerateReport:
 
     Args:
         spec: its columns.
-        rows: that a pass over one day makes in all tables together, but for what does not divide by their number.
+        rows: number of rows that a pass over one day creates in all tables together, rounded to their number.
     """
     rows_per_day = rows // spec.sparse
     log = generate(spec.model_copy(update={"path": str(folder), "rows_per_day": rows_per_day, "days": 2}))
@@ -39,7 +39,7 @@ def wide_log(spec: GenerateSpec, folder: Path, rows: int) -> GenerateReport:
 
 
 def replace_ids(folder: Path, ids_of: Callable[[str, int], Array]) -> None:
-    """Ids of a log's sparse features become others, file by file.
+    """Replaces the ids of a log's sparse features, file by file.
 
     Args:
         ids_of: takes a column's name and a number of rows; gives int64 of this length.
@@ -55,7 +55,7 @@ def replace_ids(folder: Path, ids_of: Callable[[str, int], Array]) -> None:
 def continue_model(
     platform: jobs.Platform, contents: Sequence[dict[str, Any]], spec: GenerateSpec, folder: Path, rows: int
 ) -> None:
-    """Has jobs continue one model (`continual.start_from`), which one worker and one server train.
+    """Makes jobs continue one model (`continual.start_from`), which one worker and one server train.
 
     Args:
         contents: the job files; the model is that of the first, with another log and other pods.

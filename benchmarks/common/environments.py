@@ -1,4 +1,5 @@
-"""Environments of peers that cannot be in ours: made on demand, from the package index in use."""
+"""Environments of peers that cannot be installed beside elastrec, created on demand from the configured package
+index."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ def python_of(environment: Path) -> Path:
 
 
 def install(environment: Path, packages: Sequence[str], benchmark: str) -> None:
-    """Makes an environment with these packages; an older one is replaced.
+    """Creates an environment with these packages; an older one is replaced.
 
     Args:
         benchmark: that needs it, for messages.
 
     Raises:
-        SystemExit: uv is not there, or the packages cannot be installed; says why.
+        SystemExit: uv is missing, or the packages cannot be installed; the message has the reason.
     """
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if uv is None:

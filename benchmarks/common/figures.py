@@ -1,4 +1,4 @@
-"""The form all figures share: goals, interleaved rounds, medians, and how they are printed.
+"""The common form of figures: goals, interleaved rounds, medians, printing.
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
     seconds = interleave({"ours": run_ours, "theirs": run_theirs}, rounds=arguments.rounds)
@@ -41,10 +41,10 @@ class Figure:
 
     Attributes:
         at_least, at_most: the goal; a figure without one explains another.
-        compared: it is one of several that are alike, such as one for each peer or assumption: the page has all of them
-            in one table, with a goal or without, and with the last part of their names as its columns.
-        simulated: part of the system was stood in for; the settings say which.
-        settings: what somebody needs to measure it again.
+        compared: whether it is one of several similar figures, such as one for each peer or assumption: the page has
+            all of them in one table, with or without a goal, and with the last part of their names as its columns.
+        simulated: whether part of the system was replaced; the settings name this part.
+        settings: for repeating the measurement.
     """
 
     figure: str
@@ -85,7 +85,7 @@ class Figure:
 
 
 def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Runs the sides in turn, A B A B, so that a machine that is slower for a while is so for all of them."""
+    """Runs the sides in turn, A B A B, so that a temporarily slower machine affects all of them."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():
@@ -94,7 +94,7 @@ def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
 
 
 def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, list[T]]:
-    """Short slices of the sides in turn, A B B A, so that a machine that becomes slower favours none of them."""
+    """Runs short slices of the sides in turn, A B B A, so that a machine that becomes slower favours no side."""
     results: dict[str, list[T]] = {name: [] for name in sides}
     order = list(sides.items())
     for _ in range(slices):
@@ -105,13 +105,12 @@ def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, l
 
 
 class OtherLoad:
-    """What other processes of this machine use meanwhile: figures of waits need it to be nearly nothing.
+    """The CPU use of other processes of this machine during a measurement; for figures of waits it must be near 0.
 
-    As a context manager around a measurement. Processes that the benchmark starts in it are its own once they have
-    ended.
+    A context manager around a measurement. Processes that the benchmark starts in it count as its own after their end.
 
     Attributes:
-        cores: average number of cores that others had; 0 where the system does not say.
+        cores: average number of cores of other processes; 0 if the system does not report it.
     """
 
     cores = 0.0
@@ -157,7 +156,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def print_table(figures: Sequence[Figure]) -> None:
-    """A table for people, and under it with what settings it was measured."""
+    """A table for users, followed by the settings of the measurement."""
     table, settings = Table(box=SIMPLE_HEAD), []
     table.add_column("figure", overflow="fold", ratio=3)
     for name in ("value", "goal", "met"):
@@ -180,7 +179,7 @@ def run_benchmark(
     measure: Callable[[argparse.Namespace], list[Figure]],
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> None:
-    """The command line of one benchmark: parses options, measures, prints, keeps. Its log goes to stderr."""
+    """The command line of one benchmark: parses options, measures, prints, saves. Its log goes to stderr."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
@@ -188,11 +187,11 @@ def run_benchmark(
         add_options(parser)
     arguments = parser.parse_args()
     try:
-        # Before hours are measured that nobody can tell the code of.
+        # Checked before the measurement, because figures without a commit cannot be saved.
         commit = results.measured_commit() if arguments.save else ""
     except ValueError as error:
         parser.error(str(error))
-    # Figures alone go to stdout.
+    # Only figures go to stdout.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with OtherLoad() as load:
         figures = measure(arguments)

@@ -1,6 +1,6 @@
-"""The docs' page of figures, from the kept results alone: goals, met or missed, simulated or not, and of which code.
+"""The docs' page of figures, from the stored results alone: goals, met or missed, simulated or not, with their commits.
 
-Beside them stand comparisons: with which peers and assumptions a benchmark wins and with which it loses.
+The page also has comparisons: the peers and assumptions with which a benchmark wins or loses.
 
 python -m benchmarks.common.figures_page
 """
@@ -33,7 +33,7 @@ _TABLE = "| figure | value | goal | unit | | measured |\n|---|---|---|---|---|--
 
 
 def page(results: Mapping[str, Sequence[Result]], known: Iterable[str]) -> str:
-    """Figures that have a goal, by benchmark, comparisons, and which of the known benchmarks have no result."""
+    """Figures with a goal, by benchmark, comparisons, and the known benchmarks without a result."""
     parts = [_HEAD]
     for benchmark, figures in sorted(results.items()):
         lines = [_row(result) for result in figures if result.goal is not None]
@@ -103,7 +103,7 @@ def _with_interval(result: Result) -> str:
 
 
 def _during(result: Result) -> str:
-    """What else the machine did, as it was while this figure was measured, or else in the whole run."""
+    """The other load of the machine during the measurement of this figure, or otherwise during the whole run."""
     cores = result.settings.get("others_cores", result.measured.others_cores) or 0
     return f", while others used {cores:.1f} cores" if cores >= 0.1 else ""
 
@@ -113,7 +113,7 @@ def _origin(measured: Origin) -> str:
 
 
 def render() -> str:
-    """The page as today's results have it."""
+    """The page from the stored results."""
     return page(load(), benchmarks())
 
 

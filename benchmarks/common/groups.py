@@ -1,4 +1,4 @@
-"""The control groups of a job's pods: how long their limits held them back, and their weight against other load."""
+"""The control groups of a job's pods: the time for which limits throttled them, and their weight against other load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _V1_WEIGHT, _V2_WEIGHT, _V2_MOST_WEIGHT = 1024, 100, 10_000
 
 @dataclass(frozen=True)
 class Throttling:
-    """Counters of a group since it was made: scheduling periods in which it ran, those it was stopped in, CPU time."""
+    """Counters of a group since its creation: scheduling periods in which it ran, throttled periods, CPU time."""
 
     periods: int
     throttled: int
@@ -31,7 +31,7 @@ class Throttling:
 
     @property
     def share(self) -> float:
-        """Of the periods, those in which the limit was reached; 0 to 1."""
+        """Share of the periods in which the limit was reached; 0 to 1."""
         return self.throttled / self.periods if self.periods else 0.0
 
 
@@ -42,7 +42,7 @@ def pod_groups(job_id: str) -> dict[str, Path]:
         with contextlib.suppress(psutil.Error, OSError):
             pod = process.environ().get(POD, "")
             folder = _cpu_group(Path(f"/proc/{process.pid}/cgroup").read_text())
-            # The supervisor of a pod knows its name, too, but stays outside of its group.
+            # The supervisor of a pod also has the pod's name, but is outside of its group.
             if pod.startswith(f"{job_id}-") and folder is not None and folder.parent.name.startswith("elastrec-"):
                 groups[pod] = folder
     return groups
@@ -69,7 +69,7 @@ def throttling(group: Path) -> Throttling:
 
 
 def outweigh_other_load(agent_id: str, processes: int) -> None:
-    """Gives all pods of a node agent together the weight of so many busy processes; without, they weigh as one.
+    """Gives all pods of a node agent together the weight of a number of busy processes; the default is that of one.
 
     Does nothing where the agent has no groups.
     """
@@ -81,12 +81,12 @@ def outweigh_other_load(agent_id: str, processes: int) -> None:
 
 
 def hold_back(agent_id: str, uid: str, cores: float) -> None:
-    """Lets a pod have fewer cores than its agent has granted it, until the agent sets its limit again.
+    """Gives a pod fewer cores than its agent has granted, until the agent sets its limit again.
 
     A group around all pods of an agent would not do: under version 1 no group may have less than one inside it.
     """
     for group in (mount / f"elastrec-{agent_id}" / uid for mount in _CPU_MOUNTS):
-        # The pod may just be going.
+        # The pod may just be ending.
         with contextlib.suppress(FileNotFoundError):
             if (group / "cpu.max").exists():
                 _, period = (group / "cpu.max").read_text().split()

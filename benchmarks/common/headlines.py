@@ -1,7 +1,7 @@
-"""What headline figures of the simulator share: on which seeds, against whom, under which truths, with which goals.
+"""Common code of the simulator's headline figures: seeds, peers, true step forms, goals.
 
-Constants of the product were chosen after looking at results of `CHOSEN_ON`; headlines come from `HEADLINE_SEEDS`, on
-which nothing was ever chosen. A seed draws both the jobs and their trouble. Every difference is that of one seed's pair
+Constants of the product were chosen by results of the seeds `CHOSEN_ON`; headlines come from `HEADLINE_SEEDS`, which
+were never used for a choice. A seed draws both the jobs and their faults. Every difference is that of one seed's pair
 of runs; its mean over the seeds has a 95 % interval by Student's t.
 """
 
@@ -46,18 +46,17 @@ from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
 CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33, *range(201, 213))
-"""Rules (payback, efficiencies, trust), warm start and search were chosen after results of these: no headline
-uses them."""
+"""Seeds by which rules (payback, efficiencies, trust), warm start and search were chosen; no headline uses them."""
 HEADLINE_SEEDS = (101, 102, 103, 104, 105)
 SYMMETRIC = Habits(asks_beyond=4.0)
-"""Owners miss the right number of workers either way; everything else as in `Habits`."""
+"""Owners request too many or too few workers; everything else as in `Habits`."""
 WORKERS_ONLY = frozenset({Change.WORKERS})
 MEDIAN, P90, MEAN = "completion_seconds_median", "completion_seconds_p90", "completion_seconds_mean"
 CORE_HOURS, OUT_OF_MEMORY = "core_hours", "out_of_memory_share"
 
 Jobs = tuple[JobToRun, ...]
 TRUTHS: Mapping[str, Callable[[Jobs], Jobs]] = {"equation": tuple, "queues": with_queues, "refined": refined}
-"""How steps truly behave: by eq. 1–5, which is the policies' own model; with servers that are queues; refined."""
+"""True forms of steps: eq. 1–5, which is the policies' own model; servers as queues; refined."""
 SIDES = (BY_HAND_SIDE, STATIC, OPTIMUS, OPTIMUS_2, OPTIMUS_4, GREEDY, OURS, OURS_WARM)
 
 
@@ -75,7 +74,7 @@ def run_all(
         workloads: jobs by seed.
 
     Raises:
-        ScalingError: jobs of a side did not end; sides would be compared by different jobs.
+        ScalingError: jobs of a side did not end, so that sides would be compared by different jobs.
     """
     found: dict[str, list[Report]] = {side.name: [] for side in sides}
     for seed, jobs in workloads.items():
@@ -124,7 +123,8 @@ def compared(
 def moved(
     prefix: str, reports: Mapping[str, Sequence[Report]], others: Sequence[Side], settings: Mapping[str, Any]
 ) -> list[Figure]:
-    """Mean time and core-hours of the default policy against others, where one assumption differs; above 0 we lose."""
+    """Mean time and core-hours of the default policy against others, with one different assumption; above 0: we
+    lose."""
     return [
         _comparison(
             f"{prefix}.{short}_against_{other.name}",
@@ -146,7 +146,7 @@ def _comparison(
 
 
 def out_of_memory(prefix: str, reports: Mapping[str, Sequence[Report]], ours: Side) -> Figure:
-    """Share of all jobs of all seeds, with what the other sides had beside it."""
+    """Share of all jobs of all seeds, with those of the other sides as settings."""
     shares = {
         name: 100.0 * sum(each.out_of_memory > 0 for report in mine for each in report.jobs)
         / max(sum(len(report.jobs) for report in mine), 1)
@@ -159,9 +159,9 @@ def out_of_memory(prefix: str, reports: Mapping[str, Sequence[Report]], ours: Si
 
 
 class Knowing(ThreeStage):
-    """The default policy with models of measurements without noise all over a job's limits: what it could know at best.
+    """The default policy with perfect models, fitted to measurements without noise all over a job's limits.
 
-    Its jobs' models are fitted once, in the form that describes their truth best.
+    Its jobs' models are fitted once, in the form that fits their true steps best.
     """
 
     def __init__(self, jobs: Sequence[JobToRun]) -> None:
@@ -170,7 +170,7 @@ class Knowing(ThreeStage):
         self._models: dict[str, ThroughputModel] = {}
 
     def propose(self, job: JobProfile, view: View) -> Proposal:
-        """As the default policy, by the model that it knows."""
+        """As the default policy, with its perfect model."""
         if job.job_id not in self._models:
             self._models[job.job_id] = _known_model(self._jobs[job.job_id])
         situation = Situation(job, self._models[job.job_id], view.prices, view.overheads, view.rules)
@@ -194,10 +194,10 @@ def _known_model(job: JobToRun) -> ThroughputModel:
 
 
 def steady_share(prefix: str, jobs: Sequence[JobToRun], seed: int, at_least: float, longer: float = 10.0) -> Figure:
-    """Share of jobs, each with a cluster to itself, that rest within 5 % of the speed that knowing its model leads to.
+    """Share of jobs, each on a cluster of its own, that settle within 5 % of the speed with a perfect model.
 
     Args:
-        longer: jobs are made so many times as long, so that they come to rest.
+        longer: factor of the jobs' length, so that they settle.
     """
     spaced = tuple(
         msgspec.structs.replace(job, arrival_seconds=0.0, samples=longer * job.samples, memory=None) for job in jobs

@@ -1,7 +1,7 @@
-"""Whole jobs for benchmarks: a node agent of their own, jobs from start to end, and what each of them left.
+"""Whole jobs for benchmarks: a node agent of their own, jobs from start to end, and their results.
 
-Everything is the product's: real pods, real limits, real checkpoints. Only the export and the registration of the
-model are left out, because no figure here is about them.
+They use the product's real pods, limits and checkpoints. Only the export and the registration of the model are left
+out, because no figure here depends on them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that succeeded, or did what it was started for.
+    """A job that succeeded, or was ended after its purpose.
 
     Attributes:
         ledger: one row per attempt at a shard; `began` and `ended` are seconds on the job's clock.
-        profile: what its master had measured at the end; None where that does not run any more.
+        profile: its master's measurements at the end; None if the master no longer runs.
     """
 
     metrics: TrainingMetrics
@@ -60,7 +60,7 @@ class Ended:
 
 @contextlib.contextmanager
 def private_home() -> Iterator[Path]:
-    """A folder that is gone afterwards, however the benchmark ends."""
+    """A folder that is removed afterwards, however the benchmark ends."""
     signal.signal(signal.SIGTERM, _end)
     # Decisions are no part of a benchmark's output.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
@@ -73,7 +73,7 @@ def private_home() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Platform]:
-    """A node agent in a folder of its own; agent, pods and folder are gone afterwards, however the benchmark ends.
+    """A node agent in a folder of its own; agent, pods and folder are removed afterwards, however the benchmark ends.
 
     Args:
         cores: that the agent may grant; the machine may have fewer.
@@ -90,14 +90,14 @@ def private_platform(cores: float = 16.0, weight: int = 8) -> Iterator[jobs.Plat
 
 
 def platform_on(home: Path, config: ClusterConfig) -> jobs.Platform:
-    """The platform of a cluster, whose history and work folder lie in `home`."""
+    """The platform of a cluster, with history and work folder in `home`."""
     work = home / "work"
     work.mkdir(exist_ok=True)
     return jobs.Platform.connect(config, f"sqlite:///{home}/mlflow.db", str(work))
 
 
 def expect_limits(platform: jobs.Platform, benchmark: str) -> None:
-    """Ends a benchmark that means nothing without the limits of its pods.
+    """Ends a benchmark that needs enforced limits of its pods.
 
     Raises:
         SystemExit: this machine does not enforce them.
@@ -116,8 +116,8 @@ def launch(
     """Launches a job.
 
     Args:
-        room_seconds: for so long the launch is tried again while the cluster has no room for the job's master, as
-            Airflow tries a task again.
+        room_seconds: time in which the launch is retried while the job's master does not fit on the cluster, as Airflow
+            retries a task.
         earlier_terms: as of `jobs.launch`.
     """
     deadline = time.monotonic() + room_seconds
@@ -133,7 +133,7 @@ def launch(
 
 @contextlib.contextmanager
 def launched(platform: jobs.Platform, content: dict[str, Any], room_seconds: float = 0.0) -> Iterator[str]:
-    """A job that was launched, by its id; its pods are removed whatever happens, a launch that failed included.
+    """A launched job, by its id; its pods are removed in any case, also after a failed launch.
 
     Args:
         content: the job file.

@@ -1,7 +1,7 @@
-"""Real jobs that something is done to while they train, and how long each took from its first sample to its last.
+"""Real jobs that are changed while they train, and the time of each from its first sample to its last.
 
-A restart is what people do without migration: save, stop, and go on from the record with other sizes (`elastrec stop`,
-then `elastrec resume --set`), done at once and by a program.
+A restart is the alternative to migration: save, stop, and continue from the record with other sizes (`elastrec stop`,
+then `elastrec resume --set`), done immediately and by a program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Trained:
     """A job whose rows were all trained.
 
     Attributes:
-        seconds: from the first trained sample that was seen to the last one; restarts count.
+        seconds: from the first observed trained sample to the last one, including restarts.
         explanation: its story; after a restart, that of the last start.
     """
 
@@ -72,11 +72,11 @@ def train(
 
 
 def leave_alone(job_id: str, seconds: float, metrics: TrainingMetrics) -> None:
-    """Nothing is done to the job."""
+    """Does not change the job."""
 
 
 def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) -> None:
-    """Saves a job, stops it, and launches it again with other values of its file; returns when a master is there.
+    """Saves a job, stops it, and launches it again with other values of its file; returns when its master runs.
 
     Args:
         overrides: by dotted path.
@@ -94,7 +94,7 @@ def restart(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any]) 
 
 
 def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any], room_seconds: float = 0.0) -> None:
-    """Launches a job that was stopped again, from its newest record and with other values of its file.
+    """Launches a stopped job again, from its newest record and with other values of its file.
 
     Args:
         overrides: by dotted path.
@@ -107,20 +107,21 @@ def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any], r
 
 
 def happened(trained: Trained, word: str) -> list[str]:
-    """What the job's story says with this word in it, each with its second."""
+    """The events of the job's explanation that contain a word, each with its time."""
     return [f"{entry.seconds:.0f} s: {entry.what}" for entry in trained.explanation.timeline if word in entry.what]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """One job as the platform helps it, left alone, and restarted by a person at the moment of the platform's decision.
+    """One job with the platform's reaction, without it, and restarted by a person at the time of the platform's
+    decision.
 
     Attributes:
-        done: what the platform does, in the past tense: the name of its side.
-        word: of the lines of a job's story that say so.
-        helped, alone: train the job once.
-        restarted: the same, with a restart after so many seconds of training.
-        decided_after: seconds of training until the platform decided, of a job that was helped.
+        done: the platform's reaction, in the past tense: the name of its side.
+        word: in the events of the reaction in a job's explanation.
+        helped, alone: functions that train the job once.
+        restarted: the same, with a restart after a number of seconds of training.
+        decided_after: seconds of training until the platform's decision.
     """
 
     done: str
@@ -131,7 +132,7 @@ class Sides:
     decided_after: Callable[[Trained], float]
 
     def measure(self, rounds: int) -> tuple[dict[str, list[float]], list[float]]:
-        """Seconds of each side, in turn, and when the platform decided."""
+        """Seconds of each side, in turn, and times of the platform's decisions."""
         decided: list[float] = []
 
         def side(name: str, run: Callable[[], Trained]) -> Callable[[], float]:
@@ -157,7 +158,7 @@ class Sides:
         """Completion times of the same round against each other.
 
         Args:
-            measured: what `measure` gave.
+            measured: the result of `measure`.
             goals: in %, below those of the sides `restart` and `none`.
         """
         seconds, decided = measured

@@ -1,4 +1,4 @@
-"""Which benchmarks there are."""
+"""The names of all benchmarks."""
 
 from __future__ import annotations
 

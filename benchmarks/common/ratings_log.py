@@ -1,4 +1,4 @@
-"""A generated ratings log: who rates what with which history, by planted tastes; same shape, same rows.
+"""A generated ratings log of users, items and histories, by planted tastes; equal shapes give equal rows.
 
 Columns: `label` (a good rating), `user` and its `group`, `item` and its `genre`, `history` (the last items that the
 user rated well, newest last), `user_ratings` and `item_ratings` so far. Rows are in order of time; days follow each
@@ -95,7 +95,7 @@ def _by_zipf(random: np.random.Generator, size: int, rows: int) -> NDArray[np.in
 def _so_far(
     user_N: NDArray[np.int64], item_N: NDArray[np.int64], label_N: NDArray[np.int64]
 ) -> tuple[list[list[int]], NDArray[np.int64], NDArray[np.int64]]:
-    """Per row, what was known before it: the user's history, and ratings of the user and of the item."""
+    """Per row, the values before it: the user's history, and numbers of ratings of the user and of the item."""
     liked: dict[int, deque[int]] = defaultdict(lambda: deque(maxlen=_HISTORY))
     by_user, by_item = np.zeros(user_N.max() + 1, np.int64), np.zeros(item_N.max() + 1, np.int64)
     histories, user_before, item_before = [], np.empty_like(user_N), np.empty_like(item_N)

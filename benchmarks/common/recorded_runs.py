@@ -1,8 +1,8 @@
-"""Real jobs on the local cluster, and what the simulator has to know to replay them: starts, steps, pods over time.
+"""Real jobs on the local cluster, and their records for replays in the simulator: starts, steps, pods over time.
 
-Every pod has a fraction of a core by its control group. What is recorded comes from the job's own ledger (who trained
-which rows from when to when, on the job's clock), from its migrations, and from the profile that its master keeps for
-rounds of scaling.
+Every pod has a fraction of a core by its control group. The record comes from the job's ledger (the worker and the
+times of all trained rows, on the job's clock), from its migrations, and from its master's profile for rounds of
+scaling.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ CASES = (
     Case("small workers get a second server", 3, 1, 0.25, 0.2, epochs=80, change_at=0.3, servers_to=2),
     Case("gives a server back", 2, 2, 0.3, 0.3, epochs=60, change_at=0.3, servers_to=1),
 )
-"""Two that lose a worker, two that get workers, three whose servers change: how long any of it takes is never asked of
-the run itself."""
+"""Two that lose a worker, two that get workers, three whose servers change; durations are never taken from the
+predicted run itself."""
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The steps that were made with one number of workers and servers.
+    """The steps with one number of workers and servers.
 
     Attributes:
         step_seconds: mean of a worker's step.
-        worker_seconds: that stand behind it.
-        compute_seconds: the part of a step that the worker did not wait for servers, by the master's profile; None
-            where the profile has none: pods were coming or going.
+        worker_seconds: number of measured ones.
+        compute_seconds: the part of a step without waits for servers, from the master's profile; None if the profile
+            has none, because pods were joining or leaving.
     """
 
     workers: int
@@ -99,15 +99,15 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A real run; times are seconds on its job's clock, which begins when its master does.
 
     Attributes:
-        started_seconds: when its first worker took its first shard.
-        ended_seconds: when its last training shard was done: the completion time that is to be predicted.
+        started_seconds: when its first worker leased its first shard.
+        ended_seconds: when its last training shard was done; the completion time to be predicted.
         dense_bytes: of the model's dense parameters.
         pods_up: (seconds since the first shard, workers and servers that trained from then on).
         repeated_samples: trained a second time after a loss.
         lose_at, change_at, workers_to, servers_to: of its case.
-        delay_seconds: from the loss or the order until as many workers trained as were wanted, or until rows were
-            handed over to the servers that were wanted; None without either.
-        pause_seconds: rows were handed over; None where servers did not change.
+        delay_seconds: from the loss or the order until the wanted number of workers trained, or until rows were handed
+            over to the wanted servers; None without either.
+        pause_seconds: of the hand-over of rows; None if servers did not change.
     """
 
     name: str
@@ -160,7 +160,7 @@ def record(cases: tuple[Case, ...], folder: str, say: Callable[[str], None], wei
         weight: of all pods against other load.
 
     Raises:
-        RuntimeError: a job failed, or nothing could be done to it at the wanted moment.
+        RuntimeError: a job failed, or could not be changed at the intended time.
     """
     spec = GenerateSpec(path=folder, rows_per_day=_ROWS, days=2, seed=1, dense=8, sparse=12, lists=0)
     log = generate(spec)
@@ -175,7 +175,7 @@ def record(cases: tuple[Case, ...], folder: str, say: Callable[[str], None], wei
 
 
 class _Disturb:
-    """Does what the case wants, once, at its moment; never ends the job."""
+    """Applies the case's fault or change once, at its time; never ends the job."""
 
     def __init__(self, platform: jobs.Platform, case: Case) -> None:
         self._platform, self._case, self._done = platform, case, False
@@ -211,10 +211,10 @@ def _kill_a_worker(job_id: str) -> None:
 
 
 def recorded(case: Case, ended: Ended) -> RecordedRun:
-    """What follows from the ledger, the migrations and the profile of a job that has ended.
+    """The record from the ledger, the migrations and the profile of an ended job.
 
     Raises:
-        RuntimeError: its master had no profile any more, or its servers were to change and have not.
+        RuntimeError: its master no longer had a profile, or its servers did not change as ordered.
     """
     if ended.profile is None:
         raise RuntimeError(f"{case.name}: its master was gone before its profile was read")
@@ -247,7 +247,7 @@ def _pods_up(
     moments: list[tuple[float, int, int]] = []
     for _, span in spans.iterrows():
         moments.append((float(span["began"]) - begin, 1, 0))
-        # Workers that stop within a shard of the end have found no more to do: that is the tail, not a loss.
+        # Workers that stop within a shard of the end found no more shards, and were not lost.
         if span["ended"] < end - _longest_shard(table):
             moments.append((float(span["ended"]) - begin, -1, 0))
     for each in moves:
@@ -261,10 +261,10 @@ def _pods_up(
 
 
 def _delay(case: Case, timeline: list[tuple[float, int, int]], done: list[float]) -> float | None:
-    """Until a lost worker, or the last one of those that were ordered, trained, or rows were handed over.
+    """Seconds until a replaced worker, or the last ordered one, trained, or rows were handed over.
 
     Args:
-        done: when each shard was done, rising; the order was given when so large a share of them was.
+        done: times at which shards were done, rising; the order was given at a share of them.
     """
     if case.lose_at is not None:
         lost = next(at for (_, before, _), (at, after, _) in pairwise(timeline) if after < before)
@@ -290,8 +290,8 @@ def _steps(
 ) -> tuple[MeasuredStep, ...]:  # fmt: skip
     """Steps of a worker by the pods that were up; its first shards, which warm it up, count too.
 
-    A worker fetches a shard before it has done the last one: a shard's own time is that since the one before was done.
-    What rows took to be handed over is no part of a step.
+    A worker leases a shard before the end of the previous one, so that a shard's time is measured from the end of the
+    previous one. Hand-overs of rows are not part of a step.
     """
     at = np.array([seconds + begin for seconds, *_ in timeline])
     ups = [(workers, servers) for _, workers, servers in timeline]

@@ -1,11 +1,11 @@
-"""Results of benchmarks as the repository keeps them: one JSON file per benchmark in `benchmarks/results/`.
+"""Stored results of benchmarks: one JSON file per benchmark in `benchmarks/results/`.
 
-`python -m benchmarks NAME --save` keeps what it measured. Figures that were measured elsewhere are added by the commit
-that was measured, in the form that `--output json` prints:
+`python -m benchmarks NAME --save` stores its figures. Figures from another machine are added with the measured commit,
+in the form that `--output json` prints:
 
 python -m benchmarks.common.results storage.json --commit 5012c56 --date 2026-11-24
 
-A kept figure is replaced when it is measured again; one that its benchmark no longer has is deleted from the file by
+A stored figure is replaced when it is measured again; one that its benchmark no longer has is deleted from the file by
 hand.
 """
 
@@ -27,20 +27,20 @@ from benchmarks.common.names import benchmarks
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 INTERVAL = "95_%_interval"
-"""The setting of a figure that has the interval of a mean over seeds."""
+"""The setting of a figure with the interval of a mean over seeds."""
 _WRITTEN = ("benchmarks/results", "docs/figures.md")
 """What publishing figures changes: no code that is measured."""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a figure comes from.
+    """The origin of a figure.
 
     Attributes:
         date: the day on which it was measured.
-        commit: the code that was measured, all 40 digits.
-        others_cores: average number of cores that other processes of the machine used meanwhile; None if not known.
-        of_publication: date and commit are those of the change that published the figure, for nobody kept which code
-            was measured.
+        commit: of the measured code, all 40 digits.
+        others_cores: average number of cores of other processes during the measurement; None if not known.
+        of_publication: whether date and commit are those of the figure's publication, because the measured code was not
+            recorded.
     """
 
     date: datetime.date
@@ -85,13 +85,13 @@ def load(folder: Path = RESULTS) -> dict[str, list[Result]]:
 
 
 def store(documents: Iterable[Mapping[str, Any]], measured: Origin, folder: Path = RESULTS) -> list[Path]:
-    """Keeps figures, each in place of the one of the same name, in the files of their benchmarks.
+    """Stores figures in the files of their benchmarks, replacing those of the same names.
 
     Raises:
-        ValueError: a document that is not a figure's, or of no benchmark; nothing is kept then.
+        ValueError: a document that is not a figure's, or of no benchmark; nothing is stored then.
     """
     try:
-        # Through JSON, as it is kept: settings may be tuples, values NumPy's.
+        # Through JSON, as in the file, because settings may be tuples and values NumPy's.
         new = [
             msgspec.convert({**json.loads(json.dumps(document)), "measured": measured}, Result)
             for document in documents
@@ -116,7 +116,7 @@ def full_commit(name: str, root: Path = ROOT) -> str:
     """The 40 digits of a commit of this repository.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no commit of that name.
     """
     done = _git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     if done.returncode:
@@ -128,7 +128,7 @@ def measured_commit(root: Path = ROOT) -> str:
     """The commit of this working tree.
 
     Raises:
-        ValueError: a tracked or new file differs from it, so that no commit has what would be measured.
+        ValueError: a tracked or new file differs from it, so that no commit has the code to measure.
     """
     left_out = [f":(exclude){path}" for path in _WRITTEN]
     changed = _git(root, "status", "--porcelain", "--", ".", *left_out).stdout.splitlines()

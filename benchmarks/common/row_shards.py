@@ -1,4 +1,4 @@
-"""Shards of plain rows, as a master would lease them, for benchmarks that run without one."""
+"""Shards of plain rows, as leased by a master, for benchmarks without one."""
 
 from __future__ import annotations
 

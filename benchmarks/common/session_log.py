@@ -1,4 +1,5 @@
-"""A click log as RecD §3 measured one: long sessions that interleave, user lists that rarely change, item ids that do.
+"""A click log with the statistics of RecD §3: long interleaved sessions, user lists that rarely change, changing item
+ids.
 
 Columns: label, session, time; user lists `u0`, `u1`, ... that a session keeps with probability `stays` from row to row
 and else shifts by one new id; item lists `i0`, `i1`, ... that are new in every row. `item_share` is the share of item
@@ -20,7 +21,7 @@ class LogShape:
 
     Attributes:
         samples_per_session: mean; sessions' sizes are geometric.
-        open_sessions: that interleave at any moment, as in an hour of a large service.
+        open_sessions: number of interleaved sessions at any time, as in an hour of a large service.
         user_lists, length: lists per row that describe the user, and their ids.
         item_share: bytes of item lists ÷ bytes of all lists.
         stays: probability that a row's user lists are those of the session's row before.
@@ -48,13 +49,13 @@ class LogShape:
 
 
 def session_log(shape: LogShape) -> pa.Table:
-    """The log in order of time; `session` numbers are random, so that they say nothing about time."""
+    """The log in order of time; `session` numbers are random and independent of time."""
     rng = np.random.default_rng(shape.seed)
     sessions = max(1, round(shape.rows / shape.samples_per_session))
     sizes = rng.geometric(1 / shape.samples_per_session, sessions)
     session_N = np.repeat(np.arange(sessions), sizes)
     rows = len(session_N)
-    # A session lasts as long as it takes for `open_sessions` others to begin.
+    # A session lasts until `open_sessions` others have begun.
     duration = shape.open_sessions / sessions
     time_N = np.repeat(rng.random(sessions), sizes) + rng.random(rows) * duration
     order = np.lexsort((time_N, session_N))

@@ -1,4 +1,4 @@
-"""What the simulated benchmarks share: a cluster like that of DLRover-RM §6, its three models, and sides to compare."""
+"""Common code of the simulated benchmarks: the cluster and the three models of DLRover-RM §6, and compared sides."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ OURS_WARM = replace(OURS, name="three_stage_warm", warm=True)
 
 
 def change(ours: Report, theirs: Report, name: str) -> float:
-    """By how many per cent a figure differs; negative: ours is lower."""
+    """The difference of a figure in per cent; negative: ours is lower."""
     value, base = ours.figures()[name], theirs.figures()[name]
     return 100.0 * (value / base - 1.0) if base else math.nan
 

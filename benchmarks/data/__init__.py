@@ -1,1 +1,1 @@
-"""Reading logs, and what clustering and deduplication save."""
+"""Benchmarks of reading logs, and of the savings by clustering and deduplication."""

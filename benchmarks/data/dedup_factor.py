@@ -1,4 +1,4 @@
-"""How well RecD's model predicts DedupeFactor, on generated logs and on real sessions (RecD §4.2).
+"""The accuracy of RecD's model of DedupeFactor, on generated logs and on real sessions (RecD §4.2).
 
 Predicted: 1 / (1 − (S−1)/S · d(f)) from the mean session S and the share d(f) of rows whose value is that of the
 session's row before. Measured: numbers of batches of clustered rows ÷ numbers of their distinct rows. Generated logs

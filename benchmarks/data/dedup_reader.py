@@ -44,20 +44,20 @@ Spent = dict[str, float]
 
 
 class _Parts:
-    """CPU seconds of this process, part by part."""
+    """CPU seconds of this process by part."""
 
     def __init__(self) -> None:
         self.spent: Spent = {"fill": 0.0, "convert": 0.0, "process": 0.0, "send": 0.0, "sent": 0.0}
         self._at = time.process_time()
 
     def end(self, part: str) -> None:
-        """What was spent since the last call belongs to this part."""
+        """Adds the CPU time since the last call to this part."""
         now = time.process_time()
         self.spent[part] += now - self._at
         self._at = now
 
     def move(self, part: str, out_of: str, seconds: float) -> None:
-        """What was counted to one part belongs to another."""
+        """Moves CPU time from one part to another."""
         self.spent[out_of] -= seconds
         self.spent[part] += seconds
 
@@ -84,14 +84,14 @@ def read_plain(reader: ShardReader, rows: int) -> Spent:
 
 
 class Timed:
-    """Counts what calls of a class cost, apart from the rest."""
+    """Measures the CPU time of a class's calls separately."""
 
     _seconds = 0.0
 
     @classmethod
     @contextmanager
     def counted(cls) -> Iterator[None]:
-        """The block's CPU seconds count."""
+        """Adds the block's CPU seconds."""
         before = time.process_time()
         try:
             yield
@@ -106,7 +106,7 @@ class Timed:
 
 
 class TimedEncoder(Timed, RowEncoder):
-    """Counts what the features' steps cost, apart from reading columns."""
+    """Measures the CPU time of features' steps, without reading columns."""
 
     def finish(self, read: ReadRows) -> EncodedRows:
         with self.counted():
@@ -114,7 +114,7 @@ class TimedEncoder(Timed, RowEncoder):
 
 
 class TimedRows(Timed, DeduplicatedRows):
-    """Counts what finding repeats and numbering them costs, apart from decoding and encoding."""
+    """Measures the CPU time of finding and numbering repeats, without decoding and encoding."""
 
     def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         with self.counted():

@@ -1,4 +1,5 @@
-"""What clustering by session saves on disk, and sharding by session in the log: RecD's O2 and O1, Figure 7 and §6.
+"""The savings of clustering by session on disk, and of sharding by session in the log: RecD's O2 and O1, Figure 7 and
+§6.
 
 The same rows, columns and Parquet writer (`elastrec data cluster`'s, with the encodings that it chose) in order of time
 and clustered; `own_encodings` lets the writer choose those that suit the order of time best, `repeats_left_out` is the

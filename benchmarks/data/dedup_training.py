@@ -1,4 +1,4 @@
-"""What a training step gains when each distinct list is looked up and pooled once (RecD §5 and §6.2).
+"""The gain of a training step that looks up and pools each distinct list once (RecD §5 and §6.2).
 
 The same module, ids and gradients on both sides: pooled as in a job's worker, of a plain KeyedJaggedTensor and of the
 DeduplicatedFeatures of the same batch, rows being looked up in this process. A pooling step is look-up, pooling,

@@ -1,4 +1,4 @@
-"""What a job gains end to end by clustering and deduplication: reader, parameter client and model of the real worker.
+"""The end-to-end gain of a job by clustering and deduplication: reader, parameter client and model of the real worker.
 
 The first rows of one log (26 single ids, 13 dense features, one long history; see `LogShape`) in order of time, and
 clustered by `elastrec data cluster`. Sides, each a worker and a parameter server process of its own, that take turns:

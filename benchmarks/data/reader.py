@@ -1,4 +1,4 @@
-"""How fast a worker reads its rows: Criteo text and Parquet to trainer-ready batches, rows per core second.
+"""The speed of a worker's reader: Criteo text and Parquet to trainer-ready batches, rows per core second.
 
 Ours, shuffled and with a job's default batches and shards, stands beside plain pyarrow that decodes the same columns
 into batches of the same size and drops them, and beside torchrec's own Criteo reader; in turns, each in a process of

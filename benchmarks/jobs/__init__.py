@@ -1,1 +1,1 @@
-"""What a job costs beside its training: calls, the master, start-up, scaling out."""
+"""Benchmarks of a job's costs beside its training: calls, the master, start-up, scaling out."""

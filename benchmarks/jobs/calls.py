@@ -1,4 +1,4 @@
-"""What a call costs: calls per CPU second of client and server together, over our wire and over Arrow Flight.
+"""The cost of a call: calls per CPU second of client and server together, over our transport and over Arrow Flight.
 
 A client process calls a server process, one call after the other: a worker's heartbeat and a master's answer, with the
 token checked (see `processes.calls`). Flight gets a server and a client as short as they can be, without retries,
@@ -34,7 +34,7 @@ def _cpu_seconds(server: Child, client: Child, calls: int) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """All three wires at once, none of them doing anything while another one is measured."""
+    """All three transports at once; while one is measured, the others are idle."""
     with contextlib.ExitStack() as stack:
         runs = {}
         for wire in _WIRES:

@@ -1,4 +1,4 @@
-"""A job whose tables outgrow its servers' memory: with the memory forecast, with it and no round, without: kills.
+"""Kills in a job whose tables outgrow its servers' memory: with forecast, with forecast but no rounds, without.
 
     python -m benchmarks growing_tables [--rounds 3] [--output json]
 
@@ -109,7 +109,7 @@ class Run:
 
 
 def kills_of(story: Explanation) -> int:
-    """How often the kernel ended a server for its memory, by the job's story."""
+    """The number of servers that the kernel killed for memory, from the job's explanation."""
     return sum(entry.what.startswith("lost ") and "OutOfMemory" in entry.cause for entry in story.timeline)
 
 
@@ -157,14 +157,14 @@ def train(
 
 
 def fullest_at(own: OwnPlan) -> float:
-    """How full the fullest server was when a master decided to give memory, as a share of its limit."""
+    """The use of the fullest server when a master decided to add memory, as a share of its limit."""
     plan = msgspec.json.decode(own.plan_json, type=Plan)
     assert plan.memory is not None
     return plan.memory.likely[0] / plan.before.parameter_server_memory_bytes
 
 
 def _round(platform: jobs.Platform, settings: ScalingSettings, job_id: str, run: Run) -> None:
-    """One round; a master that does not answer just then costs the round."""
+    """One round; it is skipped if the master does not answer."""
     with contextlib.suppress(ClusterError):
         profile = ask_profile(platform, job_id)
         if profile is None or not profile.servers:

@@ -8,7 +8,7 @@ the relieved job's master has decided, saves, and goes on with four servers of t
 hot buckets are spread evenly. Every pod has a fraction of a core by its control group.
 
 All sides continue one model, as a job of every day does: a pass over ids that are all different made its rows. Relief
-copies those of the hot buckets, a restart saves and restores all of them.
+copies only those of the hot buckets, a restart saves and restores all of them.
 
 DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart, and 36.4 % less than without intervention. A master
 that never relieves (`HotServers.look`: return None) makes both figures red.

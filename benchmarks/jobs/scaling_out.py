@@ -1,4 +1,4 @@
-"""What more pods bring: rows per second of 1, 2 and 4 workers, and of 1, 2 and 4 servers where these are what limits.
+"""The gain of more pods: rows per second of 1, 2 and 4 workers, and of 1, 2 and 4 servers if these are the limit.
 
 Every pod has a fraction of a core by its control group, so that one small machine holds them all. Speeds come from the
 ledger: rows of the time in which every worker trained. The groups' throttling counters, in the settings, say

@@ -1,4 +1,4 @@
-"""What the job master costs and how much it bears: shards per second, heartbeats, memory.
+"""The costs and the capacity of the job master: shards per second, heartbeats, memory.
 
 A real master with its journal on disk answers over a socket; its workers are played (see `processes.shards`): they
 say what real ones say and train nothing. CPU seconds are those of the master's process alone.
@@ -41,7 +41,7 @@ def leasing(shards: int, rounds: int) -> list[Figure]:
     """Shards granted and completed per second, and what a finished shard leaves in memory."""
     each = shards // (rounds + 1)
     rates, cpu, resident = [], [], []
-    # One row a shard: the rows are nobody's business here.
+    # One row per shard, because rows do not matter here.
     with played_job(_LEASING_WORKERS, 2 * shards, 1, 1) as (master, players):
         for _ in range(rounds + 1):
             before = master.cpu_seconds()
@@ -56,7 +56,7 @@ def leasing(shards: int, rounds: int) -> list[Figure]:
         Figure("shards.per_second", statistics.median(rates[1:]), "shards granted and completed per second",
                at_least=20_000, simulated=True, settings={**settings, "each": [round(rate) for rate in rates[1:]]}),
         Figure("shards.master_cpu", 1e6 * statistics.median(cpu[1:]), "CPU µs of the master per shard", simulated=True),
-        # A shard that were remembered, however tersely, would cost more than a hundred bytes.
+        # A shard that stays in memory would cost more than a hundred bytes.
         Figure("shards.memory_per_finished_shard", grown, "bytes", at_most=16.0, simulated=True,
                settings={"after_first_round_bytes": resident[0], "at_the_end_bytes": resident[-1]}),
     ]  # fmt: skip

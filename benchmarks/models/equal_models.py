@@ -1,4 +1,4 @@
-"""Whether many workers give the model that one process gives: AUC after one pass over the same generated rows.
+"""Whether many workers train the same model as one process: AUC after one pass over the same generated rows.
 
 Compared are torchrec in one process without any server, and jobs of one worker, of four workers async, bsp and ssp(2).
 Every side makes steps of the same size: with bsp a step is one minibatch of every worker, so its workers take a

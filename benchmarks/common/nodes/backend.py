@@ -14,8 +14,8 @@ NAME = "local-nodes"
 
 
 class NodesConfig(ClusterConfig, frozen=True, kw_only=True, tag=NAME):
-    """How the node agents are reached; holds their secrets. A job's master is given all of it: agents grant rights of
-    their own to masters of the backend `local` alone.
+    """The addresses of the node agents; contains their secrets. A job's master gets all of it, because agents grant
+    separate rights only to masters of the backend `local`.
 
     Attributes:
         agents: by the name of the node, in the order in which nodes are filled.
@@ -26,7 +26,7 @@ class NodesConfig(ClusterConfig, frozen=True, kw_only=True, tag=NAME):
     unschedulable: tuple[str, ...] = ()
 
     def problems(self) -> list[FieldProblem]:
-        """What is wrong with its agents or with the names of nodes."""
+        """The problems of its agents or of the names of nodes."""
         problems = [problem for agent in self.agents.values() for problem in agent.problems()]
         if not self.agents:
             problems.append(FieldProblem("agents", "none", "at least one"))

@@ -1,4 +1,4 @@
-"""What callers and masters share: the agents of all nodes behind one client."""
+"""The agents of all nodes behind one client, for callers and masters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from elastrec.platform.specs.errors import ClusterError
 
 
 def for_agent(pod: PodSpec) -> PodSpec:
-    """A pod as the agent of its node is sent it: where it goes is decided already."""
+    """A pod as sent to the agent of its node, after the choice of the node."""
     return msgspec.structs.replace(pod, placement=None)
 
 
 class NodesCluster:
-    """Safe to use from several threads. Where an agent that is needed does not answer, a call raises its ClusterError.
+    """Thread-safe. If a needed agent does not answer, a call raises its ClusterError.
 
     Names of pods are unique in the cluster as long as one process at a time creates the pods of a job.
 
@@ -39,15 +39,15 @@ class NodesCluster:
         self._placing = threading.Lock()
 
     def create(self, pod: PodSpec, *, replaces_ended: bool = False) -> PodStatus:
-        """A pod on one of the nodes; where the job has one of that name, that one.
+        """Creates a pod on one of the nodes; returns an existing one of that name.
 
         Args:
-            replaces_ended: one that has ended is deleted and created anew.
+            replaces_ended: whether one that has ended is deleted and created again.
 
         Raises:
             ClusterError: the pod cannot be honoured, another one has its name, or an agent does not answer.
         """
-        # One after the other: the next pod is placed by what this one has taken.
+        # One after the other, because the next pod is placed by the capacity that this one leaves.
         with self._placing:
             found = self.find(pod.name)
             if found is not None:
@@ -72,7 +72,7 @@ class NodesCluster:
         return sorted(pods, key=lambda pod: pod.created_unix_seconds)
 
     def delete(self, name: str) -> None:
-        """Ends and forgets a pod, if it is there; returns when no process of it is left."""
+        """Ends and removes a pod, if it exists; returns when no process of it is left."""
         for agent in self.agents.values():
             agent.delete(name)
 

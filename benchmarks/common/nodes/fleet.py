@@ -1,7 +1,7 @@
 """The pods of one job on several agents, whose watches are one watch.
 
-Its resume token holds the token of every agent. Events of one pod come in their order, for a pod stays on its node;
-those of different nodes come as they arrive. Where one agent does not know its token any more, the whole watch begins
+Its resume token contains the token of every agent. Events of one pod are in order, because a pod stays on its node;
+those of different nodes are in the order of arrival. If an agent no longer knows its token, the whole watch begins
 again with a snapshot.
 """
 
@@ -21,7 +21,7 @@ from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodSize, Pod
 from elastrec.platform.specs.errors import ClusterError
 
 _POLL_SECONDS = 1.0
-"""So long an agent may still be asked after the caller has left a watch."""
+"""Time for which a request to an agent may still run after the caller has left a watch."""
 
 
 class NodesFleet:
@@ -35,7 +35,7 @@ class NodesFleet:
         return self._cluster.create(pod)
 
     def delete(self, name: str, uid: str, *, grace_seconds: float | None = None) -> None:
-        """See `Fleet.delete`. Every agent is asked, also after one that does not answer."""
+        """See `Fleet.delete`. All agents get the request, also after one that does not answer."""
         problem: ClusterError | None = None
         for agent in self._cluster.agents.values():
             try:
@@ -62,7 +62,7 @@ class NodesFleet:
         try:
             yield from self._merged(pool, tokens, deadline)
         finally:
-            # A caller that leaves waits for no agent: what it was asked last is answered soon, to nobody.
+            # A caller that leaves does not wait for agents: their last answers are discarded.
             pool.shutdown(wait=False)
 
     def _merged(self, pool: ThreadPoolExecutor, tokens: dict[str, str], deadline: float) -> Iterator[PodEvent]:
@@ -74,7 +74,7 @@ class NodesFleet:
             done, _ = wait(polls, return_when=FIRST_COMPLETED if left > 0.0 else ALL_COMPLETED)
             answers = [(polls.pop(poll), poll.result()) for poll in done]
             if any(event.kind is PodEventKind.SYNCED for _, answer in answers for event in answer.events):
-                # What others were asked before the snapshot is older than it.
+                # Requests to other agents before the snapshot are older than it.
                 wait(polls)
                 polls.clear()
                 yield from self._snapshot(tokens)

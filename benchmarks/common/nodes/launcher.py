@@ -1,4 +1,4 @@
-"""The cluster of several agents as seen from outside of a job."""
+"""The launcher of the cluster of several agents, for callers outside of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which node a new pod goes. Pure."""
+"""The choice of a new pod's node. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from elastrec.platform.specs.errors import ClusterError
 def place(pod: PodSpec, nodes: Sequence[Node], pods: Mapping[str, Sequence[PodStatus]]) -> str:
     """The name of the node for a pod.
 
-    Of the nodes that take pods, are large enough and suit its placement: one with room now before one where it has to
-    wait, then the one with the fewest pods of its role and job, as Kubernetes spreads them, then the first.
+    Among the nodes that accept pods, are large enough and suit its placement: first those with free capacity, then the
+    one with the fewest pods of its role and job, as Kubernetes spreads them, then the first.
 
     Args:
         pods: of the pod's job, by node.
@@ -42,7 +42,7 @@ def place(pod: PodSpec, nodes: Sequence[Node], pods: Mapping[str, Sequence[PodSt
 
 
 def suits(placement: Placement | None, node: str, pods: Sequence[PodStatus]) -> bool:
-    """Whether a node is as a placement asks; nodes have no labels here.
+    """Whether a node satisfies a placement; nodes have no labels here.
 
     Args:
         pods: those of the same job on the node.

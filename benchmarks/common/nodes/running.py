@@ -1,4 +1,4 @@
-"""Starts the agents of several nodes, and makes their backend known while they run."""
+"""Starts the agents of several nodes, and registers their backend while they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 @contextlib.contextmanager
 def offered(folder: Path, name: str, value: str) -> Iterator[None]:
-    """Makes a backend an entry point, as an installed package does: for this process, and for those that it starts.
+    """Registers a backend as an entry point, as an installed package does, for this process and its children.
 
     Pods inherit `PYTHONPATH` from their agent.
 
@@ -44,7 +44,7 @@ def offered(folder: Path, name: str, value: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def started_nodes(home: Path, sizes: Mapping[str, PodSize], limits: str = "auto") -> Iterator[NodesConfig]:
-    """Node agents, each in a folder of its name in `home`; they and their pods are gone afterwards.
+    """Node agents, each in a folder of its name in `home`; they and their pods are removed afterwards.
 
     Args:
         sizes: by node, in the order in which nodes are filled.
