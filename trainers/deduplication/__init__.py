@@ -1,7 +1,7 @@
 """Models on rows without repeats: the torch form of deduplicated batches, and pooling that computes each row once.
 
-Every module here takes a plain and a deduplicated batch and gives the same result for both (RecD §5). Building the
-deduplicated form is `elastrec.platform.data`'s work; here never enter files, servers or the choice of features.
+Every module here accepts a plain and a deduplicated batch and gives the same result for both (RecD §5).
+`elastrec.platform.data` builds the deduplicated form; files, servers and the choice of features do not belong here.
 """
 
 from elastrec.trainers.deduplication.attention import AttentionBags, AttentionPooling

@@ -19,8 +19,8 @@ from elastrec.trainers.deduplication.lists import lists_of, pool_lists
 class AttentionPooling(nn.Module):
     """Weights from a learned query: softmax of v · tanh(W x + b) within the list. No padding.
 
-    Takes the lists' rows `[L, D]` and offsets int64 `[U + 1]` and gives `[U, D]`; an empty list gives zeros. It knows
-    nothing of repeats: fewer lists, less work.
+    Maps the lists' rows `[L, D]` and offsets int64 `[U + 1]` to `[U, D]`; an empty list gives zeros. It is independent
+    of deduplication, which only reduces the number of lists.
 
     Yang et al., "Hierarchical Attention Networks for Document Classification", 2016, eq. 5–7.
 

@@ -16,7 +16,7 @@ Features: TypeAlias = DeduplicatedFeatures | KeyedJaggedTensor
 
 
 class BagsOver(nn.Module):
-    """What stands in the place of an embedding bag collection, over that one.
+    """A wrapper that replaces an embedding bag collection.
 
     Args:
         collection: torchrec's, the one over parameter servers, or another of this kind.
@@ -49,8 +49,8 @@ class DeduplicatedBags(BagsOver):
     Models call it as they call the collection itself. Input: DeduplicatedFeatures, or a KeyedJaggedTensor that is
     passed on. Output: KeyedTensor `[B, sum of dimensions]` as the collection's.
 
-    A model that knows nothing of deduplication gets `features.expanded`: it is recognised here, and its distinct rows
-    are pooled all the same.
+    A model without support for deduplication gets `features.expanded`, which is recognised here, so that its distinct
+    rows are pooled once as well.
 
     Args:
         collection: torchrec's, or the one over parameter servers.
@@ -72,7 +72,7 @@ class DeduplicatedBags(BagsOver):
         return self.collection.prefetch(features.stacked, dense=dense, repeats=lambda: features.repeats)
 
     def forget(self) -> None:
-        """Drops what was prefetched."""
+        """Drops prefetched pulls."""
         self._prefetched.clear()
         self._open = None
         self.collection.forget()
@@ -100,7 +100,7 @@ class DeduplicatedBags(BagsOver):
         return KeyedTensor(keys=pooled.keys(), length_per_key=pooled.length_per_key(), values=torch.cat(blocks, dim=1))
 
     def recognised(self, features: Features) -> Features:
-        """The deduplicated form of what was prefetched, whichever of its two forms is given; else the same object."""
+        """The deduplicated form of prefetched features in either form; otherwise the same object."""
         for index, each in enumerate(self._prefetched):
             if each is features or each.is_expanded_as(features):
                 self._open = self._prefetched.pop(index)

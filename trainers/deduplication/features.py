@@ -19,10 +19,10 @@ from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
 
 @dataclass(frozen=True)
 class DeduplicatedFeatures:
-    """What stands in a plain batch's KeyedJaggedTensor's place.
+    """The counterpart of a plain batch's KeyedJaggedTensor.
 
     Attributes:
-        plain: features that are not deduplicated, stride B; None where all are.
+        plain: features that are not deduplicated, stride B; None if all are.
         groups: each with its own inverse lookup.
     """
 
@@ -51,8 +51,8 @@ class DeduplicatedFeatures:
     def stacked(self) -> KeyedJaggedTensor:
         """One KeyedJaggedTensor of stride B: a group's first U bags hold its distinct rows, its others nothing.
 
-        So one request serves features with different numbers of rows, and an empty bag costs next to nothing. It is
-        made once, so that what was prefetched for it is found again.
+        So one request serves features with different numbers of rows, and an empty bag costs very little. It is created
+        once, so that its prefetched rows are found again.
         """
         values: list[Tensor] = []
         lengths: list[Tensor] = []
@@ -73,7 +73,7 @@ class DeduplicatedFeatures:
 
     @property
     def repeats(self) -> Tensor:
-        """How many rows of the batch each id of `stacked` stands for, int64 `[L]`."""
+        """The number of the batch's rows for each id of `stacked`, int64 `[L]`."""
         counts: list[Tensor] = []
         if self.plain is not None:
             counts.append(torch.ones(len(self.plain.values()), dtype=torch.int64))
@@ -83,7 +83,7 @@ class DeduplicatedFeatures:
 
     @cached_property
     def expanded(self) -> KeyedJaggedTensor:
-        """`expand`, made once, so that what was prefetched for it is found again."""
+        """`expand`, created once, so that its prefetched rows are found again."""
         return self.expand()
 
     def is_expanded_as(self, features: object) -> bool:
@@ -103,7 +103,7 @@ class DeduplicatedFeatures:
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch) -> DeduplicatedFeatures:
-        """The sparse features of what `deduplicate_batch` made."""
+        """The sparse features of a result of `deduplicate_batch`."""
         plain = plain_part(batch)
         groups = tuple(InverseKeyedJaggedTensor.from_numpy(group) for group in groups_of(batch))
         if not set(plain.schema.names) - {LABEL, DENSE}:

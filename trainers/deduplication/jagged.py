@@ -54,7 +54,7 @@ def jagged_index_select(rows_LD: Tensor, offsets: Tensor, index_B: Tensor) -> tu
 
 
 def jagged_places(offsets: Tensor, index_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the elements of the picked lists stand, int64, and the picked lists' offsets int64 `[B + 1]`."""
+    """Positions of the picked lists' elements, int64, and the picked lists' offsets int64 `[B + 1]`."""
     begins = offsets[:-1].index_select(0, index_B)
     lengths = offsets[1:].index_select(0, index_B) - begins
     picked = offsets.new_zeros(len(index_B) + 1)
@@ -106,8 +106,8 @@ class _SumLists(torch.autograd.Function):
 
 
 class _SoftmaxLists(torch.autograd.Function):
-    """One step forward and one back instead of a dozen, each of which costs as much for a hundred elements as for
-    thousands."""
+    """One operation forward and one backward instead of a dozen, each of which costs as much for a hundred elements as
+    for thousands."""
 
     @staticmethod
     def forward(ctx: Any, scores_L: Tensor, offsets: Tensor) -> Tensor:

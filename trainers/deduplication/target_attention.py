@@ -1,4 +1,4 @@
-"""TargetAttention: the history weighted by what is to be scored, DIN's local activation unit on distinct lists.
+"""TargetAttention: the history weighted by the scored item, DIN's local activation unit on distinct lists.
 
 Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", 2018, §4.3, eq. 3.
 
@@ -39,7 +39,7 @@ class TargetAttention(nn.Module):
 
         Args:
             lists: of the feature.
-            target_BD: what each row's list is weighed by.
+            target_BD: the target of each row's list.
         """
         rows_LD, offsets = lists.rows_LD, lists.offsets
         if not len(rows_LD):

@@ -46,7 +46,7 @@ class InverseKeyedJaggedTensor:
 
     @cached_property
     def row_counts(self) -> Tensor:
-        """How many rows of the batch each distinct row stands for, int64 `[U]`."""
+        """The number of the batch's rows for each distinct row, int64 `[U]`."""
         return torch.bincount(self.inverse_lookup, minlength=self.distinct_rows)
 
     def feature(self, key: str) -> tuple[Tensor, Tensor]:

@@ -40,7 +40,8 @@ class SequenceEncoder(nn.Module):
 
     def encode(self, rows_UmD: Tensor, present_Um: Tensor) -> Tensor:
         """One output per element, `[U, m, D]`; zeros for those that are absent."""
-        # A list without elements would attend to nothing, which is no number; it looks at one pad and is zeroed below.
+        # The softmax of an empty list would be NaN; such a list attends to one padding element and is set to zero
+        # below.
         visible_Um = present_Um.clone()
         visible_Um[:, 0] = True
         rows_UmD = rows_UmD + self.positions_MD[: rows_UmD.shape[1]]

@@ -58,7 +58,7 @@ class ParameterClient:
         plan: the job's tables (`plan_of_job`).
         worker, incarnation: the pod's name and a random word per process.
         layout: the dense parameters in the order of the flat vector; may be set later, before `init_dense`.
-        patience_seconds: how long a server may be out of reach before `RoutingChangedError`.
+        patience_seconds: time for which a server may be unreachable before `RoutingChangedError`.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class ParameterClient:
     # Connection
 
     def connect(self, routing: RoutingTable, generation: int) -> None:
-        """Speaks to the servers of this routing from now on; pulls that are under way fail.
+        """Connects to the servers of this routing; running pulls fail.
 
-        Connections to servers whose address stays are kept. Pushes that are not applied are sent again, to the servers
-        that own their rows now; those of another generation are forgotten, for the model went back.
+        Connections to servers with the same address are kept. Unapplied pushes are sent again, to the present owners of
+        their rows; those of another generation are dropped, because the model was rolled back.
 
         Raises:
             RoutingChangedError: a server of the routing has no address yet.
@@ -128,7 +128,7 @@ class ParameterClient:
                 self._send_push(push)
 
     def follow(self, version: int) -> None:
-        """Requests from now on are made under the directive of this version."""
+        """Sets the version of the directive for later requests."""
         self._version = version
         if self._stamp is not None:
             self._stamp = msgspec.structs.replace(self._stamp, version=version)
@@ -147,19 +147,19 @@ class ParameterClient:
         return self._router
 
     def drop(self) -> None:
-        """Forgets all pulls; pushes that are not applied are sent again by the next `connect`."""
+        """Drops all pulls; the next `connect` sends unapplied pushes again."""
         self._router, self._unapplied.share = None, None
         for push in self._unapplied:
             push.replies.clear()
 
     def forget(self) -> None:
-        """`drop`, and forgets all pushes; those that were under way may or may not be applied."""
+        """Like `drop`, but also drops all pushes; running ones may or may not be applied."""
         self.drop()
         self._held = None
         self._unapplied.forget()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """`forget`, ends the connections, and waits for their thread."""
+        """Like `forget`, then closes the connections and waits for their thread."""
         self.forget()
         lanes, self._lanes, self._stamp = self._lanes, {}, None
         for lane in lanes.values():
@@ -171,7 +171,8 @@ class ParameterClient:
     # Training
 
     def init_dense(self, values: Array) -> int:
-        """Offers initial values [P] float32 to the servers; returns once all have some: a record's, others' or these.
+        """Sends initial values [P] float32 to the servers; returns when all have values: a record's, another worker's
+        or these.
 
         Returns how many steps the dense parameters have taken.
 
@@ -190,7 +191,7 @@ class ParameterClient:
         return max(answer.steps for answer, _ in results(replies))
 
     def pull(self, routed: RoutedIds, *, read_only: bool = False, dense: bool = False) -> Pulled:
-        """Asks for the rows of `routed`, and the dense parameters if `dense`; returns at once."""
+        """Requests the rows of `routed`, and the dense parameters if `dense`; returns immediately."""
         self._unapplied.take_answers()
         self._check_layout(routed)
         held, self._held = self._held, None
@@ -225,9 +226,9 @@ class ParameterClient:
         leaves: bool = False,
         rate_scale: float = 1.0,
     ) -> int:
-        """Sends the gradients of one step to every server; returns at once with the number of bytes.
+        """Sends the gradients of one step to every server; returns the number of bytes immediately.
 
-        The push is kept, and sent again where need be, until every server has applied it; until then its arrays must
+        The push is kept, and sent again if necessary, until every server has applied it; until then, its arrays must
         not change.
 
         Args:
@@ -235,10 +236,10 @@ class ParameterClient:
             dense_gradient: [P] float32 in parts that follow each other (`FlatParameters.gradients`), not copied; None
                 for none.
             samples: rows of the batch.
-            origin: the rows that the gradients come from.
+            origin: the rows of the gradients.
             closed, leaves, rate_scale: see messages.Push.
-            hold: send it together with the next `pull`, in one round trip. Others may wait for this push: when no pull
-                follows at once, call `release`.
+            hold: send it together with the next `pull`, in one round trip. Because others may wait for this push, call
+                `release` if no pull follows immediately.
         """
         self._unapplied.take_answers()
         self._check_layout(pulled.routed)
@@ -267,7 +268,7 @@ class ParameterClient:
         return push.size_bytes
 
     def release(self) -> None:
-        """Sends the push that waits for a pull, if there is one; returns at once."""
+        """Sends the push that waits for a pull, if there is one; returns immediately."""
         held, self._held = self._held, None
         if held is not None:
             self._send_push(held)
@@ -280,14 +281,14 @@ class ParameterClient:
                     push.replies[server] = lane.send(requests[min(server, 1)], push.share(server))
 
     def _sending(self) -> AbstractContextManager[object]:
-        """Keeps the loop from taking answers before all servers are asked: it is woken once, not for each of them."""
+        """Delays the loop until all requests are sent, so that it is woken once and not for each server."""
         return nullcontext() if self._loop is None else self._loop.lock
 
     def flush(self) -> None:
         """Waits until every push is answered: applied, or with bsp waiting for a whole step (see `pushes_applied`).
 
         Raises:
-            RoutingChangedError: wait for a newer directive, then connect, which sends again what is not applied.
+            RoutingChangedError: wait for a newer directive, then connect, which sends unapplied pushes again.
             TransportError: a server refused.
         """
         self._check_connected()
@@ -297,22 +298,22 @@ class ParameterClient:
 
     @property
     def pushes_applied(self) -> int:
-        """How many of this client's pushes, counted from its first, are in the parameters of all servers.
+        """The number of this client's pushes, from the first one on, that all servers have applied.
 
-        Those that were forgotten are counted. Does not wait; raises like `flush` when a request has failed.
+        Dropped ones are included. Does not wait; raises like `flush` when a request has failed.
         """
         self._unapplied.take_answers()
         return self._unapplied.applied
 
     @property
     def share(self) -> Share | None:
-        """With bsp, what others wait for: this worker's share of the open round; None: nothing."""
+        """With bsp, this worker's share of the open round, for which others wait; None: none."""
         return self._unapplied.share
 
     def next_share(self, batch_size: int) -> Share | None:
-        """With bsp, the share of the next round, at most `batch_size` rows; waits until the round before is complete.
+        """With bsp, the share of the next round, at most `batch_size` rows; waits until the previous round is complete.
 
-        None: it has none yet, for others are at a round, or have all rows of it; ask again. Raises like `flush`.
+        None: it has none yet, because others are in a round or have all of its rows; ask again. Raises like `flush`.
         """
         self._batch_size = batch_size
         if self._unapplied.share is None:
@@ -322,7 +323,7 @@ class ParameterClient:
         return self._unapplied.share
 
     def join(self, batch_size: int = 0) -> None:
-        """Takes part in bsp and ssp, as by any other request; with a batch size asks for a share, too."""
+        """Joins bsp and ssp, as any other request does; with a batch size, it also requests a share."""
         self._check_connected()
         self.release()
         self._unapplied.share = join(list(self._lanes.values()), batch_size)
@@ -330,7 +331,7 @@ class ParameterClient:
     def leave(self) -> None:
         """Flushes, and leaves the rounds of all servers: call it before pausing, and when there are no more shards.
 
-        Pushes may still wait for a whole step of bsp; called again, it learns whether they were applied meanwhile.
+        Pushes may still wait for a whole step of bsp; a repeated call shows whether they are applied.
         Raises like `flush`; RoutingChangedError also when a server has dropped pushes of this worker.
         """
         self.flush()

@@ -1,4 +1,4 @@
-"""A network's dense parameters as one float32 vector: the parameters are views of it, gradients its parts."""
+"""A network's dense parameters as one float32 vector: the parameters are views of it, gradients are parts of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class FlatParameters:
 
     @property
     def gradients(self) -> list[Array]:
-        """What backward left, a part of the vector for each parameter, float32; zero where the loss does not depend.
+        """The gradients after backward, a part of the vector for each parameter, float32; zero if the loss does not
+        depend on it.
 
         The parts are autograd's own memory: nothing changes them after `zero_gradients`.
         """

@@ -19,8 +19,9 @@ from elastrec.trainers.parameter_server.words import copy_words
 _HERE = Path(__file__)
 _kernel = kernels_of(_HERE, _HERE.with_name("numbers.py"), SOURCES)()
 
-# What is asked for long before it is read or written: rows lie anywhere, and those of the batch too far apart for the
-# processor to foresee. Of the latter the first line and the last: most runs are as long as one, and few begin with it.
+# Prefetches long before a read or write: rows are anywhere in memory, and those of the batch are too far apart for the
+# processor's prediction. Of the latter the first line and the last: most runs are as long as one, and few begin with
+# it.
 _IDS_AHEAD, _BAGS_AHEAD = 16, 32
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the high bits of a product spread any ids
 
@@ -58,7 +59,7 @@ def route_ids(  # type: ignore[no-untyped-def]
     mask = np.int64(slots - 1)
     index = np.full(slots, -1, np.int32)
     groups = group_of_table[group_of_table.shape[0] - 1] + 1
-    # Tables are met in plan order: with one server and one group, what is numbered first already lies first.
+    # Tables are visited in plan order, so that with one server and one group, the ids are already in order.
     in_place = servers == 1 and groups == 1
     room = 0 if in_place else total
     keys = ids_out if in_place else np.empty(room, np.int64)
@@ -131,7 +132,7 @@ def pool_rows(  # type: ignore[no-untyped-def]
         offsets: [F * B + 1] int64, bag f * B + b holds inverse[offsets[f * B + b] : offsets[f * B + b + 1]].
         features, columns, first_columns, is_mean: [K] int64, and bool: of each output block its feature, its first
             column in `out`, that in `firsts`, and its pooling.
-        apart: how many numbers of each pooled row go to `firsts`.
+        apart: number of each pooled row's values that are written to `firsts`.
         firsts, out: [B, ...] float32, the first numbers of the pooled rows, and all others.
     """
     dimension, width, apart_width = rows.shape[1], out.shape[1], firsts.shape[1]

@@ -1,7 +1,7 @@
-"""One server as a worker sees it: requests that are answered in the order they were made, over a stream that may break.
+"""A worker's requests to one server, answered in their order, over a stream that may break.
 
-A lane has no thread. Requests are sent by the thread that makes them, as far as the socket takes them at once;
-everything else, of all lanes of a worker, is done by the thread of one loop (`platform.transport.wire.loop`).
+A lane has no thread. The requesting thread sends requests as far as the socket accepts them immediately; the thread of
+one loop (`platform.transport.wire.loop`) does everything else for all lanes of a worker.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PAUSE_SECONDS = 0.02
 
 
 class RoutingChangedError(TransportError):
-    """The servers are not what the routing says: wait for a newer directive, connect again, and pull again.
+    """The servers differ from the routing: wait for a newer directive, connect again, and pull again.
 
     Attributes:
-        epoch, generation: what the server named, -1 when it could not be reached.
-        routing: of a newer epoch of the same generation, which the server named: connect by it at once.
+        epoch, generation: of the server, -1 when it could not be reached.
+        routing: of a newer epoch of the same generation, from the server: connect with it immediately.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RoutingChangedError(TransportError):
 
 
 class Request:
-    """A message that gets its stamp when it is sent; encoded once for all servers that it is sent to."""
+    """A message that gets its stamp when it is sent; encoded once for all servers."""
 
     def __init__(self, make: Callable[[Stamp], msgspec.Struct]) -> None:
         self.make = make
@@ -76,12 +76,12 @@ class Lane:
     """Requests to one server, answered strictly in order.
 
     A request whose answer was lost is sent again over a new stream: pulls change nothing, pushes count once. After a
-    request has failed all others fail, so that none overtakes it, until `restart`.
+    failed request, all others fail until `restart`, so that the order is kept.
 
     Args:
-        loop: that drives the lane; its lock guards it.
+        loop: that serves the lane; its lock guards it.
         stamp: of requests; may be set at any time.
-        patience_seconds: how long a server may be out of reach, or behind the stamp, before requests fail.
+        patience_seconds: time for which a server may be unreachable, or behind the stamp, before requests fail.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Lane:
         self._is_busy = False  # the stream carries a request: the current one, or one that was given up
 
     def send(self, request: Request, arrays: Sequence[Array | Joined] = ()) -> Reply:
-        """Sends a request, once those before it are answered; the arrays must not change until then."""
+        """Sends a request after the earlier ones are answered; the arrays must not change before its answer."""
         queued = _Queued(request, arrays, Reply(self._loop.lock))
         with self._loop.lock:
             self._queue.append(queued)
@@ -119,10 +119,10 @@ class Lane:
         return queued.reply
 
     def restart(self, stamp: Stamp) -> None:
-        """Fails what is not answered, and goes on under another stamp over the same connection.
+        """Fails unanswered requests, and continues with another stamp over the same connection.
 
-        A request that the server has may still count. If its answer does not come within the patience, the connection
-        is replaced.
+        A request that has reached the server may still be executed. If its answer does not arrive within the patience,
+        the connection is replaced.
         """
         with self._loop.lock:
             self.stamp = stamp
@@ -132,7 +132,7 @@ class Lane:
                 self._watched.stream.hurry(self._patience_seconds)
 
     def close(self) -> None:
-        """Fails what is not answered, and whatever is sent from now on."""
+        """Fails all unanswered and all later requests."""
         with self._loop.lock:
             self._is_closed = True
             self._failure = self._give_up()
@@ -229,7 +229,7 @@ class Lane:
             if message.epoch > stamp.epoch or message.generation > stamp.generation:
                 self._fail(problem)
             else:
-                # It may have missed a directive that this worker already has.
+                # The server may not have received a directive yet that this worker has.
                 self._attempt_later(problem)
         else:
             self._current = None

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class RowGradients:
-    """What backward left for the servers.
+    """The row gradients of backward passes, for the servers.
 
     Attributes:
         pulled: the rows that the forward pass used.
@@ -50,7 +50,7 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Request:
-    """A batch whose rows were asked for."""
+    """A batch whose rows were requested."""
 
     features: KeyedJaggedTensor
     pulled: Pulled
@@ -121,7 +121,8 @@ class RemoteEmbeddingBagCollection(nn.Module):
             feature: next(g.index for g in plan.groups if g.first_table <= plan.by_name[table.name].index < g.end_table)
             for table, feature in uses
         }
-        # Backward reaches a function only through an input that wants a gradient; not a parameter of the model.
+        # Autograd calls a function's backward only if an input requires a gradient; this one is not a parameter of the
+        # model.
         self._anchor = torch.empty(0, requires_grad=True)
         self._requests: list[_Request] = []
         self._open: _Request | None = None
@@ -175,7 +176,8 @@ class RemoteEmbeddingBagCollection(nn.Module):
 
         Args:
             dense: also pull the dense parameters (`Pulled.dense`).
-            repeats: gives how often each id counts as seen, int64 `[N]`; asked only where servers count. Default: once.
+            repeats: returns the number of sightings of each id, int64 `[N]`; called only if servers count them.
+                Default: one.
         """
         request = self._ask(features, dense, repeats)
         self._requests.append(request)
@@ -188,7 +190,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
         self._open = None
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        """Pools the rows of a batch. In training, once more before `take_row_gradients` the same rows serve again.
+        """Pools the rows of a batch. In training, a repeated call before `take_row_gradients` uses the same rows again.
 
         Raises:
             RoutingChangedError, TransportError: see ParameterClient.
@@ -197,11 +199,11 @@ class RemoteEmbeddingBagCollection(nn.Module):
         return KeyedTensor(self._names, self._lengths, pooled)
 
     def pool_apart(self, features: KeyedJaggedTensor, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`forward`, laid out for a layer that takes the pooled rows side by side: nothing is copied once more.
+        """Like `forward`, but in the layout of a layer that takes concatenated pooled rows, without another copy.
 
         Args:
-            first: how many numbers at the beginning of each pooled row lie apart from the others.
-            beside: [B, I] float32, goes behind the others; gets no gradient.
+            first: number of values at the beginning of each pooled row that are returned separately.
+            beside: [B, I] float32, appended to the others; gets no gradient.
 
         Returns:
             The first numbers `[B, K * first]`, and all others `[B, sum of (D - first) + I]`, blocks in their order.
@@ -294,7 +296,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
         return torch.from_numpy(rows[request.pulled.routed.inverse[self._run(request, name)]])
 
     def _gradients(self, request: _Request) -> list[Array]:
-        """Where backward adds up what the pooled rows and the others of a request get."""
+        """The buffer in which backward adds the gradients of a request's pooled and plain rows."""
         for left in self._left:
             if left.pulled is request.pulled:
                 return left.gradients
@@ -312,7 +314,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
 
     @staticmethod
     def _run(request: _Request, name: str) -> slice:
-        """Where the ids of a feature stand among those of the batch."""
+        """The range of a feature's ids in those of the batch."""
         first = request.positions[name] * request.batch
         return slice(int(request.offsets[first]), int(request.offsets[first + request.batch]))
 
@@ -357,7 +359,7 @@ class _Pool(torch.autograd.Function):
 
 
 class _Rows(torch.autograd.Function):
-    """Pulled rows as they are; their gradient goes where that of the pooled ones goes."""
+    """Pulled rows without pooling; their gradient is added to that of the pooled ones."""
 
     @staticmethod
     def forward(

@@ -15,10 +15,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Pulled:
-    """Rows on their way.
+    """Requested rows.
 
     Attributes:
-        routed: the ids that were asked for.
+        routed: the requested ids.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Pulled:
         return self._rows
 
     def dense(self, out: Array | None = None) -> Array:
-        """The flat dense vector [P] float32 (empty unless it was asked for). Waits; raises like `rows`.
+        """The flat dense vector [P] float32 (empty unless it was requested). Waits; raises like `rows`.
 
         Args:
-            out: [P] float32, filled with it if it was asked for.
+            out: [P] float32, filled with it if it was requested.
         """
         return self._dense.joined([arrays[1] for arrays in self._wait()], out)
 

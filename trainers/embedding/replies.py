@@ -1,4 +1,4 @@
-"""Answers that are on their way, and waiting for several of them at once."""
+"""Pending answers, and waits for several of them at once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Reply:
     """A server's answer to one request. One thread waits for it.
 
     Args:
-        lock: that `succeed` and `fail` are called under, the same for all replies of a client.
+        lock: held by callers of `succeed` and `fail`; the same for all replies of a client.
 
     Attributes:
-        is_done: the answer is here, or the request has failed.
+        is_done: whether the answer has arrived or the request has failed.
     """
 
     __slots__ = ("_answer", "_error", "_lock", "_waiter", "is_done")
@@ -43,7 +43,7 @@ class Reply:
             self._waiter.note(has_failed=True)
 
     def result(self) -> Answer:
-        """Waits for the answer; raises what the request failed with."""
+        """Waits for the answer; raises the error of a failed request."""
         if not self.is_done:
             wait_for([self])
         if self._error is not None:
@@ -53,7 +53,7 @@ class Reply:
 
 
 def results(replies: Sequence[Reply]) -> list[Answer]:
-    """Waits for all answers; raises what a request failed with, without waiting for the others."""
+    """Waits for all answers; raises the error of a failed request without waiting for the others."""
     wait_for(replies)
     for reply in replies:
         if reply._error is not None:
@@ -62,7 +62,7 @@ def results(replies: Sequence[Reply]) -> list[Answer]:
 
 
 def wait_for(replies: Sequence[Reply]) -> None:
-    """Returns once all answers are here, or a request has failed."""
+    """Waits until all answers have arrived or a request has failed."""
     for reply in replies:
         if not reply.is_done:
             break
@@ -79,7 +79,7 @@ def wait_for(replies: Sequence[Reply]) -> None:
 
 
 class _Waiter:
-    """A thread that sleeps until so many replies are done, or one has failed: it is woken once."""
+    """A waiting thread, woken once when a number of replies is done or one has failed."""
 
     def __init__(self, missing: int) -> None:
         self._missing = missing

@@ -1,4 +1,4 @@
-"""How a worker takes part in the rounds of bsp: alike on all servers, with a share that the first of them gives out."""
+"""A worker's part in the rounds of bsp, equal on all servers, with a share from the first server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def join(lanes: Sequence[Lane], batch_size: int) -> Share | None:
 
     Args:
         lanes: in the order of the routing.
-        batch_size: with bsp, the most rows of the share that is asked for; 0: none is.
+        batch_size: with bsp, the maximum of rows of the requested share; 0: none.
 
     Returns:
         A share of the first round in which all servers wait for this worker; None: it has none within a second.

@@ -1,4 +1,4 @@
-"""Which ids of a batch go to which server."""
+"""The distribution of a batch's ids to servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RoutedIds:
         return [0, *np.cumsum(self.group_sizes.reshape(-1)).tolist()]
 
     def run(self, group: int, server: int) -> tuple[int, int]:
-        """Where one server's ids of a group begin and end among the group's."""
+        """The range of one server's ids among those of a group."""
         bounds, first = self._bounds, group * len(self.counts)
         return bounds[first + server] - bounds[first], bounds[first + server + 1] - bounds[first]
 
@@ -89,7 +89,7 @@ class Router:
         )
 
     def recounted(self, routed: RoutedIds, repeats: Array, starts: Array, ends: Array, tables: Array) -> RoutedIds:
-        """The same ids, where id n of `route`'s values counts as seen `repeats[n]` times: int64 [N]."""
+        """The same ids with `repeats[n]` sightings of id n of `route`'s values: int64 [N]."""
         group_starts = np.concatenate(([0], np.cumsum(routed.group_sizes.sum(axis=1))))
         sightings = np.zeros(len(routed.ids), np.int64)
         for start, end, table in zip(starts.tolist(), ends.tolist(), tables.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Pushes that not all servers have applied: the worker keeps them and sends them to the rows' next owners again."""
+"""Pushes that not all servers have applied: the worker keeps them and sends them again to new owners of the rows."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class KeptPush:
         number: counted from the first push of the client, which is 1.
         gradients: per table group [U_g, D_g] float32, laid out as `routed`.
         dense: parts of the dense gradient [P] float32 that follow each other.
-        lacking: numbers of the servers that are not known to have applied it.
+        lacking: numbers of the servers that may not have applied it.
         replies: of servers that were sent it; `speaks_of`: the splits of which their answers speak, its own first.
         round_share, leaves, batch_size, rate_scale: see messages.Push.
-        is_waiting: a server has answered that it waits for others, with bsp.
+        is_waiting: whether a server has answered that it waits for others, with bsp.
     """
 
     number: int
@@ -63,10 +63,10 @@ class KeptPush:
     is_waiting: bool = False
 
     def requests(self, pull: Callable[[Stamp], Pull] | None = None) -> list[Request]:
-        """The request to the first server of the routing, which shares rounds out, and that to all others.
+        """The request to the first server of the routing, which distributes rounds, and that to all others.
 
         Args:
-            pull: travels with the push.
+            pull: sent with the push.
         """
         return [Request(partial(self._message, pull, size)) for size in (self.batch_size, 0)]
 
@@ -111,7 +111,8 @@ class KeptPush:
         return sum(array.nbytes for array in arrays) + self.sightings * self.routed.sightings.nbytes
 
     def reroute(self, router: Router, dense_routing: DenseRouting) -> None:
-        """Lays the push out for another routing; every server of it is to be asked, for none is known to have all."""
+        """Lays the push out for another routing; all of its servers get the push, because none is known to have all of
+        it."""
         self.dense_routing = dense_routing
         self.__dict__.pop("_dense_shares", None)
         self.routed, places = router.again(self.routed)
@@ -136,7 +137,7 @@ class UnappliedPushes:
 
     @property
     def applied(self) -> int:
-        """The first so many pushes of all that were made are applied, or were forgotten."""
+        """The number of first pushes that are applied or dropped."""
         return self._pushes[0].number - 1 if self._pushes else self.made
 
     def add(self, push: KeptPush) -> None:
@@ -144,7 +145,7 @@ class UnappliedPushes:
         self.made, self.share = push.number, None
 
     def forget(self) -> None:
-        """None of them will be applied: the model went back."""
+        """Drops all pushes, because the model was rolled back."""
         self._pushes.clear()
 
     def splits_of_waiting(self) -> set[SplitKey]:
@@ -152,13 +153,13 @@ class UnappliedPushes:
         return {push.origin.split for push in self._pushes if push.is_waiting}
 
     def take_answers(self) -> None:
-        """Takes note of answers that have arrived; raises what a request failed with."""
+        """Records answers that have arrived; raises the error of a failed request."""
         for push in self:
             for server in [server for server, reply in push.replies.items() if reply.is_done]:
                 self.take(push, server)
 
     def take(self, push: KeptPush, server: int) -> None:
-        """Waits for a server's answer to a push, and takes note of it."""
+        """Waits for a server's answer to a push, and records it."""
         answer, _ = push.replies[server].result()
         del push.replies[server]
         if server == 0 and push.number == self.made and isinstance(answer, Applied):
@@ -167,7 +168,7 @@ class UnappliedPushes:
         push.is_waiting |= server in push.lacking
 
     def note(self, server: int, offsets: Mapping[SplitKey, int]) -> None:
-        """A server has applied these splits so far."""
+        """Records the offsets up to which a server has applied splits."""
         for push in self._pushes:
             if push.origin.end <= offsets.get(push.origin.split, -1):
                 push.lacking.discard(server)

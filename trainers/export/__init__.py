@@ -1,4 +1,5 @@
-"""From a final checkpoint record to a model that scores raw rows without any server, and the proof that it is the same.
+"""The export of a final checkpoint record as a model that scores raw rows without servers, and the check of its
+equality.
 
 `python -m elastrec.trainers.export` is the evaluator pod. Nothing in an exported model is pickled.
 """

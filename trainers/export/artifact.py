@@ -50,9 +50,9 @@ class ArtifactIndex(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) -> ArtifactIndex:
-    """Writes a final record's model into an empty folder; how many servers wrote the record does not matter.
+    """Writes a final record's model into an empty folder, independently of the number of servers in the record.
 
-    Memory in use stays near one shard; the disk holds one table's rows twice while they are sorted.
+    Memory use is about one shard; the disk contains one table's rows twice while they are sorted.
 
     Raises:
         CheckpointError: the record is damaged, or does not hold the job's model.

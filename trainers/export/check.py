@@ -1,4 +1,4 @@
-"""The proof that the exported model is the trained one: both score the same rows; if not, which side is wrong."""
+"""The check that the exported model equals the trained one: both score the same rows; differences are located."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def check_against_trainer(
     """Scores raw rows through the loaded MLflow model and compares with what the trainer predicted for them.
 
     Args:
-        scorer: the loaded model's inner part, asked only to find what differs.
+        scorer: the loaded model's inner part, used only to locate differences.
         predict: of the loaded MLflow model; raw columns to one column per head.
         reader: of the evaluation manifest.
-        predictions: what workers left, in the order of rows.
-        rows: compare at most so many.
+        predictions: of the workers, in the order of rows.
+        rows: maximum number to compare.
 
     Raises:
-        JobFailedError: a prediction differs by TOLERANCE or more, of numbers beyond ±1 by that share; names the head
-            and the first feature that differs.
+        JobFailedError: a prediction differs by TOLERANCE or more, relatively for numbers beyond ±1; names the head and
+        the first different feature.
     """
     compared, largest = 0, 0.0
     data, columns = scorer.job.spec.data, prediction_columns(scorer.heads)
@@ -86,7 +86,7 @@ def check_against_trainer(
 
 
 def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: int) -> str:
-    """Which feature of one row is not the same on both sides: first its values, then its pooled rows."""
+    """The feature of one row that differs between both sides: first by its values, then by its pooled rows."""
     data = scorer.job.spec.data
     for position, feature in enumerate(data.dense):
         ours, theirs = (float(batch.column(DENSE)[row].as_py()[position]) for batch in (scored.batch, shard.batch))

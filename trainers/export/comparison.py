@@ -32,7 +32,7 @@ class Comparison:
     """`champion` is None without a champion, or when it could not be scored: then `problem` says why.
 
     Attributes:
-        head: which output both were judged by; empty: the first one, with a binary label.
+        head: the compared output; empty: the first one, with a binary label.
     """
 
     challenger: EvaluationResult
@@ -44,9 +44,9 @@ class Comparison:
 class Champion:
     """A model loaded by MLflow that scores the rows of a manifest.
 
-    A model of elastrec reads the files by its own job file, so that a feature added since does not disturb it; any
-    other pyfunc gets the challenger's raw columns. A model with one head is asked for that, whatever its name; one with
-    several for the one of the judged head's name.
+    A model of elastrec reads the files by its own job file, so that later features do not affect it; any other pyfunc
+    gets the challenger's raw columns. Of a model with one head, that head is used under any name; of one with several,
+    the head with the compared name.
     """
 
     def __init__(self, model: Any, manifest: DataManifest, challenger: Scorer, raw: RawReader, head: str) -> None:

@@ -35,7 +35,7 @@ Predict = Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def use_tracking(tracking_uri: str) -> None:
-    """Where `models:/` URIs are looked up from now on; an empty one leaves MLflow's own choice."""
+    """Sets the registry of `models:/` URIs; an empty one keeps MLflow's default."""
     if tracking_uri:
         mlflow.set_tracking_uri(tracking_uri)
 
@@ -44,9 +44,9 @@ def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | Non
     """Makes an MLflow model of an artifact, which `mlflow.pyfunc.load_model(folder)` loads without any server.
 
     Args:
-        artifact: folder that `write_artifact` filled; it is moved into the model, so that its rows lie there once.
+        artifact: folder from `write_artifact`; it is moved into the model, so that its rows are stored once.
         folder: must not exist.
-        example: a few raw rows, for people.
+        example: a few raw rows, for users.
         columns: of the predictions.
     """
     versions = pinned()
@@ -90,7 +90,7 @@ def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str)
     """Logs a saved model in the run, without another copy on the way; returns its `models:/m-...` URI.
 
     Raises:
-        HistoryError: the tracking server refused or is away.
+        HistoryError: the tracking server refused or is unreachable.
     """
     use_tracking(tracking_uri)
     client = mlflow.MlflowClient(tracking_uri)
@@ -116,7 +116,7 @@ def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str)
 
 
 def _name(folder: Path, model_id: str, run_id: str, location: str) -> None:
-    """Writes into the model which logged model it is."""
+    """Writes the id of the logged model into the model."""
     described = Model.load(str(folder))
     described.model_id = described.model_uuid = model_id
     described.run_id, described.artifact_path = run_id, location
@@ -142,7 +142,7 @@ def _contents(
 
 
 def users_code(job: TrainingJob) -> list[str]:
-    """Files or packages of the user's model and transform that no installation would bring along."""
+    """Files or packages of the user's model and transform that no installation contains."""
     installed = tuple(Path(path).resolve() for path in sysconfig.get_paths().values())
     modules: set[str] = set()
     for path in (job.spec.model.architecture, job.spec.data.transform or ""):

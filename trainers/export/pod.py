@@ -1,4 +1,4 @@
-"""The evaluator as a process: where its request lies, where its result goes, which error means which exit code."""
+"""The evaluator as a process: its request, its result, and its exit codes by error."""
 
 from __future__ import annotations
 

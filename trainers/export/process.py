@@ -28,7 +28,7 @@ _EXAMPLE_ROWS = 5
 
 
 def export(request: ExportRequest, work: Path) -> ExportResult:
-    """Builds the model, proves it, scores it beside the champion, logs it.
+    """Builds the model, checks it, scores it together with the champion, logs it.
 
     Args:
         work: folder with room for one copy of the model.

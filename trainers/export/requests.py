@@ -1,4 +1,4 @@
-"""Requests to an exported model: rows whose values may be of any type, each judged as if it came alone.
+"""Requests to an exported model: rows with values of any type, each scored as if it were alone.
 
 A column of a request has one type as long as all of its values fit it. One value of another type, as JSON allows, makes
 it a column that Arrow cannot hold or the encoder does not take: then rows are scored with those of the same types.
@@ -17,7 +17,7 @@ import pyarrow as pa
 from elastrec.platform.specs.errors import DataError, MissingColumnError
 
 _NOT_CONVERTED = (ValueError, TypeError, OverflowError, NotImplementedError)
-"""What pyarrow raises; its own errors are kinds of these."""
+"""The base classes of pyarrow's errors."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def table_of(rows: pd.DataFrame) -> pa.Table:
 
 def _array(column: pd.Series[Any]) -> pa.Array:
     values = column.array
-    # What numpy holds Arrow takes sooner from numpy.
+    # Arrow converts numpy arrays faster.
     plain = values.to_numpy() if isinstance(values, pd.arrays.NumpyExtensionArray) else column
     return pa.array(plain, from_pandas=True)
 

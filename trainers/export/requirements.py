@@ -1,7 +1,7 @@
-"""What the environment of an exported model is built from: exact versions, and wheels that no index has.
+"""The environment of an exported model: exact versions, and wheels that are in no index.
 
-MLflow installs `requirements.txt` with pip or uv. It names all that the package needs, directly and not, in the
-versions that have checked the model, so that a later release of any of them changes nothing.
+MLflow installs `requirements.txt` with pip or uv. It contains all direct and indirect dependencies of the package in
+the versions with which the model was checked, so that later releases have no effect.
 """
 
 from __future__ import annotations

@@ -81,11 +81,11 @@ class Scorer:
 
     @property
     def has_transform(self) -> bool:
-        """Whether a function of the user makes the columns out of raw ones."""
+        """Whether a function of the user computes the columns from raw ones."""
         return self._transform is not None
 
     def raw_reader(self, manifest: DataManifest) -> RawReader:
-        """Reads what the model scores."""
+        """Reads rows for the model."""
         return RawReader(self.job.spec.data, manifest, self._encoder.readings)
 
     def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:

@@ -1,4 +1,5 @@
-"""An embedding table as files of bounded size: written as the rows come, looked up without reading what is not asked.
+"""An embedding table as files of bounded size: written in any order of rows, with look-ups that read only requested
+rows.
 
 A table of N rows has ⌈N / SHARD_ROWS⌉ shards. An id's shard follows from the id alone; within a shard the ids are
 sorted. Both of a shard's files are memory-mapped when scoring.
@@ -63,14 +64,14 @@ def _by_shard(ids_U: Ids, shards: int) -> Iterator[tuple[int, Ids]]:
 
 
 class ShardWriter:
-    """Writes one table; memory in use stays near one shard.
+    """Writes one table; memory use is about one shard.
 
     Args:
         folder: of the tables.
         rows: that will be added.
         dimension: R.
         source: of the rows, for messages.
-        shard_rows: rows of a shard, about.
+        shard_rows: approximate number of rows of a shard.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class ShardWriter:
         """Sorts the shards, one after the other.
 
         Raises:
-            CheckpointError: an id was added twice, or another number of rows than was announced.
+            CheckpointError: an id was added twice, or the number of rows differs from `rows`.
         """
         table = self._table
         if self._added != table.rows:

@@ -28,7 +28,7 @@ def prediction_columns(heads: JobHeads) -> tuple[str, ...]:
 
 
 def signature(columns: Sequence[str]) -> ModelSignature:
-    """What comes out. What goes in is left to the model, which judges each row by itself.
+    """The signature, with outputs only, because the model checks each input row by itself.
 
     MLflow would look at every value of a column whose type depends on what it holds, as pandas' do: one of whole
     numbers is int64, or float64 where a value is missing, or text before `elastrec data convert`. That costs several
@@ -42,7 +42,7 @@ def signature(columns: Sequence[str]) -> ModelSignature:
 
 
 def described_inputs(data: TrainingData) -> dict[str, str]:
-    """The raw columns and what they may hold, for the people who read the model's metadata."""
+    """The raw columns and their allowed types, for readers of the model's metadata."""
     if data.transform:
         return {"*": f"what {data.transform} takes"}
     found: dict[str, dict[str, None]] = {}

@@ -1,9 +1,8 @@
-"""The installed package as a wheel: what an exported model needs of elastrec, without an index that has it.
+"""The installed package as a wheel, for exported models without an index that contains elastrec.
 
 Packed from the files that this process imports, so that it works alike for an installed package and for a checkout in
-editable mode, without a network or a build tool. A build tag distinguishes wheels of one version
-apart: MLflow takes an environment that it has built for equal requirements. The format: PEP 427, "The Wheel Binary
-Package Format 1.0".
+editable mode, without a network or a build tool. A build tag distinguishes wheels of one version, because MLflow uses
+an existing environment for equal requirements. The format: PEP 427, "The Wheel Binary Package Format 1.0".
 """
 
 from __future__ import annotations

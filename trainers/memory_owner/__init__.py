@@ -1,6 +1,6 @@
-"""The first process of a parameter server's pod on a cluster without memory volumes: it owns the memory in which parts
-of records lie, and starts the server again that crashes (docs/architecture.md, «Flash checkpoint»).
+"""The first process of a parameter server's pod on a cluster without memory volumes: it owns the memory with parts of
+records, and restarts a crashed server (docs/architecture.md, «Flash checkpoint»).
 
-It lives as long as the pod and takes memory of it, so nothing is imported here but the standard library. It knows
-neither masters nor records.
+It runs as long as the pod and uses the pod's memory, so that it imports only the standard library. Masters and records
+do not belong here.
 """

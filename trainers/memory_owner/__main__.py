@@ -1,6 +1,6 @@
 """`python -m elastrec.trainers.memory_owner BYTES ARGUMENT...`: the interpreter with these arguments, and memory.
 
-Ends with the exit code of the process that it starts; 2: the memory cannot be had.
+Ends with the exit code of the process that it starts; 2: the memory is not available.
 """
 
 from __future__ import annotations

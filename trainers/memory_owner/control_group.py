@@ -10,7 +10,7 @@ _KILLS = "oom_kill "
 
 
 class MemoryFiles(NamedTuple):
-    """What a control group says of memory."""
+    """A control group's values of memory."""
 
     limit: Path
     events: Path
@@ -62,7 +62,7 @@ class ControlGroup:
         return int(text)
 
     def memory_kills(self) -> int:
-        """How many processes of the pod the kernel has killed for memory; 0 where nothing is known."""
+        """The number of the pod's processes that the kernel has killed for memory; 0 if unknown."""
         if self._files is None:
             return 0
         lines = self._files.events.read_text().splitlines()

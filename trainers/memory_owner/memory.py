@@ -1,4 +1,4 @@
-"""Memory without a file system: it is there as long as its owner runs or a process maps it, and leaves nothing behind.
+"""Memory without a file system: it exists while its owner runs or a process maps it.
 
 A container's /dev/shm holds 64 MiB by default; this memory has no limit but the pod's.
 """
@@ -11,13 +11,13 @@ from elastrec.trainers.memory_owner.log import say
 
 
 class MemoryRefusedError(Exception):
-    """The memory cannot be had in this pod, whenever it is tried."""
+    """The memory is permanently not available in this pod."""
 
 
 def make_memory(size_bytes: int, limit_bytes: int | None) -> str:
-    """Makes all pages of the memory; returns the path by which processes of the pod open it.
+    """Creates all pages of the memory; returns the path by which processes of the pod open it.
 
-    Where the node has no room for it now, the memory is empty: a server says that it does without.
+    If it does not fit on the node at present, the memory is empty, and a server logs that it works without it.
 
     Args:
         limit_bytes: of the pod's memory; None: unknown.

@@ -1,4 +1,4 @@
-"""Runs a server as a child, and another one in its place after a crash."""
+"""Runs a server as a child process, and restarts it after a crash."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from elastrec.trainers.memory_owner.log import say
 
 RESTARTS = 3
-"""So many crashes in a row are answered with another process; a pod elsewhere may do better."""
+"""Maximum of restarts after crashes in a row; after that, a pod on another node may succeed."""
 HEALTHY_SECONDS = 60.0
-"""A process that ran for so long does not count as one of a row."""
+"""A crash after this time begins a new row."""
 _FORWARDED = (signal.SIGTERM, signal.SIGINT)
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -24,9 +24,9 @@ _CANNOT_START = 127
 class RestartedProcess:
     """One program, as processes that follow each other.
 
-    A process that ends by itself is never followed, whatever its exit code: it has told the master why, or would end so
-    again. Nor is one that was killed for the pod's memory: only the master can give it more. Nor is one that ends after
-    SIGTERM or SIGINT, which are passed on.
+    A process that exits is never restarted, whatever its exit code: it has reported its reason to the master, or would
+    exit again. Nor is one that was killed for the pod's memory, because only the master can give it more, or one that
+    ends after SIGTERM or SIGINT, which are forwarded.
 
     Args:
         arguments: of the interpreter.
@@ -54,7 +54,7 @@ class RestartedProcess:
     def run(self) -> int:
         """The exit code of the last process, as a shell gives it: 128 and the signal's number of one that was killed.
 
-        Signals are blocked from here on; those that arrive are taken up one after the other.
+        Signals are blocked from here on and handled one after the other.
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._mask = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
@@ -100,7 +100,7 @@ class RestartedProcess:
         return pid
 
     def _wait(self, pid: int) -> int:
-        """Passes signals on until the process has ended; its exit code, negative where a signal ended it."""
+        """Forwards signals until the process has ended; returns its exit code, negative if a signal ended it."""
         while True:
             number = signal.sigwait(_WATCHED)
             if number in _FORWARDED:
@@ -111,7 +111,7 @@ class RestartedProcess:
 
 
 def _reap(main: int) -> int | None:
-    """Of the process, once it has ended; the first process of a container inherits others, too."""
+    """The exit status of the process after its end; the first process of a container also reaps orphans."""
     found = None
     while True:
         try:

@@ -62,7 +62,7 @@ def model_class(architecture: str) -> type[nn.Module]:
 def takes_deduplicated(architecture: str) -> bool:
     """Whether a model's forward takes DeduplicatedFeatures: the built-in ones, and classes that say so.
 
-    A class of one's own says it by `takes_deduplicated = True`; otherwise it gets a KeyedJaggedTensor as ever.
+    A user's class declares it by `takes_deduplicated = True`; otherwise it gets a KeyedJaggedTensor.
 
     Raises:
         SpecError: see `model_class`.
@@ -97,7 +97,7 @@ def build_model(spec: ModelSpec, embedding_bag_collection: nn.Module, schema: Fe
 
 
 def _check_table_dimensions(found: type[nn.Module], spec: ModelSpec, schema: FeatureSchema) -> None:
-    """A class takes tables of different dimensions if it says `takes_table_dimensions = True`."""
+    """Whether a class accepts tables of different dimensions, by `takes_table_dimensions = True`."""
     if not schema.dimensions or getattr(found, "takes_table_dimensions", False):
         return
     is_own = spec.architecture not in _BUILT_IN

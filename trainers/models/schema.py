@@ -1,4 +1,4 @@
-"""FeatureSchema: what a model knows about its inputs, and the embedding tables that follow from a job."""
+"""FeatureSchema: a model's description of its inputs, and the embedding tables of a job."""
 
 from __future__ import annotations
 
