@@ -97,7 +97,7 @@ def build_model(spec: ModelSpec, embedding_bag_collection: nn.Module, schema: Fe
 
 
 def _check_table_dimensions(found: type[nn.Module], spec: ModelSpec, schema: FeatureSchema) -> None:
-    """Whether a class accepts tables of different dimensions, by `takes_table_dimensions = True`."""
+    """Checks that a class accepts the tables' different dimensions, declared by `takes_table_dimensions = True`."""
     if not schema.dimensions or getattr(found, "takes_table_dimensions", False):
         return
     is_own = spec.architecture not in _BUILT_IN

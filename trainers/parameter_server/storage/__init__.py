@@ -1,7 +1,7 @@
 """The rows of a parameter server: a `RowStore` per table group, of buckets that can be listed, moved and dropped.
 
-Here belong cells, slabs, the index, versions and the kernels that read and change them; nothing that knows of workers,
-records or the network. `docs/proposals/parameter_server.md` describes memory, locks and versions.
+This room contains cells, slabs, the index, versions and the kernels that read and change them. Workers, records and the
+network do not belong here. `docs/proposals/parameter_server.md` describes memory, locks and versions.
 """
 
 from elastrec.trainers.parameter_server.storage.bucket import Bucket, Changes, ThawedError

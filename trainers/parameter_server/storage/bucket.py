@@ -43,21 +43,20 @@ _LISTED_PARTS = 8
 
 
 class ThawedError(CheckpointError):
-    """A copy was given up while it was made."""
+    """A copy was cancelled while it was made."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a bucket holds, or what has changed in it since a version; or the next part of either.
+    """The contents of a bucket, or its changes since a version; or the next part of either.
 
     Attributes:
         is_whole: the receiver empties its bucket first; else it removes `deleted` and then enters the others.
-        version: of the bucket when the listing began: changes since then are later ones, and a part that was copied
-            after them has them already.
+        version: of the bucket when the listing began: later changes have higher versions, and a part that was copied
+            after them already contains them.
         rows, candidates: [n, W], [c, 5] uint32 cells.
         deleted: [d, 4] uint32: ids (two words), version, table.
-        left: rows and candidates of the bucket that are still to be copied; what was passed here is complete at
-            (0, 0).
+        left: rows and candidates of the bucket that are not copied yet; (0, 0): the listing is complete.
     """
 
     is_whole: bool
@@ -120,7 +119,7 @@ class Bucket:
 
     @property
     def version(self) -> int:
-        """How often the bucket was marked or frozen, wherever it lay."""
+        """The number of marks and freezes of the bucket, on all servers."""
         return int(self._store.marks[self.number, VERSION])
 
     @property
@@ -128,7 +127,7 @@ class Bucket:
         return bool(self._store.marks[self.number, FROZEN] >= 0)
 
     def mark(self) -> int:
-        """The version that the bucket has had so far. From now on changes are listed at what they cost."""
+        """Marks the bucket and returns its version so far. Later changes are logged, so that listing them is cheap."""
         with self._store.locked(self.number):
             return self._mark()
 
@@ -145,18 +144,18 @@ class Bucket:
         return before
 
     def changes(self, since: int, left: tuple[int, int] = (0, 0), part_bytes: int = PART_BYTES) -> Changes:
-        """What has changed after `mark` returned this version, and a mark; -1: everything.
+        """The changes after `mark` returned this version, with a new mark; -1: everything.
 
-        It is everything also where the log does not reach back that far: it was never begun, or had become longer than
-        a quarter of the bucket; and where the listing would be longer than some parts. Everything comes in parts.
+        It is also everything if the log does not reach back that far (it was never begun, or had become longer than a
+        quarter of the bucket), or if the listing would be longer than some parts. Everything is listed in parts.
 
         Args:
-            left: of the part before this one, with its version as `since`: its next part. (0, 0): no part is missing.
+            left: of the previous part, with its version as `since`, for the next part. (0, 0): no part is missing.
             part_bytes: of cells in a part; one cell in any case.
 
         Raises:
-            ElastrecError: the bucket is frozen, and its changes are not logged: only once it is thawed is there a
-                version from which they are.
+            ElastrecError: the bucket is frozen, and its changes are not logged; they can be logged from a version after
+            its thaw on.
         """
         version, marked = since, None
         with self._store.locked(self.number):
@@ -199,10 +198,10 @@ class Bucket:
         ]
 
     def _listing(self, since: int, version: int, logs: Sequence[_Log], most_bytes: int) -> Changes | None:
-        """What has changed after `since` and no later than `version`, copied in small steps.
+        """Changes after `since` up to `version`, copied in small steps.
 
-        None: it is more than so many bytes, or the logs have ended meanwhile. Cells that change or move meanwhile have
-        a later version: they belong to the next listing.
+        None: they are too many bytes, or the logs have ended during the copy. Cells that change or move during the copy
+        have a later version and belong to the next listing.
         """
         rows_log, candidates_log, tombs = logs
         deleted = self._copy_back(tombs, since)
@@ -235,7 +234,7 @@ class Bucket:
     def _copy_logged(self, pool: Pool, log: _Log, entries: Array, most_bytes: int) -> Array | None:
         """Cells that entries of a log name; None: they are more than so many bytes.
 
-        A log that ends meanwhile does no harm: moves are not noted then, but the next listing is whole.
+        If the log ends during the copy, moves are not logged, but the next listing contains everything.
         """
         cell_bytes = 4 * pool.shape.width
         out = np.empty((min(len(entries), max(0, most_bytes) // cell_bytes), pool.shape.width), np.uint32)
@@ -254,8 +253,8 @@ class Bucket:
     def _part(self, kind: int, end: int, most_bytes: int) -> tuple[Array, int]:
         """Cells of one shelf with numbers below `end`, the last ones first, and how many numbers are left.
 
-        A cell changes its number only when it moves into the place of a removed one, from the end: what was passed
-        never comes to lie below `end`, and what lies there is not lost.
+        A cell changes its number only when the last one moves into the place of a removed one: copied cells never get a
+        number below `end`, and no cell below it is lost.
         """
         pool = self._shelves[kind].pool
         cell_bytes = 4 * pool.shape.width
@@ -270,7 +269,7 @@ class Bucket:
         return np.concatenate(parts) if parts else np.empty((0, pool.shape.width), np.uint32), end
 
     def forget_changes(self, version: int) -> None:
-        """Frees what only listings since a version before this one need; those become whole.
+        """Frees logs that only listings since earlier versions need; those listings then contain everything.
 
         A save that is being copied, or may build on an earlier one, keeps what it needs.
         """
@@ -278,7 +277,7 @@ class Bucket:
             self._store.cuts.trim_listed(self.number, version)
 
     def take_in(self, changes: Changes) -> None:
-        """Takes what `changes` of the same bucket of another store lists, versions included; parts in their order.
+        """Applies a result of `changes` of the same bucket of another store, with versions; parts in their order.
 
         Raises:
             ElastrecError: the bucket is frozen, or not this store's.
@@ -294,7 +293,7 @@ class Bucket:
         if changes.is_whole and any(self._held):
             store.forget_bucket(self.number)
             self.own()
-        # A part that was copied after a later mark holds later versions: no cell may have one that is yet to come.
+        # A part that was copied after a later mark has later versions: no cell may have a future version.
         versions = [int(cells[:, CELL_VERSION].max()) for cells in (changes.rows, changes.candidates) if len(cells)]
         with store.locked(self.number):
             latest = max(changes.version, *versions) if versions else changes.version
@@ -328,11 +327,11 @@ class Bucket:
             ) from error
 
     def own(self) -> None:
-        """The bucket is this store's from now on; it may be empty."""
+        """Makes the bucket owned by this store; it may be empty."""
         with self._store.locked(self.number) as stripe:
             self._store.owned[self.number] = True
             self._store.moves[stripe] += 1
 
     def drop(self) -> None:
-        """Forgets the bucket and returns its memory; requests for it are refused until `own`."""
+        """Drops the bucket and frees its memory; requests for it are refused until `own`."""
         self._store.forget_bucket(self.number)

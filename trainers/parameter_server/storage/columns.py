@@ -67,7 +67,8 @@ def candidate_cells(columns: Columns, most_sightings: int) -> Array:
     """Cells [c, 5] uint32 of what `candidate_columns` gives.
 
     Args:
-        most_sightings: a job file may ask for fewer than it did: then the next one admits.
+        most_sightings: limit of a candidate's sightings, because the job file may now require fewer; the next sighting
+            then admits it.
     """
     cells = _cells(columns, CANDIDATE_WORDS)
     cells[:, TABLE] |= np.minimum(columns["sightings"].astype(np.uint32), most_sightings) << _SIGHTINGS_SHIFT

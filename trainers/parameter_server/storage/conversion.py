@@ -71,7 +71,7 @@ def converted_states(
 
 
 def _fit_ftrl(rule: OptimizerSpec, values: Array, state: Array) -> None:
-    """Where z does not give the value under this rule, as of a job with another learning rate, it is set to do so.
+    """Sets z if it does not give the value under this rule, for example after a change of the learning rate.
 
     Args:
         values: [n, W]; state: [n, 2 W], z and accumulators.

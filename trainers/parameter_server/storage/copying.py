@@ -1,6 +1,6 @@
-"""Frozen buckets copied out, many at a time: what a save writes.
+"""Copies of frozen buckets, many at a time, for saves.
 
-A bucket costs little besides its cells, so that thousands of small ones cost what one large one does.
+The overhead per bucket is small, so that thousands of small ones cost as much as one large one.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _COPIED, _PAUSED, _THAWED = 0, 1, 2
 _BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
 _ENTRY = 1  # of `progress` of a listing
 _PER_BUCKET = 4
-"""Looking at a bucket costs as much as copying so many cells."""
+"""The overhead of a bucket, as a number of copied cells."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """Cells of frozen buckets as they were; a bucket may go on in the next one.
+    """Cells of frozen buckets; a bucket may continue in the next chunk.
 
     Attributes:
         kind: ROWS, CANDIDATES or DELETED; a bucket's DELETED come first.
@@ -220,18 +220,18 @@ def copy_many(  # type: ignore[no-untyped-def]
 
 
 def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
-    """Frozen buckets [b] as they were, chunk by chunk; thaws those that were copied.
+    """Copies frozen buckets [b] chunk by chunk, and thaws the copied ones.
 
-    Requests are served meanwhile: a stripe's lock is held for some thousand cells at a time, and for some hundred when
-    one waits for it.
+    Requests are served during the copy: a stripe's lock is held for some thousand cells at a time, or some hundred if a
+    request waits for it.
 
     Args:
         chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.
-        since: [b] versions to which the logs reach back: only what has changed after them, and what was deleted; costs
-            what has changed. Negative: all that is there.
+        since: [b] versions to which the logs reach back: copies only later changes and deletions, at a cost in
+            proportion to them. Negative: everything.
 
     Raises:
-        ThawedError: a bucket was thawed by somebody else.
+        ThawedError: a bucket was thawed by another thread.
     """
     for stripe in range(len(store.moves)):
         chosen = store.stripe_of[buckets] == stripe
@@ -283,7 +283,7 @@ def _thawed(bucket: int) -> ThawedError:
 
 
 def _listed(store: RowStore, memory: ShelfMemory, buckets: Array, since: Array) -> tuple[Array, Array]:
-    """Which cells of the buckets may have changed; see `list_changed`."""
+    """The cells of the buckets that may have changed; see `list_changed`."""
     shelf = memory.shelf
     words = np.where(since < 0, 0, shelf.pool.buckets[buckets, COUNT] // 64 + 1)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
@@ -318,7 +318,7 @@ def _copy(
                     progress, places, out, counts,
                 )  # fmt: skip
                 done = buckets[before : progress[_BUCKET]]
-                # What was copied leaves no shadow behind: they may be as large as what was changed meanwhile.
+                # Shadows of copied buckets are freed, because they may be as large as all changes during the copy.
                 shadowed = done[shadows.buckets[done, COUNT] > 0].tolist()
                 emptied = [detach(shadows, bucket)[0] for bucket in shadowed]
             if emptied:

@@ -1,4 +1,4 @@
-"""Cuts of a store: buckets frozen at one moment for a copy, and since which version of them a save is enough."""
+"""Cuts of a store: buckets frozen at one moment for a copy, and the versions from which a delta save is possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 _NEVER = np.iinfo(np.int64).max
 _REMEMBERED = 4
-"""Saves whose versions are remembered: the last one may not have become a record."""
+"""Number of saves whose versions are kept, because the last one may not have become a record."""
 
 
 class Cuts:
@@ -36,7 +36,7 @@ class Cuts:
         shelves: of rows and of candidates.
 
     Attributes:
-        logs: whether a freeze begins to log what changes after it, so that a later save need not be whole.
+        logs: whether a freeze begins to log later changes, so that a later save can be a delta.
         frozen_rows: [T] int64, rows by table at the last freeze.
     """
 
@@ -59,9 +59,9 @@ class Cuts:
         self._saved: dict[str, Array] = {}
 
     def freeze(self, buckets: Sequence[int] | Array) -> None:
-        """From now on a copy gives these buckets as they are now, whatever is pushed or evicted.
+        """Freezes these buckets: a copy gives their present contents, whatever is pushed or evicted later.
 
-        Of one moment if nothing is pushed or evicted meanwhile.
+        The contents are of one moment if nothing is pushed or evicted during this call.
 
         Raises:
             ElastrecError: one of them is frozen; none was changed, unless another thread freezes them at the same time.
@@ -92,7 +92,7 @@ class Cuts:
             memory.shelf.pool.buckets[buckets, COPIED] = 0
 
     def _begin_logs(self, buckets: Array) -> None:
-        """What changes after this version of each bucket is logged. The lock of their stripe is held."""
+        """Begins to log changes after this version of each bucket. The lock of their stripe is held."""
         for memory in self._shelves:
             for bucket in buckets[memory.shelf.log.buckets[buckets, COUNT] > 0].tolist():
                 memory.drop_log(bucket)
@@ -101,7 +101,7 @@ class Cuts:
         self._marks[buckets, LOGGING], self._marks[buckets, LOG_FROM] = 1, self._marks[buckets, VERSION]
 
     def thaw(self, buckets: Sequence[int] | Array) -> None:
-        """Ends a freeze, copied or not; buckets that are not frozen stay as they are."""
+        """Ends a freeze, with or without a copy; buckets that are not frozen do not change."""
         chosen = np.asarray(buckets, np.int64)
         stripes = self._stripe_of[chosen]
         for stripe in np.unique(stripes).tolist():
@@ -114,13 +114,13 @@ class Cuts:
                         memory.drop_shadows(bucket)
 
     def remember(self, cut: str, buckets: Array) -> None:
-        """Frozen buckets are saved as a whole or in part: from now on changes since then can be asked for."""
+        """Records a save of frozen buckets, full or delta: later changes since it can be requested."""
         versions = np.full(len(self._marks), _NEVER, np.int64)
         versions[buckets] = self._marks[buckets, FROZEN]
         self._saved = {**dict(list(self._saved.items())[1 - _REMEMBERED :]), cut: versions}
 
     def since(self, cut: str, buckets: Array) -> Array:
-        """[b] versions of frozen buckets at a cut that was remembered; -1: what was deleted since is not known."""
+        """[b] versions of frozen buckets at a kept cut; -1: later deletions are not known."""
         versions = self._saved.get(cut)
         if versions is None:
             return np.full(len(buckets), -1, np.int64)
@@ -151,7 +151,8 @@ class Cuts:
             self.trim(np.array([bucket], np.int64), np.array([version], np.int64))
 
     def trim(self, buckets: Array, versions: Array) -> None:
-        """Frees what only listings since before versions [b] of buckets [b] of one stripe need. Its lock is held."""
+        """Frees logs that only listings since before versions [b] of buckets [b] of one stripe need. Its lock is
+        held."""
         self._marks[buckets, LOG_FROM] = np.maximum(self._marks[buckets, LOG_FROM], versions)
         # Slabs whose entries are all of this version or before.
         for memory, word in (*((memory.log, 1) for memory in self._shelves), (self._tombs, CELL_VERSION)):
@@ -165,7 +166,7 @@ class Cuts:
         self._tombs.free(slabs.tolist())
 
     def forget_bucket(self, bucket: int) -> None:
-        """A bucket is dropped: it has no versions, tombstones or saves any more. The lock is held."""
+        """Clears the versions, tombstones and saves of a dropped bucket. The lock is held."""
         self._marks[bucket] = 0
         self._marks[bucket, FROZEN] = -1
         self.drop_tombs(bucket)

@@ -1,4 +1,4 @@
-"""Drops what was not seen for long, in steps so small that no request waits for one."""
+"""Evicts rows that were not seen for long, in steps so small that no request waits for one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore
 
 _STEP_ROWS = 16_384
-"""Looked at under one lock unless somebody waits for it: half a millisecond, some more when all of them go."""
+"""Cells per lock if no request waits for it: half a millisecond, slightly more if all of them are evicted."""
 
 
 def steps(store: RowStore, now_seconds: float) -> Iterator[int]:

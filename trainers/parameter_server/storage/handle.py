@@ -1,7 +1,7 @@
-"""One array that stands for all of a store's: numba unpacks arrays at 0.3 µs each, and a request needs fifty of them.
+"""One array that represents all arrays of a store, because numba unpacks an array in 0.3 µs and a request needs fifty.
 
-A store's arrays stay where they are while it lives, so their addresses do. A kernel that takes a handle makes the
-tuples of `arrays` from it, at no cost once compiled; its caller holds the store.
+A store's arrays have constant addresses while it exists. A kernel with a handle builds the tuples of `arrays` from it,
+at no cost after compilation; its caller keeps the store alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WORDS = _STORE + 16
 
 
 class Guarded(NamedTuple):
-    """What a store has beside its cells. Legend as in `arrays`.
+    """The arrays of a store beside its cells. Legend as in `arrays`.
 
     Attributes:
         marks: [V, 4] int64; owned: [V] bool; stripe_of: [V] int64.
@@ -186,7 +186,7 @@ def settings_of(handle):  # type: ignore[no-untyped-def]
 
 @inlined
 def guarded_of(handle):  # type: ignore[no-untyped-def]
-    """What the store has beside its cells."""
+    """The store's arrays beside its cells."""
     at = _STORE
     buckets, stripes, tables = handle[at + 1], handle[at + 7], handle[_CONSTANTS + 1]
     return Guarded(

@@ -1,4 +1,4 @@
-"""What stands where in a cell."""
+"""The layout of cells."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CANDIDATE_WORDS = 5
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where a row's numbers are in its cell: id, version, table, last sighting if kept, state [S], values [D].
+    """The positions of a row's numbers in its cell: id, version, table, last sighting if kept, state [S], values [D].
 
     State and values are those of one segment after the other; `row_state` names the state's.
     """

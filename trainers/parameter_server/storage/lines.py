@@ -1,4 +1,4 @@
-"""Index lines of rows that are saved, so that a restore copies the index, too, instead of making it.
+"""Index lines of saved rows, so that a restore copies the index instead of rebuilding it.
 
 A record's lines are those of a store in which the bucket's cells lie in their saved order, in slabs that follow each
 other from slab 0 on. A restore adds the number of the first slab that the bucket has got to every place.

@@ -1,7 +1,7 @@
-"""Many rows taken in at once: what a restore and a migration do.
+"""Loading of many rows at once, for restores and migrations.
 
-Rows of a full record go from its columns straight into slabs and index (`load_columns`): nothing is there that they
-could replace. All others come as cells, are looked up and replaced (`load`).
+Rows of a full record are copied from its columns directly into slabs and index (`load_columns`), because they replace
+no rows. All others are loaded as cells, which are looked up and replaced (`load`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # typ
 
 
 class ForeignCellError(Exception):
-    """A cell does not belong to the bucket that it was said to be of, or is of a table that there is not.
+    """A cell does not belong to its stated bucket, or is of an unknown table.
 
     Attributes:
         number: of the cell.

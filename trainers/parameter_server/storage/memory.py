@@ -1,4 +1,5 @@
-"""Memory of a store: slabs and lines from reservations whose pages come at the first write and go back when freed."""
+"""Memory of a store: slabs and lines in reservations, whose pages are created at the first write and returned when
+freed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ SPARES, RELEASED = 32, 1024
 
 
 class ServerMemoryError(ElastrecError):
-    """The server cannot hold more rows."""
+    """The server has no memory for more rows."""
 
 
 def physical_memory_bytes() -> int:
@@ -54,14 +55,14 @@ def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
             f"{size_bytes} bytes of address space were refused ({error}); raise the limit (ulimit -v) or set "
             "vm.overcommit_memory to 0 or 1"
         ) from error
-    # An advice: kernels without huge pages refuse it.
+    # Only a hint: kernels without huge pages refuse it.
     with contextlib.suppress(OSError):
         region.madvise(mmap.MADV_HUGEPAGE if huge and size_bytes >= _HUGE_PAGE_BYTES else mmap.MADV_NOHUGEPAGE)
     return region
 
 
 class Region:
-    """Address space, of which a user before may have left the first `left_bytes` as they were.
+    """Address space, whose first `left_bytes` may contain data of an earlier user.
 
     Args:
         size_bytes, huge: see `reserve`.
@@ -126,10 +127,10 @@ class RegionSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UsedRegions:
-    """Regions of users that may be gone by now, for new users: a page that is there costs a fraction of a new one.
+    """Regions of earlier users for new users, because an existing page costs a fraction of a new one.
 
     Args:
-        users: each with its regions; as long as one of them is alive, nobody else gets its regions.
+        users: each with its regions; while one of them exists, no other user gets its regions.
         unused: regions of no user, whose pages were made for the next one.
     """
 

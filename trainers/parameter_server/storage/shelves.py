@@ -1,4 +1,4 @@
-"""Shelves with their memory: what a kernel could not get, it gets here, and is called again."""
+"""Shelves with their memory: a kernel that needs more memory gets it here, and is called again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rows of a full record taken in as they lie there: cells into slabs and lines into the index, both copied.
+"""Loading of a full record's rows without changes: cells are copied into slabs and lines into the index.
 
-`SlabLoader` takes sections in any order and from several threads: it knows beforehand where each cell and line goes. A
-bucket has its rows once all sections are there.
+`SlabLoader` accepts sections in any order and from several threads, because the destination of each cell and line is
+known in advance. A bucket has its rows when all sections are loaded.
 """
 
 from __future__ import annotations

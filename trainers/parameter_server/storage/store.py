@@ -84,7 +84,7 @@ class RowStore:
     Attributes:
         marks: [V, 4] int64, versions of the buckets (`arrays`).
         stripe_of: [V] int64, whose lock guards a bucket.
-        moves: [S] int64, how often places of a stripe became others: a lookup from before is of no use.
+        moves: [S] int64, number of changes of a stripe's places, which invalidate earlier lookups.
         entries: [V, T, 2] int64, rows and candidates by bucket and table.
         load: [V] int64, rows of each bucket that requests have named.
         handle: all arrays, for kernels; see `handle`.
@@ -113,7 +113,7 @@ class RowStore:
         self.tombs_memory = PoolMemory(4, buckets, stripes, 16 * self.capacity_rows, PAGE_BYTES // 4, huge=False)
         self.marks = np.zeros((buckets, 4), np.int64)
         self.marks[:, FROZEN] = -1
-        # Owners are dealt out in turn: neighbouring buckets are spread by other bits than the number's lowest.
+        # Buckets are assigned to servers in turn, so that stripes use other bits than the number's lowest.
         mixed = (np.arange(buckets, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
         self.stripe_of: Array = (mixed * np.uint64(stripes) >> np.uint64(32)).astype(np.int64)
         self.locks = Locks(stripes)
@@ -264,7 +264,7 @@ class RowStore:
                 raise
 
     def provide(self, stripe: int, report: Array) -> None:
-        """What a kernel stopped for. The stripe's lock is held.
+        """Provides the memory for which a kernel stopped. The stripe's lock is held.
 
         Raises:
             ServerMemoryError: there is no more.
