@@ -70,7 +70,7 @@ def test_every_declared_library_is_imported() -> None:
     assert not declared() - imported() - IMPORTED_BY_TORCHREC - IMPORTED_BY_FSSPEC - IMPORTED_BY_ZONEINFO
 
 
-def test_the_licence_that_is_declared_lies_beside_the_code() -> None:
+def test_the_declared_licence_is_beside_the_code() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()

@@ -24,7 +24,7 @@ GROUPS = [answer(["ad"], range(16))]
     buckets=st.lists(st.integers(0, 60), unique=True),
     versions=st.lists(st.tuples(st.integers(0, 2), st.integers(2, 3)), min_size=61, max_size=61),
 )
-def test_an_answer_names_its_buckets_with_their_versions_however_they_lie(
+def test_an_answer_has_the_versions_of_its_buckets_in_any_order(
     buckets: list[int], versions: list[tuple[int, int]]
 ) -> None:
     first, last = (np.array([versions[bucket][side] for bucket in buckets], np.int64) for side in (0, 1))

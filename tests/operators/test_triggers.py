@@ -141,7 +141,7 @@ def test_the_evaluators_end_fires(script: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(("patience_seconds", "outcome"), [(10.0, "back"), (0.05, "away")])
-def test_the_wait_for_mlflow_fires_when_it_is_back_or_when_patience_is_over(
+def test_the_wait_for_mlflow_ends_with_its_return_or_with_the_patience(
     monkeypatch: pytest.MonkeyPatch, patience_seconds: float, outcome: str
 ) -> None:
     asked = []

@@ -53,7 +53,7 @@ def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None
     assert store.get("large") == b"".join(pieces)
 
 
-def test_parts_of_an_object_travel_side_by_side_and_none_is_begun_after_one_has_failed(
+def test_parts_of_an_object_are_sent_concurrently_and_none_starts_after_a_failure(
     s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(s3_uri)

@@ -127,7 +127,7 @@ def test_jobs_are_found_by_tags_and_phases(
         found(team='it\'s "odd"')
 
 
-def test_a_half_written_run_is_left_out_and_costs_no_other_job(
+def test_only_the_half_written_run_is_left_out(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
     run_id = history.start_run(make_prepared(), allocation)

@@ -263,7 +263,7 @@ def test_positions_that_do_not_fit_the_job_are_refused_by_name_with_the_way_on(
     assert [term.term for term in list_terms(s.request.store, s.job_name, s.request.job_id)] == [1]
 
 
-def test_terms_of_a_run_that_is_over_are_not_continued(stage: Make):
+def test_terms_of_an_ended_run_are_not_continued(stage: Make):
     s = stage()
     s.start()
     s.wait_for(Phase.SUCCEEDED)

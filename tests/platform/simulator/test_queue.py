@@ -47,7 +47,7 @@ def test_the_queue_places_the_jobs_that_trying_each_in_order_would(
     assert abs(queue.asked().cores - left.cores) < 1e-6
 
 
-def test_only_one_of_many_equal_jobs_is_tried_where_there_is_no_room() -> None:
+def test_only_one_of_many_equal_jobs_is_tried_without_capacity() -> None:
     queue = Queue()
     for number in range(100):
         queue.add(number, waiting(number, 1.0, number, 1 + number % 2))

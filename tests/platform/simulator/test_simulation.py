@@ -50,7 +50,7 @@ def test_another_seed_gives_another_result() -> None:
     assert run("static", jobs, given=Settings(seed=1)) != run("static", jobs, given=Settings(seed=2))
 
 
-def test_scaling_shortens_jobs_that_asked_for_too_little() -> None:
+def test_scaling_shortens_jobs_with_too_small_requests() -> None:
     jobs = [
         msgspec.structs.replace(job, allocation=msgspec.structs.replace(job.allocation, workers=1))
         for job in synthetic(8, movable=WORKERS, mean_seconds=7200.0)
@@ -152,7 +152,7 @@ def test_training_pauses_for_moved_rows_but_not_for_resized_pods_or_replaced_wor
     assert ended.ended_seconds == pytest.approx(expected, rel=1e-6)
 
 
-def test_jobs_wait_where_there_is_no_room_and_nothing_is_overcommitted() -> None:
+def test_jobs_wait_for_capacity_and_nodes_are_never_overcommitted() -> None:
     jobs = synthetic(10, mean_arrival_seconds=1.0, mean_seconds=600.0)
     figures = run("static", jobs, nodes=2).figures()
     assert figures["waiting_seconds_mean"] > 0

@@ -48,7 +48,7 @@ def test_queues_and_equation_differ_at_other_allocations() -> None:
     assert max(ratios) > 1.1
 
 
-def test_the_refined_form_is_matched_at_what_was_asked_for_and_overlaps() -> None:
+def test_the_refined_form_matches_at_the_requested_allocation_and_overlaps() -> None:
     jobs = synthetic(20)
     for one, other in zip(jobs, refined(jobs), strict=True):
         assert other.step_seconds(one.allocation) == pytest.approx(one.step_seconds(one.allocation), rel=1e-6)

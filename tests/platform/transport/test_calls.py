@@ -236,7 +236,7 @@ def test_a_call_whose_connection_breaks_in_the_middle_is_executed_once(gated: tu
     client.close()
 
 
-def test_a_server_that_stops_answers_the_call_under_way_and_takes_no_other(gated: tuple[Gated, RpcServer]) -> None:
+def test_a_stopping_server_answers_running_calls_and_accepts_no_others(gated: tuple[Gated, RpcServer]) -> None:
     handler, server = gated
     client = RpcClient(server.address, TOKEN)
     answers: list[Answered] = []

@@ -70,7 +70,7 @@ def test_one_thread_serves_the_connections_to_all_servers_and_ends_with_the_clie
     assert "parameter-client" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_hanging_server_delays_no_other_and_its_connection_is_replaced() -> None:
+def test_a_hanging_server_does_not_delay_others_and_its_connection_is_replaced() -> None:
     gate, is_hanging = threading.Event(), threading.Event()
 
     def hang() -> Accepted:
@@ -204,7 +204,7 @@ def test_waiting_for_several_answers_ends_with_the_last_answer_or_the_first_fail
     ("epoch", "generation", "named", "is_taken"),
     [(2, 1, 2, True), (2, 2, 2, False), (2, 1, 1, False), (2, 1, 0, False), (2, 1, None, False)],
 )
-def test_a_refusal_hands_over_a_newer_table_of_the_same_generation_and_no_other(
+def test_a_refusal_contains_only_a_newer_routing_table_of_the_same_generation(
     epoch: int, generation: int, named: int | None, is_taken: bool
 ) -> None:
     routing = None if named is None else routing_of(["here:1"], epoch=named)

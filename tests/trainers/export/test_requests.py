@@ -48,7 +48,7 @@ def test_the_answer_for_a_row_does_not_depend_on_the_others(served: Any, rows: l
     assert together["reason"].notna().tolist() == together["is_bad"].tolist()
 
 
-def test_a_value_of_another_type_is_named_and_stops_no_other_row(served: Any) -> None:
+def test_a_value_of_another_type_is_named_and_affects_only_its_row(served: Any) -> None:
     wrong = [{"price": "dear"}, {"city": 5}, {"history": [1, "one"]}, {"device": {"id": 1}}, {"user": 2**70}]
     right = [{}, {"price": None}, {"price": "3.5"}, {"city": None}, {"history": None}]
     answer = served.predict(pd.DataFrame([GOOD | change for change in (*wrong, *right)]))

@@ -55,7 +55,7 @@ def test_the_own_control_group_takes_precedence_over_the_root(tmp_path: Path) ->
     assert (own.limit_bytes(), own.memory_kills()) == (5, 1)
 
 
-def test_without_a_limit_or_a_group_there_is_none(tmp_path: Path) -> None:
+def test_without_a_group_or_its_limit_the_limit_is_unknown(tmp_path: Path) -> None:
     unlimited = group(tmp_path, "0::/a\n", {"a/memory.max": "max\n", "a/memory.events": "oom 0\n"})
     assert (unlimited.limit_bytes(), unlimited.memory_kills()) == (None, 0)
     unknown = ControlGroup(tmp_path / "not there", tmp_path)

@@ -27,7 +27,7 @@ class Clock:
         return self.seconds
 
 
-def test_a_notice_is_over_after_its_grace_or_when_no_master_answers() -> None:
+def test_a_notice_ends_after_its_grace_period_or_without_an_answering_master() -> None:
     clock = Clock()
     notice = Notice(20.0, clock)
     clock.seconds += 1000.0

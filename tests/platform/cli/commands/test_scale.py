@@ -34,7 +34,7 @@ def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:
         (["--workers", "2", "--timeout", "soon"], "--timeout: 'soon' is not allowed"),
     ],
 )
-def test_an_amount_that_is_none_is_refused_with_what_was_meant(arguments: list[str], words: str) -> None:
+def test_an_invalid_amount_is_refused_with_a_suggestion(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(root, ["scale", "a-job", *arguments])
     assert isinstance(done.exception, ElastrecError) and words in str(done.exception)
 

@@ -63,7 +63,7 @@ def test_following_ends_when_the_pod_is_deleted(cluster, make_pod):
         list(cluster.logs(pod.name))
 
 
-def test_output_that_is_no_text_does_not_break_the_reader(cluster, make_pod, until):
+def test_output_that_is_not_text_does_not_break_the_reader(cluster, make_pod, until):
     pod = make_pod("import os; os.write(1, b'\\xff\\xfe ok\\n')")
     cluster.create(pod)
     until(cluster, pod.name)

@@ -190,7 +190,7 @@ def test_grandchildren_that_left_the_group_die_with_the_pod(cluster, make_pod, f
     assert not is_alive(orphan)
 
 
-def test_processes_left_by_a_pod_die_when_it_ends_by_itself(cluster, make_pod, until, is_alive):
+def test_remaining_processes_of_an_ended_pod_are_killed(cluster, make_pod, until, is_alive):
     program = (
         "import subprocess, sys\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True); print(child.pid)"
     )

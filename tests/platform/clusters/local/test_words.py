@@ -173,7 +173,7 @@ def test_a_job_is_found_by_its_first_pod(launcher, cluster, make_pod) -> None:
     assert [pod.uid for pod in launcher.pods("job")] == [worker.uid, master.uid]
 
 
-def test_a_job_is_removed_master_first_with_pods_created_meanwhile(launcher, cluster, make_pod) -> None:
+def test_removing_a_job_ends_its_master_first_and_includes_late_pods(launcher, cluster, make_pod) -> None:
     worker = cluster.create(make_pod())
     master = launcher.submit(make_pod(role=Role.MASTER))
     other = cluster.create(make_pod(job="other"))

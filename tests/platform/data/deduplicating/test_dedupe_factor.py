@@ -60,7 +60,7 @@ def test_empty_lists_save_nothing() -> None:
 
 
 @pytest.mark.parametrize("stays", [0.3, 0.8, 0.95])
-def test_the_prediction_lies_within_ten_percent_where_values_never_return(stays: float) -> None:
+def test_the_prediction_is_within_ten_percent_if_values_never_return(stays: float) -> None:
     rng = np.random.default_rng(0)
     session_N = _sessions(rng.geometric(1 / 16.2, 3_000).tolist())
     found = feature_factor(

@@ -80,7 +80,7 @@ def test_all_64_bits_of_unsigned_ids_count() -> None:
 
 
 @pytest.mark.parametrize("value", [5.5, float("nan"), float("inf"), 1e300])
-def test_a_float_that_is_no_exact_integer_is_bad(value: float) -> None:
+def test_a_float_that_is_not_an_exact_integer_is_bad(value: float) -> None:
     assert _encode(pa.array([1.0, value]), {})[1] == [False, True]
 
 

@@ -103,7 +103,7 @@ def test_no_server_is_ordered_to_drop_anything_before_all_have_taken_their_bucke
     assert not any(world.directive(name).moving for name in world.state.ownership.servers)
 
 
-def test_a_server_that_is_lost_before_it_owns_anything_costs_no_rollback():
+def test_losing_a_server_without_buckets_yet_causes_no_rollback():
     world = long_job()
     ask(world, 3)
     go_on(world, until=COPYING)

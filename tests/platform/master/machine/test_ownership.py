@@ -136,7 +136,7 @@ def test_a_lost_server_raises_the_epoch_of_its_own_buckets():
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_a_server_that_owns_nothing_costs_no_rollback_when_it_is_lost(is_killed: bool):
+def test_losing_a_server_that_owns_nothing_causes_no_rollback(is_killed: bool):
     world = running()
     name = add_server(world)
     world.reconcile()

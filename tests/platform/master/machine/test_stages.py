@@ -173,7 +173,7 @@ def test_a_server_that_gets_on_is_not_late():
     assert not world.state.saves.under_way
 
 
-def test_transfers_are_journalled_seldom():
+def test_few_transfers_are_journalled():
     world = running()
     saving(world, hung="j-ps-1", stage=WRITING)
     member = world.state.membership.members["j-ps-1"]

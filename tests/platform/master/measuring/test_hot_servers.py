@@ -76,7 +76,7 @@ def test_a_single_bucket_that_makes_a_server_hot_stays_for_it_would_make_the_nex
     rates=st.lists(st.floats(0.0, 1e5), min_size=2, max_size=6),
     shares=st.lists(st.floats(0.0, 0.2), min_size=1, max_size=16),
 )
-def test_a_relief_makes_the_worst_server_less_and_no_other_as_bad(rates: list[float], shares: list[float]):
+def test_a_relief_reduces_the_highest_load_and_overloads_no_other_server(rates: list[float], shares: list[float]):
     before = {
         f"ps-{number}": Load(
             rate, 1.0, [(100 * number + k, share * rate) for k, share in enumerate(sorted(shares, reverse=True))]

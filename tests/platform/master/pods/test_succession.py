@@ -382,7 +382,7 @@ def test_a_slow_worker_is_not_moved_during_other_changes_or_as_a_new_process():
     assert len(world.state.shape_requests) == 2 and world.state.slow_moves == 1
 
 
-def test_a_request_is_over_when_its_job_is():
+def test_a_request_ends_with_its_job():
     world = long_job()
     ask(world, SERVER, worker_cores=2.0)
     world.handle(events.StopAsked(time=world.time, reason="enough"))

@@ -288,7 +288,7 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
 
 
 @not_about_pods
-def test_time_in_which_the_process_was_stopped_is_not_held_against_pods_that_wait_for_room(
+def test_a_stop_of_the_process_does_not_count_as_waiting_time_of_pods(
     stage: Callable[..., Stage],
 ):
     s = stage(begin=False)

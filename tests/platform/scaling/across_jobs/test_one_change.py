@@ -44,7 +44,7 @@ def test_a_change_that_is_not_possible_yet_is_sent_to_the_master_with_the_plan()
     assert "not memory-forecast: server size: left to the job's master" in describe(verdicts["job"])
 
 
-def test_a_job_that_the_policy_was_not_asked_about_gets_its_memory_and_no_other_plan() -> None:
+def test_a_job_without_a_proposal_gets_only_the_memory_plan() -> None:
     asked, resting = profile(job_id="asked"), profile(job_id="resting", memory_wish=MORE)
     found, verdicts = one_change(round_of(asked), [asked, resting])
     assert [(plan.job_id, plan.policy) for plan in found.plans] == [("resting", MEMORY), ("asked", "three-stage")]

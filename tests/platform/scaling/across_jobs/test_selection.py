@@ -206,7 +206,7 @@ def test_a_round_without_jobs_has_no_plans() -> None:
 
 
 @pytest.mark.parametrize("wrong", [math.nan, 50.0])
-def test_a_rho_beyond_reason_is_refused(wrong: float) -> None:
+def test_an_invalid_rho_is_refused(wrong: float) -> None:
     with pytest.raises(ScalingError, match=r"weights\.rho"):
         Weights(rho=wrong)
 

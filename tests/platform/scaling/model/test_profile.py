@@ -67,7 +67,7 @@ def test_the_order_of_observations_does_not_matter(order: list[int]) -> None:
     assert sorted(one.iteration_seconds) == pytest.approx(sorted(other.iteration_seconds))
 
 
-def test_memory_makes_no_configuration_of_its_own() -> None:
+def test_memory_does_not_distinguish_configurations() -> None:
     more = msgspec.structs.replace(allocation(), worker_memory_bytes=2**34)
     profile = summarise([seen(0.1), Observation(allocation=more, iteration_seconds=0.2)])
     assert len(profile) == 1

@@ -148,7 +148,7 @@ def test_small_savings_do_not_add_up_although_the_fastest_allocation_was_neither
     assert asked.reference == pytest.approx(speed(bound, fastest), rel=0.01)
 
 
-def test_a_plan_without_a_loss_may_save_although_the_job_was_faster_before() -> None:
+def test_a_plan_without_loss_may_save_even_if_the_job_was_faster_before() -> None:
     here = allocation(2, 1)
     asked = situation(allocation=here, observations=measure(TRUE, [allocation(16, 4), here]))
     assert asked.reference > 2 * asked.samples_per_second

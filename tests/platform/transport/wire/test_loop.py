@@ -84,7 +84,7 @@ def asked(stack: ExitStack, loop: StreamLoop, client: RpcClient, timeout_seconds
     return made
 
 
-def test_a_server_that_does_not_answer_holds_up_no_other(loop: StreamLoop) -> None:
+def test_a_server_that_does_not_answer_does_not_delay_others(loop: StreamLoop) -> None:
     gate = threading.Event()
 
     def held(message: AskArrays, arrays: list[np.ndarray]) -> tuple[Answered, list[np.ndarray]]:
@@ -197,7 +197,7 @@ def test_functions_are_called_in_the_order_of_their_times_also_while_the_loop_sl
     assert 0.1 <= time.monotonic() - began < 0.4, "without a wait for the next look at deadlines"
 
 
-def test_a_callback_that_fails_ends_no_other(loop: StreamLoop) -> None:
+def test_a_failing_callback_does_not_affect_others(loop: StreamLoop) -> None:
     called = threading.Event()
     with loop.lock:
         loop.call_later(0.0, lambda: 1 // 0)

@@ -170,7 +170,7 @@ def test_a_single_bsp_worker_does_not_wait_but_its_steps_keep_the_jobs_size() ->
     np.testing.assert_allclose(dense, [-3.0, -3.0])
 
 
-def test_a_worker_that_leaves_or_dies_delays_no_other() -> None:
+def test_a_worker_that_leaves_or_dies_does_not_delay_others() -> None:
     server = server_of("bsp")
     for worker in ("a", "b", "c"):
         server.join(Join(stamp=stamp(worker)), [])

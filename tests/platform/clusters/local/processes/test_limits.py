@@ -209,7 +209,7 @@ def test_shrinking_a_pod_makes_room_for_one_that_waits(cluster, make_pod, until,
     until(cluster, waiting.name, running)
 
 
-def test_a_running_pod_shows_what_it_uses(cluster, make_pod, first_line, until_true):
+def test_a_running_pod_shows_its_use_of_resources(cluster, make_pod, first_line, until_true):
     pod = make_pod("data = bytearray(b'x') * (50 << 20)\n" + _FOREVER, cores=0.5)
     cluster.create(pod)
     first_line(cluster, pod.name)
@@ -244,7 +244,7 @@ def test_mounts_of_both_generations_are_recognised():
     assert v2 == [Path("/sys/fs/cgroup/unified")]
 
 
-def test_without_a_mount_the_probe_says_why():
+def test_without_a_mount_the_probe_has_a_reason():
     limits, reason = probe_limits("test", "proc /proc proc rw 0 0\n")
     assert isinstance(limits, ThreadLimits)
     assert reason == "no cgroup mount with the controllers cpu and memory"
