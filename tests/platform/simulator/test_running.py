@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import simpy
+
+from elastrec.platform.master.measuring.growth_profile import GrowthProfile
+from elastrec.platform.simulator.placing import Placing
+from elastrec.platform.simulator.running import Running
+from elastrec.platform.specs.metrics import WINDOW_SECONDS
+from elastrec.platform.transport.messages.job import TableUsage
+from tests.platform.simulator.cluster import QUIET, growing, job
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_a_simulated_master_counts_rows_as_often_as_a_real_one(passes: int) -> None:
+    full = growing(job(), needed_at_end=0.5)
+    environment = simpy.Environment()
+    running = Running(full, full.allocation, None, environment, QUIET, np.random.default_rng(0))
+    running.take_place(Placing(), 0.0)
+    running.begin(0.0)
+    seconds = QUIET.interval_seconds * passes
+    for number in range(passes):
+        running.pass_time(QUIET.interval_seconds * (number + 1))
+    memory = running.facts(QUIET.interval_seconds, 1e12).memory
+    assert memory is not None
+    simulated = memory.tables[0].samples
+
+    real = GrowthProfile()
+    for second in np.arange(WINDOW_SECONDS, seconds + 1.0, WINDOW_SECONDS):
+        samples = int(running.rate.samples * second)
+        real.add(samples, 0, [TableUsage(table="all", rows=samples, bytes=samples)])
+    counted = real.tables()[0].samples
+
+    # A real master counts at the ends of windows, a simulated one at exact distances: a few fall together.
+    assert abs(len(simulated) - len(counted)) <= 0.2 * len(counted), (simulated, counted)
+    assert simulated[0] == pytest.approx(counted[0], rel=1e-3)
+    assert simulated[-1] == pytest.approx(counted[-1], rel=1e-3)
