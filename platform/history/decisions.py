@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -205,10 +206,21 @@ class Decisions(Connection):
         return [Timed(each.timestamp / 1000, each.value) for each in sorted(points, key=lambda each: each.timestamp)]
 
     def _log_figures(self, run_id: str, drawn: Mapping[str, Figure | None]) -> None:
-        with self._explained(f"write the pictures of run {run_id}"):
+        """Writes figures by their paths in the run; a figure that has two paths is rendered once."""
+        rendered: dict[Figure, Path] = {}
+        with self._explained(f"write the pictures of run {run_id}"), tempfile.TemporaryDirectory() as place:
             for path, figure in drawn.items():
-                if figure is not None:
-                    self._client.log_figure(run_id, figure, path)
+                if figure is None:
+                    continue
+                file = Path(place, path)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                if figure in rendered:
+                    shutil.copyfile(rendered[figure], file)
+                else:
+                    figure.savefig(file)
+                    rendered[figure] = file
+            if rendered:
+                self._client.log_artifacts(run_id, place)
 
     def _append_table(self, run_id: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Like `MlflowClient.log_table`, but with a limit for the length of the table."""

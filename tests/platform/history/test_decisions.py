@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from matplotlib.figure import Figure
 from mlflow.tracking import MlflowClient
 
 from elastrec.platform.history import History, Point
@@ -99,6 +100,26 @@ def test_the_reasons_of_each_plan_are_kept_and_those_of_a_round_that_changes_not
     assert [(each.number, each.plan) for each in pictured] == [(1, GREW), (2, refused)]
     # A model of one configuration is no reason.
     assert all(set(each.pictures) == {"scaling_candidates.png"} for each in pictured)
+
+
+def test_a_picture_of_a_plan_is_rendered_once_and_written_twice(
+    tracking_server,
+    run_id: str,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rendered = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *file, **how: [rendered.append(self), savefig(self, *file, **how)]
+    )
+    history, seen = Decisions(tracking_server.uri, ""), measure(coefficients(), [ONE])
+    (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
+    history.log_model(run_id, [GREW], plan.considered, fit(SHAPE, seen), seen)
+    client, name = MlflowClient(tracking_server.uri), "scaling_candidates.png"
+    newest = Path(client.download_artifacts(run_id, f"figures/{name}")).read_bytes()
+    (pictured,) = history.plan_pictures(run_id, [GREW])
+    assert pictured.pictures[name] == f"data:image/png;base64,{base64.b64encode(newest).decode()}"
+    assert len(rendered) == 1
 
 
 def test_the_table_stays_bounded_and_keeps_the_latest_rounds(
