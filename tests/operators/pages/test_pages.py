@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi.testclient import TestClient
+from playwright.sync_api import sync_playwright
 
 from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
@@ -22,6 +24,7 @@ from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import FaultCost, Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
+from tests.platform.history.test_report import HIDDEN_WIDTH_OF_DECISIONS
 from tests.platform.scaling.jobs import allocation
 
 CONNECTION = "elastrec_default"
@@ -173,6 +176,27 @@ def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypa
         assert text in page
 
 
+@pytest.mark.browser
+@pytest.mark.services
+def test_on_a_phone_the_table_of_decisions_does_not_scroll_sideways(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("left out: there is no Chromium on this machine (apt-get install chromium)")
+    decision = Decision(
+        unix_seconds=1.7e9, samples_trained=9, policy="three-stage", before=allocation(2), after=allocation(4),
+        changed=False, reason="no node has the room for another worker", proposed="3 candidates: 2 → 4 workers",
+    )  # fmt: skip
+    show(monkeypatch, OneJob(JobLook("clicks-1", METRICS), decisions=[(decision, "2 → 4 workers")]))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.set_content(client.get("/jobs/clicks-1").text)
+        hidden = page.evaluate(HIDDEN_WIDTH_OF_DECISIONS)
+        browser.close()
+    assert hidden == 0, "the table of decisions scrolls sideways"
+
+
 def test_decisions_of_scaling_show_proposal_choice_and_outcome(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,9 +210,9 @@ def test_decisions_of_scaling_show_proposal_choice_and_outcome(
     page = client.get("/jobs/clicks-1", params={"part": "main"}).text
     rows = [row for row in page.split("<tr>") if "three-stage" in row]
     assert len(rows) == 2
-    for text in ("3 candidates: 2 → 4 workers", "1 → 0.5 cores per server", "<td>no</td>", "no node has the room"):
+    for text in ("3 candidates: 2 → 4 workers", "1 → 0.5 cores per server", '"Done">no</td>', "no node has the room"):
         assert text in rows[0]
-    assert "1 → 2 GiB" in rows[1] and "<td>yes</td>" in rows[1]
+    assert "1 → 2 GiB" in rows[1] and '"Done">yes</td>' in rows[1]
 
 
 def test_pages_are_refused_to_those_who_may_not_read_dag_runs(client: TestClient) -> None:
