@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from elastrec.checkpoints import concluded_term
+from elastrec.platform.history.records import TAG_AIRFLOW_LOG
 from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import prepare, resolved
@@ -23,7 +24,7 @@ _HIDDEN_PASSWORD = "***@"
 
 
 def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptLaunch:
-    """The launch of a job that can be resumed.
+    """The launch of a job that can be resumed, without the tag of its task's log: that task does not wait for it now.
 
     Args:
         job: its id, or its name, which means the job of that name that was launched last.
@@ -44,7 +45,8 @@ def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptL
             "`elastrec run` trains another one",
         )
         raise SpecError([problem], "the command line")
-    return launch
+    tags = {name: value for name, value in launch.prepared.run_tags.items() if name != TAG_AIRFLOW_LOG}
+    return msgspec.structs.replace(launch, prepared=msgspec.structs.replace(launch.prepared, run_tags=tags))
 
 
 def prepare_again(

@@ -20,6 +20,7 @@ from elastrec.checkpoints import (
     take_term,
 )
 from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.history.records import TAG_AIRFLOW_LOG, TAG_AIRFLOW_URL
 from elastrec.platform.jobs import KeptLaunch, Platform, Prepared, launch, remove_unsuccessful, resumable
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.starting.launching import launch_request
@@ -118,6 +119,15 @@ def test_a_name_finds_the_latest_job_and_an_id_its_job(
         kept(store, job_id)
     assert resumable(platform, "clicks-c", store).job_id == "clicks-c"
     assert resumable(platform, "clicks", store).job_id == "clicks-a"
+
+
+def test_a_resumed_job_keeps_its_dag_run_and_not_the_log_of_the_task_that_launched_it(
+    platform: Platform, store: str
+) -> None:
+    tags = {TAG_AIRFLOW_URL: "http://airflow/dags/d/runs/r", TAG_AIRFLOW_LOG: "http://airflow/dags/d/runs/r/tasks/t"}
+    keep_launch(store, msgspec.structs.replace(prepared(store), run_tags=tags), ALLOCATION, 0)
+    run_tags = resumable(platform, "clicks-1", store).prepared.run_tags
+    assert run_tags == {TAG_AIRFLOW_URL: "http://airflow/dags/d/runs/r"}
 
 
 def test_an_unknown_job_is_answered_with_those_that_are_there(platform: Platform, store: str) -> None:
