@@ -16,7 +16,7 @@ from elastrec.checkpoints import Attribute
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
-from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE, read_only_view
+from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE, TABLE_BITS, read_only_view
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.index import home_of, put_once
 from elastrec.trainers.parameter_server.storage.memory import LINE_BYTES, LINES_PER_PAGE
@@ -34,7 +34,6 @@ _MOST_SHARE = 0.25
 """Of the bytes of their cells: whole pages of lines for few rows are made faster than they are read."""
 
 _S32 = np.uint64(32)
-_TABLE_BITS = np.uint32(0xFFFF)
 
 
 def place_words(store: RowStore) -> dict[str, Attribute]:
@@ -61,7 +60,7 @@ class Lines:
 def _hash_cells(cells, salts, hashes, tables):  # type: ignore[no-untyped-def]
     """Fills `hashes` [n] uint64 and `tables` [n] uint16 of cells [n, W]."""
     for j in range(cells.shape[0]):
-        table = cells[j, TABLE] & _TABLE_BITS
+        table = cells[j, TABLE] & TABLE_BITS
         key = np.uint64(cells[j, ID]) | (np.uint64(cells[j, ID + 1]) << _S32)
         hashes[j] = splitmix64(key ^ salts[table])
         tables[j] = table

@@ -25,6 +25,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     LOGGING,
     START,
     TABLE,
+    TABLE_BITS,
     VERSION,
     Request,
     read_only_view,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _S32 = np.uint64(32)
-_TABLE_BITS = np.uint32(0xFFFF)
 _NEXT, _USED = 0, 1  # of `progress`
 
 
@@ -60,7 +60,7 @@ def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # typ
     stripes = request.starts.shape[0] - 1
     for j in range(cells.shape[0]):
         key = np.uint64(cells[j, ID]) | (np.uint64(cells[j, ID + 1]) << _S32)
-        table = cells[j, TABLE] & _TABLE_BITS
+        table = cells[j, TABLE] & TABLE_BITS
         if table >= salts.shape[0]:
             return j
         row_hash = splitmix64(key ^ salts[table])

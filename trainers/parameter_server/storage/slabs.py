@@ -26,6 +26,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     PREVIOUS,
     START,
     TABLE,
+    TABLE_BITS,
     read_only_view,
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _S32, _ZERO, _ONE = np.uint64(32), np.uint64(0), np.uint64(1)
-_TABLE_BITS = np.uint32(0xFFFF)
 _TAG_WORDS = index_kernels.PLACES
 _LINE_WORDS = 16
 
@@ -72,7 +72,7 @@ def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered): 
             some = min(end - cell, shape.per_slab - in_slab)
             at = np.uint64(cell) * width
             for k in range(some):
-                table = cells[at + np.uint64(TABLE)] & _TABLE_BITS
+                table = cells[at + np.uint64(TABLE)] & TABLE_BITS
                 if table >= tables:
                     return cell + k
                 key = np.uint64(cells[at + np.uint64(ID)]) | (np.uint64(cells[at + np.uint64(ID + 1)]) << _S32)

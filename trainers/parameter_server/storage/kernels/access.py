@@ -19,6 +19,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     PREVIOUS,
     REST,
     TABLE,
+    TABLE_BITS,
     VERSION,
 )
 from elastrec.trainers.parameter_server.storage.kernels.changes import bury, log_change, may_change, note_change, remove
@@ -31,7 +32,6 @@ from elastrec.trainers.parameter_server.storage.rules import write_first_state
 DONE, NEED_SLABS, NEED_LINES, NEED_RELEASE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 _WRITTEN_AHEAD = 16  # rows of an answer asked for before they are written
 MOST_SIGHTINGS = (1 << 16) - 1
-_TABLE_BITS = np.uint32(0xFFFF)
 _S16 = np.uint32(16)
 
 
@@ -284,7 +284,7 @@ def evict(  # type: ignore[no-untyped-def]
             report[0] = may_remove(shelf, tombs, marks, bucket, stripe)
             if report[0] != DONE:
                 break
-            low, high, table = pool.words[at + ID], pool.words[at + ID + 1], pool.words[at + TABLE] & _TABLE_BITS
+            low, high, table = pool.words[at + ID], pool.words[at + ID + 1], pool.words[at + TABLE] & TABLE_BITS
             # Its slab may be released; until the lock is, its neighbours in the chain can still be read from it.
             remove(shelf, marks, bucket, stripe, place, salts)
             bury(tombs, marks, bucket, stripe, low, high, table)

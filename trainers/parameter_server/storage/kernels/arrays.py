@@ -16,6 +16,8 @@ VERSION, FROZEN, LOGGING, LOG_FROM = 0, 1, 2, 3
 
 # Words of a cell; see RowLayout.
 ID, CELL_VERSION, TABLE, REST = 0, 2, 3, 4
+TABLE_BITS = np.uint32(0xFFFF)
+"""Of the word TABLE: the number of the table in its group."""
 
 
 def read_only_view(array: Array) -> Array:

@@ -17,6 +17,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     LOGGING,
     PREVIOUS,
     TABLE,
+    TABLE_BITS,
     VERSION,
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
@@ -35,7 +36,6 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
 )
 
 _S32 = np.uint64(32)
-_TABLE_BITS = np.uint32(0xFFFF)
 LEAST_LOGGED = 64
 """Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
 
@@ -87,14 +87,14 @@ def remove(shelf, marks, bucket, stripe, place, salts):  # type: ignore[no-untyp
     if np.int64(pool.words[at + CELL_VERSION]) != version:
         note_change(shelf, marks, bucket, stripe, place)
     key = np.uint64(pool.words[at + ID]) | (np.uint64(pool.words[at + ID + 1]) << _S32)
-    leave(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[at + TABLE] & _TABLE_BITS]), place)
+    leave(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[at + TABLE] & TABLE_BITS]), place)
     if last != place:
         end = offset_of(pool.shape, last)
         is_watched = marks[bucket, FROZEN] >= 0 or marks[bucket, LOGGING] != 0
         if is_watched and np.int64(pool.words[end + CELL_VERSION]) != version:
             note_change(shelf, marks, bucket, stripe, last)
         key = np.uint64(pool.words[end + ID]) | (np.uint64(pool.words[end + ID + 1]) << _S32)
-        move(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[end + TABLE] & _TABLE_BITS]), last, place)
+        move(shelf.slots, bucket, splitmix64(key ^ salts[pool.words[end + TABLE] & TABLE_BITS]), last, place)
         for word in range(pool.shape.width):
             pool.words[at + word] = pool.words[end + word]
     cut_last(pool, bucket, stripe)

@@ -13,7 +13,16 @@ import numpy as np
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
-from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, FOLLOWING, ID, LINES, START, TABLE
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    COUNT,
+    FIRST,
+    FOLLOWING,
+    ID,
+    LINES,
+    START,
+    TABLE,
+    TABLE_BITS,
+)
 from elastrec.trainers.parameter_server.storage.kernels.bits import matches, trailing_zeros, zero_bytes
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
 from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
@@ -25,7 +34,6 @@ PASSED, PLACES = 3, 4  # words of a line
 _BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
 _ONES, _S56, _LOW_HALF = np.uint64(0x0101010101010101), np.uint64(56), np.uint64(0xFFFFFFFF)
 _LAST_FOUR, _THREE, _SEVEN, _ZERO = np.uint64(15), np.uint64(3), np.uint64(7), np.uint64(0)
-_TABLE_BITS = np.uint32(0xFFFF)
 
 
 @inlined
@@ -58,7 +66,7 @@ def entries_of(longs, line):  # type: ignore[no-untyped-def]
 def _is_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
     at = np.uint64(offset_of(shape, place))
     same = (words[at + np.uint64(ID)] == np.uint32(key)) & (words[at + np.uint64(ID + 1)] == np.uint32(key >> 32))
-    return same & ((words[at + np.uint64(TABLE)] & _TABLE_BITS) == table)
+    return same & ((words[at + np.uint64(TABLE)] & TABLE_BITS) == table)
 
 
 @kernel
@@ -272,7 +280,7 @@ def lay_out(pool, index, bucket, start, lines, salts, hashes, places):  # type: 
                 places[k] = (slab << shape.shift) | number
                 at = offset_of(shape, places[k])
                 key = np.uint64(words[at + ID]) | (np.uint64(words[at + ID + 1]) << _S32)
-                hashes[k] = splitmix64(key ^ salts[words[at + TABLE] & _TABLE_BITS])
+                hashes[k] = splitmix64(key ^ salts[words[at + TABLE] & TABLE_BITS])
                 prefetch(line_words, start + home_of(hashes[k], lines))
             for k in range(last - first):
                 _put(line_words, longs, start, lines, hashes[k], places[k])
