@@ -209,7 +209,7 @@ class Loader:
         """Loads the sections of rows unchanged, and those sections of lines that fit the store."""
         store = self._stores[number]
         rows = sorted(share.entries(SectionKind.ROWS), key=lambda entry: entry.key.bucket)
-        lines = list(share.entries(SectionKind.LINES))
+        lines = share.entries(SectionKind.LINES)
         lines = list(compress(lines, _fitting(lines, LINES, LINE_BYTES // 4, store, place_words(store))))
         held, firsts = np.zeros(len(store.owned), np.int64), {}
         for entry in rows:

@@ -78,8 +78,8 @@ def test_servers_get_the_memory_that_the_forecast_asks_for_without_any_round(sta
     assert {name for name, _ in s.cluster.resized} == {"clicks-1-ps-0", "clicks-1-ps-1"}, "in place"
     (request,) = own_requests(s)
     explained = s.call(GetExplanation(), Explanation)
-    (told,) = [entry for entry in explained.timeline if request.request_id in entry.what and "requested" in entry.what]
-    assert "by memory-forecast" in told.what and "the limit less 10 % is reached in" in told.cause
+    (entry,) = [each for each in explained.timeline if request.request_id in each.what and "requested" in each.what]
+    assert "by memory-forecast" in entry.what and "the limit less 10 % is reached in" in entry.cause
     (own,) = explained.own_plans
     plan = msgspec.json.decode(own.plan_json, type=Plan)
     assert (own.outcome, own.samples, plan.plan_id) == ("done", SAMPLES[-1], request.plan_id)
