@@ -49,8 +49,19 @@ def log(root: Path, rows: int = 3_000) -> TrainingData:
     return TrainingData.model_validate(content)
 
 
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Starts the Java process of Spark, which all later sessions of this process use."""
+    folder = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        cluster(log(folder / "log", rows=10), str(folder / "spark"), engine="spark", spark_master="local[1]")
+
+
 @with_spark
 @pandas_3
+@pytest.mark.services
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("memory_bytes", [2**20, 2**30], ids=["many ranges", "one range"])
 def test_spark_and_one_machine_write_the_same_bytes(
     tmp_path: Path, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +84,8 @@ def test_spark_and_one_machine_write_the_same_bytes(
 
 @with_spark
 @pandas_3
+@pytest.mark.services
+@pytest.mark.usefixtures("spark")
 def test_a_file_that_spark_cannot_read_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     data = log(tmp_path / "log", rows=50)
     broken = tmp_path / "log" / DAY / "a.parquet"
