@@ -72,7 +72,7 @@ class History(Connection):
 
         Idempotent by job id: returns the same run while it is open or after it succeeded; makes a new attempt after it
         failed or was stopped. Of two concurrent callers, the later one deletes its run and uses the earlier one. An
-        existing run gets the caller's `run_tags`, because another task than before may wait for the job.
+        existing run gets the caller's `run_tags`, because another task than before may wait for the job, or none.
         """
         job = job_from_json(prepared.job_json)
         run = self._live_run(prepared.job_id)
@@ -108,10 +108,19 @@ class History(Connection):
 
     def _retag(self, run: Any, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
+        from mlflow.exceptions import MlflowException
 
-        if changed := [RunTag(key, value) for key, value in tags.items() if run.data.tags.get(key) != value]:
-            with self._explained(f"write tags of run {run.info.run_id}"):
-                self._client.log_batch(run.info.run_id, tags=changed)
+        run_id, before = run.info.run_id, run.data.tags
+        with self._explained(f"write tags of run {run_id}"):
+            if changed := [RunTag(key, value) for key, value in tags.items() if value and before.get(key) != value]:
+                self._client.log_batch(run_id, tags=changed)
+            for key in [key for key, value in tags.items() if not value and key in before]:
+                try:
+                    self._client.delete_tag(run_id, key)
+                except MlflowException as error:
+                    # Another caller may have removed it meanwhile.
+                    if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                        raise
 
     def _describe(self, run_id: str, job: TrainingJob, prepared: Prepared, allocation: Allocation) -> None:
         description = describe(job, prepared, allocation)

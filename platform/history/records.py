@@ -274,7 +274,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         **{_PRICES + name: price for name, price in prices.items()},
     }
     tags = {
-        **prepared.run_tags,
+        **{key: value for key, value in prepared.run_tags.items() if value},
         TAG_JOB_ID: prepared.job_id,
         TAG_JOB_NAME: job.metadata.name,
         "elastrec.team": job.metadata.team,

@@ -55,7 +55,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         deduplication: a table of deduplicated features with reasons, for people; empty if it is off.
         fitted: a table of the figures of fitted or kept steps, for people; empty if there are none.
         page: where MLflow will show the job's run; empty if unknown, or if no server shows MLflow's pages.
-        run_tags: further tags of the job's run in MLflow, for example the DAG run that started the job.
+        run_tags: further tags of the job's run in MLflow, for example the DAG run that started the job. An existing
+            run loses those with an empty value.
     """
 
     job_id: str

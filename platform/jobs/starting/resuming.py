@@ -24,7 +24,7 @@ _HIDDEN_PASSWORD = "***@"
 
 
 def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptLaunch:
-    """The launch of a job that can be resumed, without the tag of its task's log: that task does not wait for it now.
+    """The launch of a job that can be resumed. The tag of its task's log is empty: that task does not wait for it now.
 
     Args:
         job: its id, or its name, which means the job of that name that was launched last.
@@ -45,7 +45,7 @@ def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptL
             "`elastrec run` trains another one",
         )
         raise SpecError([problem], "the command line")
-    tags = {name: value for name, value in launch.prepared.run_tags.items() if name != TAG_AIRFLOW_LOG}
+    tags = launch.prepared.run_tags | {TAG_AIRFLOW_LOG: ""}
     return msgspec.structs.replace(launch, prepared=msgspec.structs.replace(launch.prepared, run_tags=tags))
 
 

@@ -260,6 +260,29 @@ def test_the_run_of_a_job_links_to_the_task_that_attached_last(
     assert (tags["airflow.dag_id"], tags["airflow.log_url"]) == ("daily", "b"), "who names nothing changes nothing"
 
 
+def test_the_run_of_a_job_for_which_no_task_waits_any_more_links_to_no_log(
+    history: History,
+    client: MlflowClient,
+    make_prepared: MakePrepared,
+    allocation: Allocation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched = msgspec.structs.replace(make_prepared(), run_tags={"airflow.dag_id": "daily", "airflow.log_url": "a"})
+    resumed = msgspec.structs.replace(launched, run_tags={"airflow.dag_id": "daily", "airflow.log_url": ""})
+    run_id = history.start_run(launched, allocation)
+    before = client.get_run(run_id)
+    assert history.start_run(resumed, allocation) == run_id and history.record(run_id).log_url == ""
+    tags = client.get_run(run_id).data.tags
+    assert tags["airflow.dag_id"] == "daily" and "airflow.log_url" not in tags
+    with monkeypatch.context() as patch:
+        # Of two that resume it, the later one has read the run before the earlier one changed it.
+        patch.setattr(history, "_live_run", lambda job_id: before)
+        assert history.start_run(resumed, allocation) == run_id
+    history.finish_run(run_id, Phase.STOPPED)
+    anew = client.get_run(history.start_run(resumed, allocation))
+    assert anew.info.run_id != run_id and "airflow.log_url" not in anew.data.tags
+
+
 def test_a_password_in_the_tracking_uri_is_in_no_link_and_nowhere_in_the_run(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
 ) -> None:

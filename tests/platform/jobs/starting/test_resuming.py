@@ -127,7 +127,7 @@ def test_a_resumed_job_keeps_its_dag_run_and_not_the_log_of_the_task_that_launch
     tags = {TAG_AIRFLOW_URL: "http://airflow/dags/d/runs/r", TAG_AIRFLOW_LOG: "http://airflow/dags/d/runs/r/tasks/t"}
     keep_launch(store, msgspec.structs.replace(prepared(store), run_tags=tags), ALLOCATION, 0)
     run_tags = resumable(platform, "clicks-1", store).prepared.run_tags
-    assert run_tags == {TAG_AIRFLOW_URL: "http://airflow/dags/d/runs/r"}
+    assert run_tags == {TAG_AIRFLOW_URL: "http://airflow/dags/d/runs/r", TAG_AIRFLOW_LOG: ""}
 
 
 def test_an_unknown_job_is_answered_with_those_that_are_there(platform: Platform, store: str) -> None:
