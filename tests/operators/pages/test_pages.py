@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,6 @@ import msgspec
 import pytest
 from airflow.api_fastapi.core_api.security import get_user
 from fastapi.testclient import TestClient
-from playwright.sync_api import sync_playwright
 
 from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
@@ -20,11 +18,12 @@ from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.jobs import Observation
+from elastrec.platform.master.measuring.time_profile import PARTS
 from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import FaultCost, Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
 from elastrec.platform.transport.messages.ledger import Explanation, TimelineEntry
-from tests.platform.history.test_report import HIDDEN_WIDTH_OF_DECISIONS
+from tests.phones import phone, stacked_tables
 from tests.platform.scaling.jobs import allocation
 
 CONNECTION = "elastrec_default"
@@ -178,23 +177,33 @@ def test_a_migration_is_shown_while_it_is_under_way(client: TestClient, monkeypa
 
 @pytest.mark.browser
 @pytest.mark.services
-def test_on_a_phone_the_table_of_decisions_does_not_scroll_sideways(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if (chromium := shutil.which("chromium")) is None:
-        pytest.skip("left out: there is no Chromium on this machine (apt-get install chromium)")
+def test_on_a_phone_no_table_scrolls_sideways(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "clicks-of-the-north-3f9a2c7be1d04c65"
     decision = Decision(
         unix_seconds=1.7e9, samples_trained=9, policy="three-stage", before=allocation(2), after=allocation(4),
         changed=False, reason="no node has the room for another worker", proposed="3 candidates: 2 → 4 workers",
     )  # fmt: skip
-    show(monkeypatch, OneJob(JobLook("clicks-1", METRICS), decisions=[(decision, "2 → 4 workers")]))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 390, "height": 844})
-        page.set_content(client.get("/jobs/clicks-1").text)
-        hidden = page.evaluate(HIDDEN_WIDTH_OF_DECISIONS)
-        browser.close()
-    assert hidden == 0, "the table of decisions scrolls sideways"
+    pod = PodStatus(
+        name=f"{long}-parameter-server-0", uid="1", job=long, role=Role.PARAMETER_SERVER, phase=PodPhase.FAILED,
+        size=PodSize(1.5, 2**31), memory_bytes=3 * 2**28, restarts=2, reason="killed for memory", node=f"node-{long}",
+    )  # fmt: skip
+    lost = msgspec.structs.replace(STORY.timeline[0], what="lost " + "checkpoints/" * 12)
+    record = SimpleNamespace(
+        interval=("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"), samples_trained=1e9, auc=0.75,
+        normalized_entropy=0.9, core_hours=2.5, cost="1,250.50 EUR", started_unix_seconds=1.7e9, phase=Phase.FAILED,
+        reason="its rows cannot be read: " + "day/" * 20, airflow_url="http://airflow/r", log_url="http://airflow/log",
+    )  # fmt: skip
+    running = JobLook(long, METRICS, record=record, run_url="http://mlflow/r", decision=(decision, "2 → 4 workers"))
+    waiting = JobLook("a", TrainingMetrics(job="a", phase=Phase.PENDING, reason="no node has the room"))
+    ended = JobLook(long, record=record, run_url="http://mlflow/r")
+    with phone() as page:
+        show(monkeypatch, AllJobs([running, waiting], [ended, ended]))
+        page.set_content(client.get("/").text)
+        assert stacked_tables(page) == ["running", "recent"]
+        story = msgspec.structs.replace(STORY, timeline=[lost, *STORY.timeline])
+        show(monkeypatch, OneJob(running, "", [pod], story, PARTS, decisions=[(decision, "2 → 4 workers")]))
+        page.set_content(client.get(f"/jobs/{long}").text)
+        assert stacked_tables(page) == ["pods", "decisions", "timeline"]
 
 
 def test_decisions_of_scaling_show_proposal_choice_and_outcome(
