@@ -171,7 +171,8 @@ def test_the_light_processes_never_load_torch() -> None:
         "elastrec.platform.master.service.service",
         "elastrec.platform.clusters.local.agent.service",
         "elastrec.platform.cli.commands.run",
-        "elastrec.platform.data",
+        "elastrec.platform.data.convert",
+        "elastrec.platform.data.reading.source",
         "elastrec.trainers.parameter_server.pod",
         "elastrec.checkpoints",
         "elastrec.operators.training",
@@ -183,6 +184,11 @@ def test_the_start_of_a_job_loads_no_library_that_it_does_not_need() -> None:
     starting = ("elastrec.platform.master.__main__", "elastrec.platform.jobs")
     unneeded = ("pandas", "scipy", "mlflow", "matplotlib", "numba")
     assert loaded_by(starting, unneeded) == {module: [] for module in starting}
+
+
+def test_metrics_are_merged_without_loading_the_readers_of_click_logs() -> None:
+    heads = "elastrec.platform.data.metrics.heads"
+    assert loaded_by((heads,), ("pyarrow", "structlog")) == {heads: []}
 
 
 def test_only_a_jobs_master_touches_single_pods_of_the_job() -> None:

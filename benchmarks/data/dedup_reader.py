@@ -28,13 +28,15 @@ from numpy.typing import NDArray
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
 from benchmarks.common.session_log import LogShape, session_log
 from benchmarks.data.dedup_storage import clustered
-from elastrec.platform.data import ShardReader, build_manifest, ids_of
 from elastrec.platform.data.deduplicating import deduplicated_rows as deduplicating_module
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
 from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import reader as reader_module
+from elastrec.platform.data.reading.batches import ids_of
 from elastrec.platform.data.reading.encode import EncodedRows, ReadRows, RowEncoder
 from elastrec.platform.data.reading.raw import RawRows
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 
 _BATCH_ROWS = 4_096

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common.child import Child, one_core
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
-from elastrec.platform.data import GenerateReport, GenerateSpec, generate
+from elastrec.platform.data.generating.generator import GenerateReport, GenerateSpec, generate
 from elastrec.platform.specs.data import FileFormat
 
 _MODULE = "benchmarks.processes.reader"

@@ -14,16 +14,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks.common.child import serve
-from elastrec.platform.data import (
-    ShardReader,
-    build_manifest,
-    dense_of,
-    ids_of,
-    label_of,
-    read_report,
-    training_data_for,
-)
-from elastrec.platform.data.reading.batches import Minibatch
+from elastrec.platform.data.generating.generator import read_report, training_data_for
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, label_of
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import FileFormat
 
 

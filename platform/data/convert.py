@@ -20,12 +20,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.written_columns import written_column
 from elastrec.platform.data.files import join, write_bytes
 from elastrec.platform.data.finished import finished_report, staged_folder
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.log_calendar import LogCalendar
-from elastrec.platform.data.manifest import DataManifest, build_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.moments import seconds_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger

@@ -34,8 +34,6 @@ from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.some import repeated
 
-__all__ = ["DataFile", "DataManifest", "build_manifest", "read_manifest", "write_manifest", "write_new_manifest"]
-
 _FILES_AT_ONCE = 4
 _TRIED_ROWS = 1_000
 

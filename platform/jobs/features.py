@@ -5,8 +5,8 @@ from __future__ import annotations
 import structlog
 
 from elastrec.checkpoints.summary import ModelSummary, steps_of
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.fitting import FIT_ROWS, fit, unfitted_features, with_vocabularies
-from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.features import fitted_as
 from elastrec.platform.specs.job import TrainingJob

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastrec.platform.data import MISSING_ID, ShardReader, build_manifest
 from elastrec.platform.data.features.fitting import fit
+from elastrec.platform.data.features.steps import MISSING_ID
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.features import Standardize
 from elastrec.platform.specs.text.loading import load_job
 

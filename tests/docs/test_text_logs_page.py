@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from elastrec.platform.data import ShardReader, build_manifest
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.text.loading import load_job
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "text_logs.md"

@@ -7,8 +7,11 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from elastrec.platform.data import GenerateSpec, ShardReader, build_manifest, generate, targets_of
+from elastrec.platform.data.generating.generator import GenerateSpec, generate
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
+from elastrec.platform.data.reading.batches import targets_of
+from elastrec.platform.data.reading.reader import ShardReader
 from tests.e2e.conftest import write_job
 from tests.processes import elastrec_at
 

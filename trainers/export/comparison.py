@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import structlog
 
-from elastrec.platform.data.manifest import DataManifest
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.metrics.heads import HeadSketches, Predicted
 from elastrec.platform.data.reading.batches import targets_of
 from elastrec.platform.data.reading.raw import RawReader

@@ -9,7 +9,8 @@ import pyarrow as pa
 import structlog
 
 from elastrec.checkpoints import open_record
-from elastrec.platform.data.manifest import DataManifest, read_manifest
+from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob

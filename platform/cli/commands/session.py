@@ -15,11 +15,11 @@ from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
-    from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering.clustering import Engine
     from elastrec.platform.data.clustering.inspection import DataFacts, Saving
     from elastrec.platform.data.deduplicating.stored_groups import Groups
     from elastrec.platform.data.features.inspection import FeatureSteps
+    from elastrec.platform.data.partitions import Partition
 
 _SAMPLE_ROWS, _AUTO_BATCH_ROWS = 200_000, 4_096
 _description_option = click.option(
@@ -64,9 +64,10 @@ def inspect(
     Reads the first rows of the newest partition (or --partition). Nothing is changed. Repeats are only measured if the
     log has a session column.
     """
-    from elastrec.platform.data import Partition, build_manifest, existing_partitions
     from elastrec.platform.data.clustering.inspection import inspect_data
     from elastrec.platform.data.features.inspection import sample_steps
+    from elastrec.platform.data.manifest import build_manifest
+    from elastrec.platform.data.partitions import Partition, existing_partitions
 
     data = _with_session(described_data(path, description), session)
     chosen = None
@@ -140,9 +141,9 @@ def cluster(
     With --deduplicate, jobs read the same rows from fewer bytes and in less time; other Parquet readers see columns
     with other names.
     """
-    from elastrec.platform.data import Partition
     from elastrec.platform.data.clustering.clustering import cluster as make
     from elastrec.platform.data.clustering.clustering import clustered_data
+    from elastrec.platform.data.partitions import Partition
 
     data = _with_session(described_data(source, description), session)
     chosen = [Partition.parse(text) for text in partitions] or None
@@ -184,11 +185,12 @@ def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | 
         return ()
     if text != "auto":
         return tuple(tuple(name.strip() for name in group.split(",")) for group in text.split(";"))
-    from elastrec.platform.data import build_manifest, existing_partitions
     from elastrec.platform.data.clustering.clustering import without_keys
     from elastrec.platform.data.clustering.inspection import inspect_data
     from elastrec.platform.data.clustering.sorting import ClusterKeys
     from elastrec.platform.data.features.plan import column_groups
+    from elastrec.platform.data.manifest import build_manifest
+    from elastrec.platform.data.partitions import existing_partitions
 
     if partitions is None and data.partitioning is not Partitioning.NONE:
         partitions = existing_partitions(data)

@@ -48,7 +48,7 @@ def publish(
     All rows of a session go to one partition of the topic. Rows are checked before the first one is sent. If a log is
     sent twice, its rows are in the topic twice. Needs the extra elastrec[kafka].
     """
-    from elastrec.platform.data import Partition
+    from elastrec.platform.data.partitions import Partition
     from elastrec.platform.data.stream.broker import read_settings
     from elastrec.platform.data.stream.publishing import publish as make
 

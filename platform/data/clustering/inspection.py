@@ -24,10 +24,10 @@ from elastrec.platform.data.deduplicating.dedupe_factor import (
 from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
 from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.deduplicating.stored_groups import Groups, without_repeats
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.inspection import FeatureSteps, fitted_on_sample, inspect_steps
 from elastrec.platform.data.features.plan import column_groups
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS
-from elastrec.platform.data.manifest import DataManifest
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.sample import read_sample
 from elastrec.platform.specs.data import TrainingData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
-from elastrec.platform.data.manifest import DataManifest
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.job import TrainingJob
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elastrec.checkpoints import RecordManifest, list_records, list_terms
-from elastrec.platform.data import MISSING_ID
+from elastrec.platform.data.features.steps import MISSING_ID
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.ids import encode_ids
 from elastrec.platform.jobs.types import Prepared

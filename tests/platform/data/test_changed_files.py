@@ -10,8 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_lines, write_parquet

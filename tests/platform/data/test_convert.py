@@ -11,19 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import (
-    ByFractions,
-    ByRows,
-    ByTime,
-    GenerateSpec,
-    ShardReader,
-    build_manifest,
-    convert,
-    generate,
-    training_data_for,
-)
+from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, convert
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import raw
 from elastrec.platform.data.reading.files import text
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines

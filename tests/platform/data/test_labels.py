@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import ByRows, ShardReader, build_manifest, convert, generate, ids_of, targets_of
-from elastrec.platform.data.generating.generator import GenerateSpec, training_data_for
-from elastrec.platform.data.reading.batches import label_of
+from elastrec.platform.data.convert import ByRows, convert
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.batches import ids_of, label_of, targets_of
 from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

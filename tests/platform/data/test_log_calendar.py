@@ -13,7 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ByTime, LogCalendar, Partition, build_manifest, convert
+from elastrec.platform.data.convert import ByTime, convert
+from elastrec.platform.data.log_calendar import LogCalendar
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.partitions import Partition
 from elastrec.platform.jobs import Interval
 from elastrec.platform.specs.data import Partitioning
 from elastrec.platform.specs.errors import DataError

@@ -9,13 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from elastrec.platform.data import (
-    Partition,
-    build_manifest,
-    manifest,
-    read_manifest,
-    write_manifest,
-)
+from elastrec.platform.data import manifest
+from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

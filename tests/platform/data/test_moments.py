@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from elastrec.platform.data import ByTime, convert
+from elastrec.platform.data.convert import ByTime, convert
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_parquet
 

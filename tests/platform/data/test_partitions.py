@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ByRows, Partition, ShardReader, build_manifest, convert, existing_partitions
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data
+from elastrec.platform.data.convert import ByRows, convert
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.partitions import Partition, existing_partitions
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.partition_folders import PartitionFolders

@@ -8,21 +8,14 @@ from pathlib import Path
 import boto3
 import pytest
 
-from elastrec.platform.data import (
-    ByRows,
-    GenerateSpec,
-    ShardReader,
-    build_manifest,
-    convert,
-    existing_partitions,
-    generate,
-    read_manifest,
-    training_data_for,
-    write_manifest,
-)
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data
+from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.data.files import locate
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.partitions import existing_partitions
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_parquet
 from tests.s3 import s3_server

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from elastrec.checkpoints import Record, list_terms, open_record
-from elastrec.platform.data import DataManifest
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.jobs.starting.preparation import _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.master.machine import events

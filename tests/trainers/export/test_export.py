@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from elastrec.checkpoints import open_record
-from elastrec.platform.data import ByRows, convert
+from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import CheckpointError, DataError, HistoryError, JobFailedError
 from elastrec.platform.transport.messages.export import parse_result, result_line

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ShardReader, build_manifest
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.requests import table_of

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from elastrec.platform.cli.commands.data import data
 from elastrec.platform.cli.data_files import write_job
-from elastrec.platform.data import GenerateSpec, generate, training_data_for
+from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.specs.errors import DataError, SpecError
 
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import Partition, build_manifest
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
 from elastrec.platform.data.clustering.sorting import session_starts
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import build_manifest
 from elastrec.platform.data.clustering.inspection import inspect_data
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch, groups_of
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import reader
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.data.reading.source import ManifestSource
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

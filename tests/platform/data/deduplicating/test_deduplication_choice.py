@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of
 from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, ChosenGroups, choose_groups
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.errors import DataError

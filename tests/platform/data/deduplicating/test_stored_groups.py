@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.clustering.clustering import RECORD_NAME, ClusterReport, cluster, clustered_data
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
 from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
@@ -23,6 +22,8 @@ from elastrec.platform.data.deduplicating.stored_groups import (
     stored_groups,
     without_repeats,
 )
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.errors import DataError

@@ -15,10 +15,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import MISSING_ID, RowEncoder, ShardReader, build_manifest
 from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
-from elastrec.platform.data.features.steps import Bucketize, Column, FillNull, Hash, Keep, Vocabulary
+from elastrec.platform.data.features.steps import MISSING_ID, Bucketize, Column, FillNull, Hash, Keep, Vocabulary
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.features.section import COLUMNS, data_of, row, table_of_rows
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import RowEncoder, build_manifest
 from elastrec.platform.data.features import fitting
 from elastrec.platform.data.features.fitting import Moments, fit, unfitted_features, with_vocabularies
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.source import reader_of
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError

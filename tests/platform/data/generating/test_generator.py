@@ -14,15 +14,15 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from elastrec.platform.data import (
+from elastrec.platform.data.generating.generator import (
+    CHUNK_ROWS,
     GenerateSpec,
-    ShardReader,
-    build_manifest,
     generate,
     read_report,
     training_data_for,
 )
-from elastrec.platform.data.generating.generator import CHUNK_ROWS
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
 
 _SMALL = {"rows_per_day": 4_000, "dense": 4, "sparse": 6, "seed": 3}
@@ -145,7 +145,7 @@ def test_the_truth_reaches_the_requested_auc_and_a_linear_model_is_close(tmp_pat
     def rows(start: int) -> tuple[object, np.ndarray]:
         from scipy.sparse import csr_matrix, hstack
 
-        from elastrec.platform.data import dense_of, ids_of, label_of
+        from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
 
         batch = next(reader.read(start, 60_000, seed=0, shuffle=False, batch_size=60_000))
         ids_FB = ids_of(batch).values.reshape(8, -1) + 512 * np.arange(8)[:, None]

@@ -7,13 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from elastrec.platform.data import (
-    ShardReader,
-    build_manifest,
-    dense_of,
-    ids_of,
-    label_of,
-)
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.reading.reader import ShardReader
 from tests.platform.data.rows import data, table, write_parquet
 
 

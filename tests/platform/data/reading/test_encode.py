@@ -12,8 +12,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import MISSING_ID, RowEncoder
 from elastrec.platform.data.features.plan import Reading
+from elastrec.platform.data.features.steps import MISSING_ID
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data
 

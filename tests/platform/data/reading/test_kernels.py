@@ -15,8 +15,9 @@ from tests.platform.data.rows import write_parquet
 _READ = """
 import sys
 from pathlib import Path
-from elastrec.platform.data import ShardReader, build_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import kernels
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 
 cache, folder = Path(sys.argv[1]), sys.argv[2]
@@ -68,6 +69,6 @@ def test_rows_are_spread_over_minibatches_that_lie_apart() -> None:
 
 
 def test_numba_is_not_loaded_before_a_window_is_read() -> None:
-    code = "import sys, elastrec.platform.data; print('numba' in sys.modules)"
+    code = "import sys, elastrec.platform.data.reading.source; print('numba' in sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "False"

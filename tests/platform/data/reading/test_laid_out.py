@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastrec.platform.data import dense_of, ids_of, targets_of
-from elastrec.platform.data.reading.batches import JaggedIds
+from elastrec.platform.data.reading.batches import JaggedIds, dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.laid_out import BatchForm, Run
 
 

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import MISSING_ID, ShardReader, build_manifest
+from elastrec.platform.data.features.steps import MISSING_ID
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import reader
 from elastrec.platform.data.reading.files import text
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, SpecError
 from tests.platform.data.rows import data, table, write_lines, write_parquet

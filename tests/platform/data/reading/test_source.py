@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastrec.platform.data import ShardReader, build_manifest
+from elastrec.platform.data.manifest import build_manifest
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.data.reading.source import ManifestSource
 from tests.platform.data.rows import data, table, write_parquet
 from tests.splits import row_shard

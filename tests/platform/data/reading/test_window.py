@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import RowEncoder, ShardReader, build_manifest, dense_of, ids_of, label_of
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import encode, raw, reader
-from elastrec.platform.data.reading.batches import Minibatch
+from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, label_of
+from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines, write_parquet

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from elastrec.platform.data import build_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.jobs.starting.deduplication import with_groups
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.jobs.types import Interval, Prepared

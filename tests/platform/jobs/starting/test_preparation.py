@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.platform.clusters.local.config import LocalConfig
-from elastrec.platform.data import read_manifest
+from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.jobs import Platform, Prepared, prepare
 from elastrec.platform.jobs.starting import preparation
 from elastrec.platform.specs.errors import SpecError

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from elastrec.platform.clusters.pods import PodSpec
-from elastrec.platform.data.manifest import DataFile, DataManifest, write_manifest
+from elastrec.platform.data.entries import DataFile, DataManifest
+from elastrec.platform.data.manifest import write_manifest
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role

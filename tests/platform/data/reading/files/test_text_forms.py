@@ -10,9 +10,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.data import ShardReader, build_manifest
 from elastrec.platform.data.clustering.clustering import cluster
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading.files import text
+from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_parquet
