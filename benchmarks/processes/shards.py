@@ -25,7 +25,7 @@ import structlog
 from benchmarks.common.child import serve
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodSize, PodSpec, PodStatus
-from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import COARSE_BINS, BinaryMetricsSketch
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.job import TrainingJob
@@ -169,7 +169,7 @@ class PlayedPod:
 def _metrics(steps: int, batch: int) -> WindowMetrics:
     """What a worker reports of so many steps, the sketch of its predictions included."""
     random = np.random.default_rng(0)
-    sketch = BinaryMetricsSketch.coarse()
+    sketch = BinaryMetricsSketch(COARSE_BINS)
     prediction = random.beta(1, 3, steps * batch).astype(np.float32)
     sketch.update(prediction, (random.random(len(prediction)) < prediction).astype(np.float32))
     return WindowMetrics(

@@ -163,15 +163,13 @@ def convert(
     return report
 
 
-def rows_as_written(
-    data: TrainingData, manifest: DataManifest, ledger: BadRowLedger, progress: Progress | None = None
-) -> Iterator[pa.Table]:
+def rows_as_written(data: TrainingData, manifest: DataManifest, ledger: BadRowLedger) -> Iterator[pa.Table]:
     """The rows of a log with the columns and types that `convert` gives them, without bad ones, piece by piece.
 
     Raises:
         DataError: a row is bad and the job allows none, or a file cannot be read.
     """
-    for table, _ in _pieces(data, data, manifest, None, ledger, progress):
+    for table, _ in _pieces(data, data, manifest, None, ledger, None):
         yield table
 
 

@@ -122,10 +122,6 @@ class StoredRows:
         self._group_of = {name: index for index, group in enumerate(groups) for name in group}
         self._origins: dict[int, NDArray[np.int64]] = {}
 
-    def holds(self, feature: str) -> bool:
-        """Whether the feature is stored once per distinct row."""
-        return feature in self._group_of
-
     def plain(self, leave_out: frozenset[str] = frozenset()) -> pa.Table:
         """The rows [B] with all original columns, except stored features in `leave_out`."""
         columns = {}

@@ -19,6 +19,7 @@ from elastrec.platform.specs.errors import DataError
 
 EVALUATION_BINS = 65_536
 COARSE_BINS = 2_048
+"""For windows of training metrics."""
 
 # exp(-16) ~ 1e-7: beyond this a float32 probability has no digits left.
 _LOGIT_LIMIT = 16.0
@@ -82,11 +83,6 @@ class BinaryMetricsSketch:
         self._loss_fixed = 0
         self._prediction_fixed = 0
 
-    @classmethod
-    def coarse(cls) -> BinaryMetricsSketch:
-        """The small variant for windows of training metrics."""
-        return cls(COARSE_BINS)
-
     @property
     def bins(self) -> int:
         return len(self._positives)
@@ -138,8 +134,7 @@ class BinaryMetricsSketch:
         logit_B = np.log(p_B) - np.log1p(-p_B)
         scale = self.bins / (2 * _LOGIT_LIMIT)
         bin_B = np.clip(((logit_B + _LOGIT_LIMIT) * scale).astype(np.int64), 0, self.bins - 1)
-        positives = np.bincount(bin_B[positive_B], minlength=self.bins)
-        self._positives += positives
+        self._positives += np.bincount(bin_B[positive_B], minlength=self.bins)
         self._negatives += np.bincount(bin_B[~positive_B], minlength=self.bins)
         loss_B = -np.where(positive_B, np.log(p_B), np.log1p(-p_B))
         self._loss_fixed += int(np.rint(loss_B * _FIXED_POINT).astype(np.int64).sum())
@@ -275,8 +270,6 @@ class BinaryMetricsSketch:
             and self._loss_fixed == other._loss_fixed
             and self._prediction_fixed == other._prediction_fixed
         )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _read(encoded: bytes) -> _Encoded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -92,20 +92,15 @@ class HeadSketches:
         for head, kind, prediction_B, label_B in predicted:
             self._of(head, kind).update(prediction_B, label_B)
 
-    def merge(self, other: HeadSketches) -> None:
-        """Adds the other's rows.
-
-        Raises:
-            DataError: a head is of another kind, or its sketch of another number of bins.
-        """
-        for head, sketch in other._sketches.items():
-            self._of(head, _kind(sketch)).merge(sketch)  # type: ignore[arg-type]
-
     def merge_encoded(self, encoded: bytes) -> None:
-        """The same as `merge(decode(encoded))` with half of the work.
+        """Adds the rows of other sketches.
+
+        Args:
+            encoded: of `encode`.
 
         Raises:
-            DataError: the bytes were not made by `encode`, or do not fit; what precedes the wrong head was added.
+            DataError: the bytes were not made by `encode`, or a head is of another kind or its sketch of another number
+                of bins; the heads before it were added.
         """
         for head in _read(encoded):
             self._of(head.name, head.kind).merge_encoded(head.sketch)
@@ -122,14 +117,13 @@ class HeadSketches:
         Raises:
             DataError: the bytes are no such sketches.
         """
-        found = cls()
+        sketches = cls()
         for head in _read(encoded):
-            kind: Any = BinaryMetricsSketch if head.kind == "binary" else ValueMetricsSketch
-            sketch: Sketch = kind.decode(head.sketch)
-            found._sketches[head.name] = sketch
+            kind: type[Sketch] = BinaryMetricsSketch if head.kind == "binary" else ValueMetricsSketch
+            sketch = sketches._sketches[head.name] = kind.decode(head.sketch)
             if isinstance(sketch, BinaryMetricsSketch):
-                found._bins = sketch.bins
-        return found
+                sketches._bins = sketch.bins
+        return sketches
 
     def _of(self, head: str, kind: Kind) -> Sketch:
         sketch = self._sketches.get(head)
@@ -142,8 +136,6 @@ class HeadSketches:
 
     def __eq__(self, other: object) -> bool:
         return self._sketches == other._sketches if isinstance(other, HeadSketches) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def figures_of(sketch: Sketch) -> Figures:

@@ -62,11 +62,6 @@ class ValueMetricsSketch:
         added = (_fixed((p_B - y_B) ** 2), _fixed(y_B), _fixed(y_B**2), _fixed(p_B))
         self._sums = [total + part for total, part in zip(self._sums, added, strict=True)]
 
-    def merge(self, other: ValueMetricsSketch) -> None:
-        """Adds the other sketch's rows to this one."""
-        self.rows += other.rows
-        self._sums = [total + part for total, part in zip(self._sums, other._sums, strict=True)]
-
     def _mean(self, index: int) -> float | None:
         return self._sums[index] / _FIXED_POINT / self.rows if self.rows else None
 
@@ -111,7 +106,7 @@ class ValueMetricsSketch:
         return sketch
 
     def merge_encoded(self, encoded: bytes) -> None:
-        """The same as `merge(decode(encoded))`; raises like `decode`, and then nothing was added."""
+        """Adds the rows of another sketch; raises like `decode`, and then nothing was added."""
         try:
             wire = msgspec.msgpack.decode(encoded, type=_Encoded)
             if wire.version != _VERSION:
@@ -126,8 +121,6 @@ class ValueMetricsSketch:
         if not isinstance(other, ValueMetricsSketch):
             return NotImplemented
         return (self.rows, self._sums) == (other.rows, other._sums)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _fixed(value_B: NDArray[np.float64]) -> int:

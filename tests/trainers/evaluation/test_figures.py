@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
+from elastrec.platform.data.metrics.binary import COARSE_BINS, BinaryMetricsSketch
 from elastrec.platform.specs.errors import DataError
 from elastrec.trainers.evaluation.curves import TrainingWindow, learning_curve
 from elastrec.trainers.evaluation.figures import compare, evaluation_result
 
 
 def sketch_of(predictions: list[float], labels: list[int]) -> BinaryMetricsSketch:
-    sketch = BinaryMetricsSketch.coarse()
+    sketch = BinaryMetricsSketch(COARSE_BINS)
     sketch.update(predictions, labels)
     return sketch
 
