@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.written_columns import written_column
-from elastrec.platform.data.files import join, write_bytes
+from elastrec.platform.data.files import errors_naming, join, write_bytes
 from elastrec.platform.data.finished import finished_report, staged_folder
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
 from elastrec.platform.data.log_calendar import LogCalendar
@@ -194,12 +194,10 @@ def _pieces(
         if rule is not None:
             table = _with_label(source, table, rule)
         _check_keys(source, table.column_names, piece.file.uri)
-        try:
+        with errors_naming(piece.file.uri):
             read = encoder.read(table)
             encoded = encoder.finish(read)
-        except DataError as error:
-            raise DataError(f"{piece.file.uri}: {error}") from error
-        ledger.judge(piece.file.uri, piece.first_row, encoded)
+        ledger.judge(piece, encoded)
         columns = _targets(source, table, encoded.batch)
         # Steps, a hash_size and the limit of a list's length belong to the reading job, not to the data.
         for name in encoder.feature_columns:

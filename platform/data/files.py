@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,15 @@ from elastrec.platform.specs.errors import DataError
 _SHARED = ("s3", "gs", "gcs")
 # Environment variables on which an open file system depends, in addition to its URI.
 _SETTINGS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")
+
+
+@contextmanager
+def errors_naming(place: str) -> Iterator[None]:
+    """Puts a file, or rows of one, before the messages of the block's DataErrors."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{place}: {error}") from error
 
 
 def locate(uri: str) -> tuple[pafs.FileSystem, str]:

@@ -18,7 +18,7 @@ import xxhash
 
 from elastrec.platform.data.deduplicating.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
-from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.files import errors_naming, join, list_files, locate, read_bytes, write_bytes
 from elastrec.platform.data.partitions import (
     Partition,
     existing_partitions,
@@ -190,11 +190,9 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
     for index, file in enumerate(manifest.files):
         if index == 0 or file.text is not None:
             piece = next(raw.read(start, min(file.rows, _TRIED_ROWS)))
-            try:
-                encoded = piece.explained(encoder.encode(piece.table))
-            except DataError as error:
-                raise DataError(f"{file.uri}: {error}") from error
-            bad = encoded.first_bad
+            with errors_naming(file.uri):
+                encoded = encoder.encode(piece.table)
+            bad = piece.first_bad(encoded)
             if bad is not None and (data.bad_rows.policy == "fail" or encoded.bad_B.all()):
                 raise DataError(
                     f"{file.uri}: row {bad.row}, {bad.reason}; correct the column's encoding in the job "
@@ -267,22 +265,17 @@ def _describe_parquet(
             f"{uri}: the columns {doubled} stand in the file more than once; write the file again, with a name of "
             "its own for every column"
         )
-    try:
+    with errors_naming(uri):
         deduplicated = stored_groups(stored.metadata)
-    except DataError as error:
-        raise DataError(f"{uri}: {error}") from error
     schema = plain_schema(stored, deduplicated)
     keys = {key: value for key, value in keys.items() if key not in schema.names}
     for key in keys:
         schema = schema.append(pa.field(key, pa.string()))
-    if data.transform is None:
-        try:
+    present = [field for field in schema if field.name in needed]
+    if data.transform is None and len(present) == len(needed):
+        with errors_naming(uri):
             # No rows are enough to find a type that can never fit.
-            present = [field for field in schema if field.name in needed]
-            if len(present) == len(needed):
-                RowEncoder(data).encode(pa.schema(present).empty_table())
-        except DataError as error:
-            raise DataError(f"{uri}: {error}") from error
+            RowEncoder(data).encode(pa.schema(present).empty_table())
     file = DataFile(
         partition=partition, uri=uri, rows=metadata.num_rows, bytes=info.size, modified_ns=info.mtime_ns,
         keys=keys, row_group_rows=groups, deduplicated=deduplicated,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,7 @@ from elastrec.platform.data.deduplicating.deduplication import (
     take_rows,
 )
 from elastrec.platform.data.features.steps import Column
-from elastrec.platform.data.reading.encode import DENSE, LABEL, BadRow, EncodedRows, RowEncoder, first_bad_of
+from elastrec.platform.data.reading.encode import DENSE, LABEL, EncodedRows, Mark, RowEncoder
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
@@ -119,34 +119,30 @@ class _Shard:
     def encode(self, piece: RawRows) -> EncodedRows:
         """Plain columns, per group the number of each row, and the bad rows of all of them."""
         rows = self._stage.plain.encode(piece.table)
-        bad_B, firsts, ids = rows.bad_B.copy(), [rows.first_bad], dict(rows.ids)
+        marks, ids = list(rows.marks), dict(rows.ids)
         for g, (encoder, pool) in enumerate(zip(self._stage.encoders, self._pools, strict=True)):
-            code_B, parts, found_B, first_bad = self._distinct(piece, encoder, self._stage.groups[g])
+            code_B, parts, group_marks = self._distinct(piece, encoder, self._stage.groups[g])
             ids[f"{PREFIX}{g}"] = Column(code_B.astype(np.int64) + pool.add(parts))
-            bad_B |= found_B
-            firsts.append(first_bad)
+            marks += group_marks
         if self._stage.session:
             self._sessions.append(self._session_of(piece, self._stage.session))
-        first_bad = min((bad for bad in firsts if bad is not None), key=lambda bad: bad.row, default=None)
-        return EncodedRows(rows.target_BT, rows.dense_BI, ids, bad_B, first_bad)
+        return EncodedRows(rows.target_BT, rows.dense_BI, ids, marks)
 
     def _distinct(
         self, piece: RawRows, encoder: RowEncoder, group: Sequence[str]
-    ) -> tuple[NDArray[np.int32], Parts, NDArray[np.bool_], BadRow | None]:
-        """Each row's number and the distinct rows of a group; which rows are bad, and why the first of them is."""
+    ) -> tuple[NDArray[np.int32], Parts, Sequence[Mark]]:
+        """Each row's number, the distinct rows of a group, and the bad rows."""
         raw, code_B = self._stage.distinct(piece, encoder.feature_columns)
         read = encoder.read(raw, with_label=False)
-        bad_B, first_bad = read.bad_B, first_bad_of(read.marks)
+        marks = read.marks
         if code_B is None:
             # Bad rows keep their positions; repeats are known only now.
             code_B, count = group_codes([code for column in read.columns.values() for code in column.codes()])
             read = read.take(first_rows(code_B, count))
         else:
-            bad_B = bad_B[code_B]
-            if first_bad is not None:
-                first_bad = replace(first_bad, row=int(np.argmax(bad_B)))
+            marks = [mark.expanded(code_B) for mark in marks]
         ids = encoder.finish(read).ids
-        return code_B, tuple(_jagged(ids[name]) for name in group), bad_B, first_bad
+        return code_B, tuple(_jagged(ids[name]) for name in group), marks
 
     @staticmethod
     def _session_of(piece: RawRows, session: str) -> pa.Array:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.plan import plans_of
 from elastrec.platform.data.features.steps import Unfitted, run_steps
-from elastrec.platform.data.files import read_bytes
+from elastrec.platform.data.files import errors_naming, read_bytes
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import SparseFeature, TrainingData
@@ -157,10 +157,8 @@ def _moments(data: TrainingData, manifest: DataManifest, names: Sequence[str], m
     with closing(RawReader(narrow, manifest, encoder.readings)) as raw:
         for start, length in _blocks(manifest.rows, most):
             for piece in raw.read(start, length):
-                try:
+                with errors_naming(piece.file.uri):
                     read = encoder.read(piece.table)
-                except DataError as error:
-                    raise DataError(f"{piece.file.uri}: {error}") from error
                 good = np.flatnonzero(~read.bad_B)
                 for name, moments in found.items():
                     column = run_steps(encoder.source(name, read).take(good), steps[name])

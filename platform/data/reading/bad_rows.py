@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.platform.data.reading.encode import EncodedRows
+from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import BadRows
 from elastrec.platform.specs.errors import DataError
 
@@ -20,19 +21,23 @@ class BadRowLedger:
     def rows(self) -> int:
         return len(self._seen)
 
-    def judge(self, uri: str, first_row: int, encoded: EncodedRows) -> None:
-        """Look at rows of one file, of which the first is number `first_row`.
+    def judge(self, piece: RawRows, encoded: EncodedRows) -> None:
+        """Looks at rows of one file.
+
+        Args:
+            encoded: the rows of the piece.
 
         Raises:
             DataError: there is a bad row and the policy is `fail`, or one more than `at_most`.
         """
-        reason = encoded.first_bad
-        if reason is None:
+        bad = piece.first_bad(encoded)
+        if bad is None:
             return
-        text = f"{uri}: row {first_row + reason.row}, {reason.reason}"
+        uri, first = piece.file.uri, piece.first_row
+        text = f"{uri}: row {first + bad.row}, {bad.reason}"
         if self._policy.policy == "fail":
             raise DataError(f"{text}; fix the file, or allow such rows with data.bad_rows.policy: skip")
-        self._seen.update((uri, first_row + row) for row in np.flatnonzero(encoded.bad_B).tolist())
+        self._seen.update((uri, first + row) for row in np.flatnonzero(encoded.bad_B).tolist())
         if len(self._seen) > self._policy.at_most:
             raise DataError(
                 f"{len(self._seen)} bad rows, data.bad_rows.at_most allows {self._policy.at_most}; one of them: {text}"

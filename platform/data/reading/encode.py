@@ -63,6 +63,10 @@ class Mark(NamedTuple):
         """Why a row that is wrong here is bad."""
         return BadRow(row, self.column, _shown(self.values[row]), self.expected)
 
+    def expanded(self, code_B: NDArray[np.int32]) -> Mark:
+        """The same for rows that are given by their numbers among these."""
+        return Mark(self.column, self.values.take(pa.array(code_B)), self.wrong_B[code_B], self.expected)
+
 
 @dataclass(frozen=True)
 class EncodedRows:
@@ -72,17 +76,24 @@ class EncodedRows:
         target_BT: float32 [B, T], labels, then the weight; None without.
         dense_BI: float32 [B, I].
         ids: the sparse features, int64 values or lists of them, of which none is missing.
-        bad_B: bool [B].
-        first_bad: the first reason found, or None.
-        marks: all that was found, in the order of the columns.
+        marks: bad rows, in the order of the columns.
     """
 
     target_BT: NDArray[np.float32] | None
     dense_BI: NDArray[np.float32]
     ids: Mapping[str, Column]
-    bad_B: NDArray[np.bool_]
-    first_bad: BadRow | None
-    marks: Sequence[Mark] = ()
+    marks: Sequence[Mark]
+
+    @cached_property
+    def bad_B(self) -> NDArray[np.bool_]:
+        """bool [B]: which rows are bad."""
+        return _marked(self.marks, len(self.dense_BI))
+
+    @property
+    def first_bad(self) -> BadRow | None:
+        """Why the first bad row is bad; None: no row is."""
+        firsts = [mark.bad_row(int(np.argmax(mark.wrong_B))) for mark in self.marks]
+        return min(firsts, key=lambda bad: bad.row, default=None)
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
@@ -113,25 +124,28 @@ class ReadRows:
         target_BT: labels and weight as they come out; None without.
         columns: every way in which a column is read, once.
         raw: the raw columns.
-        bad_B, marks: what was found until now.
+        marks: bad rows that were found until now.
     """
 
     rows: int
     target_BT: NDArray[np.float32] | None
     columns: Mapping[Reading, Column]
     raw: Mapping[str, pa.Array | pa.ChunkedArray]
-    bad_B: NDArray[np.bool_]
     marks: list[Mark] = field(default_factory=list)
+
+    @property
+    def bad_B(self) -> NDArray[np.bool_]:
+        """bool [B]: which rows are bad."""
+        return _marked(self.marks, self.rows)
 
     def take(self, rows: Longs) -> ReadRows:
         """The rows with these numbers as rows of sparse features alone; what is wrong with them is left behind."""
         columns = {reading: column.take(rows) for reading, column in self.columns.items()}
-        return ReadRows(len(rows), None, columns, {}, np.zeros(len(rows), np.bool_))
+        return ReadRows(len(rows), None, columns, {})
 
     def mark(self, column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
         """Note rows that cannot be used."""
         if wrong_B.any():
-            self.bad_B[wrong_B] = True
             self.marks.append(Mark(column, values, wrong_B, expected))
 
 
@@ -232,7 +246,7 @@ class RowEncoder:
         """Rows of which no feature's column is read, and what reads one."""
         # Once for all: asking a table by name costs more than most columns do.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-        rows_read = ReadRows(rows.num_rows, None, {}, columns, np.zeros(rows.num_rows, np.bool_))
+        rows_read = ReadRows(rows.num_rows, None, {}, columns)
         if with_label:
             rows_read = replace(rows_read, target_BT=self._targets(columns, rows_read.mark))
 
@@ -255,7 +269,7 @@ class RowEncoder:
             feature.name: _cut(self._made(feature.name, read, made), self._hash_sizes.get(feature.table_name))
             for feature in self._sparse
         }
-        return EncodedRows(read.target_BT, dense_BI, ids, read.bad_B, first_bad_of(read.marks), read.marks)
+        return EncodedRows(read.target_BT, dense_BI, ids, read.marks)
 
     def source(self, name: str, read: ReadRows) -> Column:
         """What the steps of a feature that crosses nothing begin with."""
@@ -312,10 +326,11 @@ class RowEncoder:
         return float_B
 
 
-def first_bad_of(marks: Sequence[Mark]) -> BadRow | None:
-    """The first bad row, and why; None: there is none."""
-    firsts = [mark.bad_row(int(np.flatnonzero(mark.wrong_B)[0])) for mark in marks]
-    return min(firsts, key=lambda bad: bad.row, default=None)
+def _marked(marks: Sequence[Mark], rows: int) -> NDArray[np.bool_]:
+    marked_B = np.zeros(rows, np.bool_)
+    for mark in marks:
+        marked_B |= mark.wrong_B
+    return marked_B
 
 
 def arrow_ids(column: Column) -> pa.Array:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from elastrec.platform.data.deduplicating.stored_groups import StoredRows, columns_to_read, stored_names
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.data.features.plan import Reading
+from elastrec.platform.data.files import errors_naming
 from elastrec.platform.data.reading.encode import BadRow, EncodedRows
 from elastrec.platform.data.reading.files.compressed_text import CompressedText
 from elastrec.platform.data.reading.files.libsvm import parse_libsvm
@@ -55,12 +56,12 @@ class RawRows:
     bad_lines: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     stored: StoredRows | None = None
 
-    def explained(self, encoded: EncodedRows) -> EncodedRows:
-        """Encoded rows whose first bad row is explained by its line if that is why it is bad."""
+    def first_bad(self, encoded: EncodedRows) -> BadRow | None:
+        """Why the first bad row of these rows is bad: its line as a whole, or a column; None: no row is."""
         bad = encoded.first_bad
         if bad is None or bad.row not in self.bad_lines:
-            return encoded
-        return replace(encoded, first_bad=BadRow(bad.row, "", *self.bad_lines[bad.row]))
+            return bad
+        return BadRow(bad.row, "", *self.bad_lines[bad.row])
 
 
 class RawReader:
@@ -152,7 +153,9 @@ class RawReader:
             table = self._group(file, index)
             if file.deduplicated:
                 stored = StoredRows(table, file.deduplicated, low - begin, high - low)
-                yield RawRows(self._expanded(stored, file), file, low, stored=stored)
+                with errors_naming(file.uri):
+                    table = stored.plain(self._keep)
+                yield RawRows(table, file, low, stored=stored)
             else:
                 yield RawRows(table.slice(low - begin, high - low), file, low)
 
@@ -172,12 +175,6 @@ class RawReader:
                 yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
         if run:
             yield RawRows(self._decoded(file, run), file, run_first)
-
-    def _expanded(self, stored: StoredRows, file: DataFile) -> pa.Table:
-        try:
-            return stored.plain(self._keep)
-        except DataError as error:
-            raise DataError(f"{file.uri}: {error}") from error
 
     def _group(self, file: DataFile, index: int) -> pa.Table:
         key = (file.uri, index)
@@ -237,10 +234,8 @@ class RawReader:
                     taken = min(count, _PIECE_ROWS - first % _PIECE_ROWS)
                     block = _lines(stream, layout, first, taken, file)
                     planned.check_read()
-                    try:
+                    with errors_naming(f"{file.uri}: rows {first} to {first + taken - 1}"):
                         table, bad_lines = self._parse(block, layout, columns, taken)
-                    except DataError as error:
-                        raise DataError(f"{file.uri}: rows {first} to {first + taken - 1}: {error}") from error
                     yield RawRows(table, file, first, bad_lines)
                     first, count = first + taken, count - taken
         except OSError as error:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.plan import Reading
+from elastrec.platform.data.files import errors_naming
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.data.reading.encode import EncodedRows, RowEncoder
@@ -130,11 +131,9 @@ class ShardReader:
         """The rows of one window, bad ones judged."""
         pieces = []
         for piece in self._raw.read(start, count, by_group=bool(self.groups)):
-            try:
-                rows = piece.explained(shard.encode(piece))
-            except DataError as error:
-                raise DataError(f"{piece.file.uri}: {error}") from error
-            self._ledger.judge(piece.file.uri, piece.first_row, rows)
+            with errors_naming(piece.file.uri):
+                rows = shard.encode(piece)
+            self._ledger.judge(piece, rows)
             pieces.append(rows)
         return pieces
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import TrainingData
@@ -33,12 +34,9 @@ def read_sample(
             raise DataError(
                 f"{piece.file.uri}: the columns {missing} are missing; correct data.session, data.timestamp"
             )
-        encoded = piece.explained(encoder.encode(piece.table))
-        if encoded.first_bad is not None and data.bad_rows.policy == "fail":
-            raise DataError(
-                f"{piece.file.uri}: row {piece.first_row + encoded.first_bad.row}, {encoded.first_bad.reason}; fix "
-                "the file, or allow such rows with data.bad_rows.policy: skip"
-            )
+        encoded = encoder.encode(piece.table)
+        if data.bad_rows.policy == "fail":
+            BadRowLedger(data.bad_rows).judge(piece, encoded)
         good = pa.array(~encoded.bad_B)
         tables.append(piece.table.filter(good))
         batches.append(encoded.batch.filter(good))

@@ -52,6 +52,12 @@ def test_a_log_cut_by_time_puts_later_rows_into_the_later_day(tmp_path: Path) ->
     assert first["label"].to_pylist() == [0, 1, 0, 1]
 
 
+def test_a_line_with_too_few_fields_is_refused_as_a_whole(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,100", "2,b", "3,c,5,300")
+    with pytest.raises(DataError, match=r"r.csv: row 1, the whole line: found 2 fields, expected 4 fields"):
+        convert(source, str(tmp_path / "out"), layout=ByTime(), label_rule="stars >= 4")
+
+
 def test_timestamps_choose_day_or_hour(tmp_path: Path) -> None:
     source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200", "2,b,4,1767225600", "3,c,4,1767312000")
     days = convert(source, str(tmp_path / "d"), layout=ByTime(), label_rule="stars>=4")
