@@ -75,9 +75,9 @@ class DeduplicatedRows:
         self.kinds = {LABEL: label, **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
         self.kinds |= {f.name: "list<int64>" if f.is_list else "int64" for f in data.sparse}
 
-    def start(self) -> _Shard:
-        """See `RowStage`."""
-        return _Shard(self)
+    def start(self) -> DeduplicatedShard:
+        """See `PlainRows`, as for all methods that both have."""
+        return DeduplicatedShard(self)
 
     def distinct(self, piece: RawRows, names: Sequence[str]) -> tuple[pa.Table, NDArray[np.int32] | None]:
         """The distinct rows of raw columns and each row's number; all rows and None if they are not plain numbers."""
@@ -108,8 +108,8 @@ class DeduplicatedRows:
         return with_groups(plain_part(batch), groups, self.kinds)
 
 
-class _Shard:
-    """The rows of one shard, see `ShardRows`."""
+class DeduplicatedShard:
+    """The rows of one shard on their way to windows and out of them."""
 
     def __init__(self, stage: DeduplicatedRows) -> None:
         self._stage = stage

@@ -4,23 +4,21 @@ Memory is bounded by a window of WINDOW_ROWS rows. A shard that fits into one wi
 one has its windows shuffled, and the rows inside each. A position counts rows of the shuffled shard, bad rows included,
 so that `offset` resumes exactly where another reader stopped.
 
-What becomes of the rows between their files and the windows is a RowStage's. It encodes pieces into columns of single
-ids, lists and numbers; windows move these and know nothing else of them. A stage that puts columns of its own into a
-window (numbers of distinct rows, say) replaces them in each minibatch that comes out.
+Between their files and the windows, rows pass a `RowStage`. It encodes pieces into columns of single ids, lists and
+numbers, which windows move without any other knowledge of them. Columns that a stage adds to a window, such as numbers
+of distinct rows, it replaces in each minibatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows
+from elastrec.platform.data.deduplicating.deduplicated_rows import DeduplicatedRows, DeduplicatedShard
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.files import errors_naming
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import Minibatch
@@ -58,8 +56,9 @@ class ShardReader:
         self.data = data
         self.manifest = manifest
         self.groups = tuple(tuple(group) for group in groups)
-        self._stage: RowStage
-        self._stage = DeduplicatedRows(data, self.groups, hash_sizes) if groups else PlainRows(data, hash_sizes)
+        self._stage: RowStage = (
+            DeduplicatedRows(data, self.groups, hash_sizes) if groups else PlainRows(data, hash_sizes)
+        )
         self._raw = RawReader(
             data, manifest, self._stage.readings, extra=self._stage.extra_columns, keep=self._stage.kept_columns
         )
@@ -138,55 +137,15 @@ class ShardReader:
         return pieces
 
 
-class ShardRows(Protocol):
-    """The rows of one shard on their way through a stage; several shards may be read in turns."""
-
-    def encode(self, piece: RawRows) -> EncodedRows:
-        """Columns of the rows of a piece; pieces come in the order of their window.
-
-        Raises:
-            DataError: a column is missing, or of a type that can never be right.
-        """
-        ...
-
-    def end_window(self, order_N: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-        """The order of a window's rows, once all of its pieces are encoded.
-
-        Args:
-            order_N: as a shuffle of single rows has it; None: as they come.
-        """
-        ...
-
-    def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What the trainer gets for a minibatch that a window gave; minibatches come in their order."""
-        ...
-
-
-class RowStage(Protocol):
-    """How the rows of one job are encoded."""
-
-    @property
-    def readings(self) -> Collection[Reading]:
-        """The columns that are needed, each in the ways in which it is read."""
-        ...
-
-    @property
-    def extra_columns(self) -> Sequence[str]:
-        """Columns that are needed besides."""
-        ...
-
-    @property
-    def kept_columns(self) -> frozenset[str]:
-        """See `RawReader`."""
-        ...
-
-    def start(self) -> ShardRows:
-        """Begins with a shard."""
-        ...
-
-
 class PlainRows:
-    """Every row is encoded for itself, and minibatches are what windows give. Has no state: it is its own ShardRows."""
+    """The stage without deduplication: every row is encoded by itself. It keeps nothing of a shard and is its own
+    `ShardRows`.
+
+    Attributes:
+        readings: the columns that are needed, each in the ways in which it is read.
+        extra_columns: columns that are needed besides.
+        kept_columns: see `RawReader`.
+    """
 
     extra_columns: Sequence[str] = ()
     kept_columns: frozenset[str] = frozenset()
@@ -196,20 +155,32 @@ class PlainRows:
         self.readings = self._encoder.readings
 
     def start(self) -> PlainRows:
-        """Itself."""
+        """Begins a shard; several shards may be read in turns."""
         return self
 
     def encode(self, piece: RawRows) -> EncodedRows:
-        """See `ShardRows`."""
+        """Columns of the rows of a piece; pieces come in the order of their window.
+
+        Raises:
+            DataError: a column is missing, or of a type that can never be right.
+        """
         return self._encoder.encode(piece.table)
 
     def end_window(self, order_N: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
-        """The order of the shuffle."""
+        """The order of a window's rows, once all of its pieces are encoded.
+
+        Args:
+            order_N: of a shuffle of single rows; None: as they come.
+        """
         return order_N
 
     def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch."""
+        """The trainer's form of a minibatch of a window; minibatches come in their order."""
         return batch
+
+
+RowStage = PlainRows | DeduplicatedRows
+ShardRows = PlainRows | DeduplicatedShard
 
 
 def _minibatch(shard: ShardRows, parts: list[WindowBatch], end_offset: int, *, ends_split: bool) -> Minibatch:
