@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 
 import msgspec
 import pyarrow as pa
@@ -19,18 +18,12 @@ import xxhash
 from elastrec.platform.data.deduplicating.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
 from elastrec.platform.data.files import errors_naming, join, list_files, locate, read_bytes, write_bytes
-from elastrec.platform.data.partitions import (
-    Partition,
-    existing_partitions,
-    folder_keys,
-    other_folders,
-    partition_roots,
-)
+from elastrec.platform.data.partitions import Partition, chosen_folders, existing_partitions, folder_keys
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.files.compressed_text import codec_of
 from elastrec.platform.data.reading.files.text import scan_text
 from elastrec.platform.data.reading.raw import RawReader
-from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
+from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.some import repeated
 
@@ -62,15 +55,7 @@ def build_manifest(
         DataError: a partition is missing or holds no rows, a file is empty or broken, or a column is missing or has
             the wrong type; the message names file, column, what was found and what was expected.
     """
-    if data.partitioning is Partitioning.NONE:
-        if partitions is not None:
-            raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
-        roots = [("", data.path)]
-    else:
-        chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
-        if not chosen:
-            raise no_partition(data)
-        roots = [(partition.folder, root) for partition in chosen for root in partition_roots(data, partition)]
+    roots = [(partition, root) for partition, folders in chosen_folders(data, partitions) for root in folders]
     found = []
     for partition, root in roots:
         try:
@@ -86,7 +71,7 @@ def build_manifest(
         if partition and [uri for uri, _ in files] == [root]:
             raise DataError(f"{root}: is a file; a partition is a folder of {data.format} files")
         if not files:
-            raise no_files(data, root)
+            raise _no_files(data, root)
         found += [(partition, uri, info) for uri, info in files]
 
     def describe(item: tuple[str, str, pafs.FileInfo]) -> tuple[DataFile, Columns]:
@@ -113,18 +98,8 @@ def build_manifest(
     return manifest
 
 
-def no_partition(data: TrainingData) -> DataError:
-    """What to say where a log has no partition at all."""
-    example = data.folders.path(date(2026, 1, 31), 7)
-    hint = ""
-    if others := other_folders(data):
-        fields = f"data.partitioning ({data.partitioning}) or data.partition_folder ({data.folders})"
-        hint = f"; there are {others}: correct {fields}"
-    return DataError(f"{data.path}: holds no partition; expected folders such as {example}{hint}")
-
-
-def no_files(data: TrainingData, root: str) -> DataError:
-    """What to say of a folder without files."""
+def _no_files(data: TrainingData, root: str) -> DataError:
+    """The error for a folder without files."""
     if not data.include or not (others := list_files(root)):
         return DataError(f"{root}: the folder holds no files; expected {data.format} files")
     name = others[0][0].rsplit("/", 1)[-1]

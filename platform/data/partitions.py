@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -76,6 +76,35 @@ def existing_partitions(data: TrainingData) -> list[Partition]:
         except ValueError as error:
             raise _odd(data, names, str(error)) from error
     return sorted(partitions)
+
+
+def chosen_folders(data: TrainingData, partitions: Sequence[Partition] | None) -> list[tuple[str, list[str]]]:
+    """(name, URIs of its folders) of each chosen partition, oldest first; ("", the log's path) without partitioning.
+
+    Args:
+        partitions: None: all that exist.
+
+    Raises:
+        DataError: partitions of a log without partitioning were chosen, or the log has no partition.
+    """
+    if data.partitioning is Partitioning.NONE:
+        if partitions is not None:
+            raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
+        return [("", [data.path])]
+    chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
+    if not chosen:
+        raise no_partition(data)
+    return [(partition.folder, partition_roots(data, partition)) for partition in chosen]
+
+
+def no_partition(data: TrainingData) -> DataError:
+    """The error for a log without any partition."""
+    example = data.folders.path(date(2026, 1, 31), 7)
+    hint = ""
+    if others := other_folders(data):
+        fields = f"data.partitioning ({data.partitioning}) or data.partition_folder ({data.folders})"
+        hint = f"; there are {others}: correct {fields}"
+    return DataError(f"{data.path}: holds no partition; expected folders such as {example}{hint}")
 
 
 def partition_roots(data: TrainingData, partition: Partition) -> list[str]:

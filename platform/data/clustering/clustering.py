@@ -28,11 +28,10 @@ from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_sc
 from elastrec.platform.data.files import join, list_files, write_bytes
 from elastrec.platform.data.finished import finished_report, staged_folder
 from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
-from elastrec.platform.data.manifest import no_partition
-from elastrec.platform.data.partitions import Partition, existing_partitions, folder_keys, partition_roots
+from elastrec.platform.data.partitions import Partition, chosen_folders, folder_keys
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import FileFormat, Partitioning, TrainingData
+from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_clustered.json"
@@ -111,17 +110,11 @@ def cluster(
     key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
     if key_names:
         raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
-    if data.partitioning is Partitioning.NONE:
-        if partitions is not None:
-            raise DataError("partitions: the data has data.partitioning none; allowed: no choice of partitions")
-        folders = [("", [join(data.path)])]
-    else:
-        chosen = sorted(set(existing_partitions(data) if partitions is None else partitions))
-        if not chosen:
-            raise no_partition(data)
-        folders = [(partition.folder, partition_roots(data, partition)) for partition in chosen]
     limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
-    return [_one(data, keys, destination, folder, roots, limits, progress) for folder, roots in folders]
+    return [
+        _one(data, keys, destination, folder, roots, limits, progress)
+        for folder, roots in chosen_folders(data, partitions)
+    ]
 
 
 def clustered_data(data: TrainingData, destination: str) -> TrainingData:
@@ -300,7 +293,7 @@ def _one(
     target = join(destination, folder) if folder else join(destination)
     files = [pair for root in roots for pair in list_files(root, data.include)]
     # The folder below which the files' names differ.
-    root = roots[0] if len(roots) == 1 else join(data.path)
+    root = join(roots[0] if len(roots) == 1 else data.path)
     if not files:
         raise DataError(f"{root}: the folder holds no files; expected Parquet files")
     _check_folder_keys(data, [uri for uri, _ in files])

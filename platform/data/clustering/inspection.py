@@ -12,17 +12,17 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from elastrec.platform.data.clustering.clustering import clustered_writer, dictionary_columns, row_groups, without_keys
-from elastrec.platform.data.clustering.sorting import ClusterKeys, session_starts
+from elastrec.platform.data.clustering.sorting import ClusterKeys, session_numbers
 from elastrec.platform.data.deduplicating.dedupe_factor import (
     FeatureFactor,
     FeatureSample,
     Proposal,
     feature_factor,
+    feature_samples,
     measured_factor,
     propose,
 )
 from elastrec.platform.data.deduplicating.deduplicated_batch import deduplicate_batch
-from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.deduplicating.stored_groups import Groups, without_repeats
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.inspection import FeatureSteps, fitted_on_sample, inspect_steps
@@ -116,14 +116,10 @@ def inspect_data(
     log = _order(raw, [keys.timestamp] if keys.timestamp else [])
     raw, encoded = raw.take(log), encoded.take(log)
     clustered = _order(raw, [keys.session])
-    session_N = _session_numbers(combined(raw[keys.session]).take(clustered))
+    session_N = session_numbers(combined(raw[keys.session]).take(clustered))
     clustered_raw, clustered_rows = raw.take(clustered), encoded.take(clustered)
     log_order = np.argsort(np.asarray(clustered), kind="stable")
-    samples: dict[str, FeatureSample] = {}
-    for feature in data.sparse:
-        values, offsets = jagged_parts(clustered_rows.column(feature.name), feature.name)
-        codes, _ = row_codes(values, offsets)
-        samples[feature.name] = FeatureSample(codes, np.diff(offsets), feature.is_list)
+    samples = feature_samples(data, clustered_rows)
     factors = tuple(feature_factor(name, each, session_N, log_order, batch_rows) for name, each in samples.items())
     proposal = propose(factors, samples, batch_rows, computed_pooling=computed_pooling)
     plain_bytes, clustered_bytes, once_bytes = (
@@ -154,10 +150,6 @@ def _order(raw: pa.Table, names: list[str]) -> pa.Array:
     """Indexes of the rows sorted by the columns; a stable sort."""
     numbered = raw.select(names).append_column("__row", pa.array(np.arange(raw.num_rows)))
     return pc.sort_indices(numbered, sort_keys=[(name, "ascending", "at_end") for name in (*names, "__row")])
-
-
-def _session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
-    return np.cumsum(session_starts(sessions)) - 1
 
 
 def _stored_bytes(rows: pa.Table, session_N: NDArray[np.int64] | None, keys: ClusterKeys, groups: Groups = ()) -> int:

@@ -134,6 +134,11 @@ def session_starts(sessions: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
     return starts_B
 
 
+def session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
+    """int64 [B]: the number of each row's session, from 0; equal sessions are adjacent."""
+    return np.cumsum(session_starts(sessions)) - 1
+
+
 def _opened(uri: str) -> pq.ParquetFile:
     filesystem, path = locate(uri)
     try:

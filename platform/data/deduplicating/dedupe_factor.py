@@ -1,6 +1,6 @@
 """DedupeFactor: the factor by which deduplication reduces a feature's numbers, measured and predicted (RecD §4.2).
 
-Pure: codes and lengths in, figures out. A feature's *code* numbers the content of its rows (`row_codes`).
+A feature's *code* numbers the content of its rows (`row_codes`).
 
 Legend: B rows of a batch, N rows of the sample, S mean samples per session, d(f) share of rows whose value is that of
 the session's row before, l(f) mean list length.
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import group_codes
+from elastrec.platform.data.deduplicating.deduplication import distinct_in_batches, group_codes, jagged_parts, row_codes
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
 WORTH_ABOVE = 1.5
@@ -59,6 +61,15 @@ class FeatureSample:
     code_N: NDArray[np.int32]
     length_N: NDArray[np.int64]
     is_list: bool
+
+
+def feature_samples(data: TrainingData, rows: pa.RecordBatch) -> dict[str, FeatureSample]:
+    """The sparse features of trainer-ready rows in clustered order, by name."""
+    samples = {}
+    for feature in data.sparse:
+        values, offsets = jagged_parts(rows.column(feature.name), feature.name)
+        samples[feature.name] = FeatureSample(row_codes(values, offsets)[0], np.diff(offsets), feature.is_list)
+    return samples
 
 
 @dataclass(frozen=True)
@@ -194,7 +205,7 @@ def group_features(
     names: Sequence[str], samples: Mapping[str, FeatureSample], batch_rows: int
 ) -> tuple[tuple[str, ...], ...]:
     """Features that change together, greedily, the least changing first."""
-    alone = {name: _distinct_rows(samples[name].code_N, batch_rows) for name in names}
+    alone = {name: distinct_in_batches(samples[name].code_N, batch_rows) for name in names}
     groups: list[list[str]] = []
     codes: list[NDArray[np.int32]] = []
     least: list[int] = []
@@ -203,7 +214,7 @@ def group_features(
         for index, group_code_N in enumerate(codes):
             sides = [(each, int(each.max(initial=-1)) + 1) for each in (group_code_N, code_N)]
             joint_N, _ = group_codes(sides)
-            if _distinct_rows(joint_N, batch_rows) <= _JOINT_ROWS * min(least[index], alone[name]):
+            if distinct_in_batches(joint_N, batch_rows) <= _JOINT_ROWS * min(least[index], alone[name]):
                 groups[index].append(name)
                 codes[index] = joint_N
                 break
@@ -213,11 +224,6 @@ def group_features(
             least.append(alone[name])
     ordered = [tuple(sorted(group, key=names.index)) for group in groups]
     return tuple(sorted(ordered, key=lambda group: names.index(group[0])))
-
-
-def _distinct_rows(code_N: NDArray[np.int32], batch_rows: int) -> int:
-    """Distinct rows of all batches together."""
-    return sum(len(np.unique(code_N[begin : begin + batch_rows])) for begin in range(0, len(code_N), batch_rows))
 
 
 def _share(part: Any, whole: Any) -> float:

@@ -194,6 +194,11 @@ def first_rows(codes: NDArray[np.int32], count: int) -> Longs:
     return first
 
 
+def distinct_in_batches(codes: NDArray[np.int32], batch_rows: int) -> int:
+    """The sum over consecutive batches of their numbers of distinct rows."""
+    return sum(len(np.unique(codes[begin : begin + batch_rows])) for begin in range(0, len(codes), batch_rows))
+
+
 def take_rows(values: Values, offsets: Longs, rows: NDArray[Any]) -> tuple[Values, Longs]:
     """The rows of a jagged array that `rows` names, in that order: values and offsets int64 [len(rows) + 1]."""
     begins = offsets[:-1][rows]

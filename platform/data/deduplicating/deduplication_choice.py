@@ -14,16 +14,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.clustering.session_order import session_order
-from elastrec.platform.data.clustering.sorting import session_starts
+from elastrec.platform.data.clustering.sorting import session_numbers
 from elastrec.platform.data.deduplicating.dedupe_factor import (
     Choice,
     FeatureFactor,
-    FeatureSample,
     feature_factor,
+    feature_samples,
     group_features,
     propose,
 )
-from elastrec.platform.data.deduplicating.deduplication import jagged_parts, row_codes
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.sample import read_sample
@@ -97,10 +96,7 @@ def choose_groups(
     place_N, session_N = _order(raw, data.session, order)
     ordered = encoded.take(pa.array(place_N))
     log_order = np.argsort(place_N)
-    samples: dict[str, FeatureSample] = {}
-    for feature in data.sparse:
-        values, offsets = jagged_parts(ordered.column(feature.name), feature.name)
-        samples[feature.name] = FeatureSample(row_codes(values, offsets)[0], np.diff(offsets), feature.is_list)
+    samples = feature_samples(data, ordered)
     factors = [feature_factor(name, each, session_N, log_order, order.batch_rows) for name, each in samples.items()]
     if wanted.is_auto:
         proposal = propose(factors, samples, order.batch_rows, computed_pooling=computed_pooling)
@@ -121,7 +117,7 @@ def _order(raw: pa.Table, session: str | None, order: BatchOrder) -> tuple[NDArr
     sessions = combined(raw[session])
     if order.shuffle:
         place_N = session_order(sessions, place_N)
-    return place_N, np.cumsum(session_starts(sessions.take(pa.array(place_N)))) - 1
+    return place_N, session_numbers(sessions.take(pa.array(place_N)))
 
 
 def _as_the_file_says(names: Sequence[str], groups: Sequence[Sequence[str]]) -> tuple[Choice, ...]:

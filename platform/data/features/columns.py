@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,24 +21,15 @@ Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
 _EXPECTED = {"integer": "64-bit integers", "hexadecimal": "1 to 16 hexadecimal digits", "string": "text"}
 
 
-class Encoded(Protocol):
-    """A feature or a reading whose values become ids."""
-
-    @property
-    def encoding(self) -> str: ...
-
-    @property
-    def raw_encoding(self) -> str | None: ...
+def ignore_marks(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
+    """A Marker for columns whose bad rows are known or left out already."""
 
 
-def encoding_of(how: Encoded, type_: pa.DataType) -> str:
+def encoding_of(reading: Reading, type_: pa.DataType) -> str:
     """The encoding of single values of this type as ids."""
-    if how.raw_encoding is not None:
-        if pa.types.is_dictionary(type_):
-            type_ = type_.value_type
-        if is_text(type_):
-            return how.raw_encoding
-    return how.encoding
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return reading.raw_encoding if reading.raw_encoding is not None and is_text(type_) else reading.encoding
 
 
 def read_column(values: pa.Array, reading: Reading, list_separator: str, mark: Marker) -> Column:

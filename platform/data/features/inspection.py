@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import group_codes, jagged_parts
+from elastrec.platform.data.deduplicating.deduplication import distinct_in_batches, group_codes, jagged_parts
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.data.features.columns import read_column
+from elastrec.platform.data.features.columns import ignore_marks, read_column
 from elastrec.platform.data.features.fitting import fit, unfitted_features, with_vocabularies
 from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
 from elastrec.platform.data.features.steps import Column
@@ -96,16 +95,13 @@ def inspect_steps(
                 bare = replace(source, fill=None)
                 if bare not in columns:
                     values = combined(raw[bare.column])
-                    columns[bare] = read_column(values, bare, data.csv.list_separator, _no_marker)
+                    columns[bare] = read_column(values, bare, data.csv.list_separator, ignore_marks)
     rows_of: dict[str, int] = {}
     for group in groups:
         names = set(columns_of(plans, group))
         codes = [code for reading, column in columns.items() if reading.column in names for code in column.codes()]
         code_N, _ = group_codes(codes)
-        distinct = sum(
-            len(np.unique(code_N[begin : begin + batch_rows])) for begin in range(0, len(code_N), batch_rows)
-        )
-        rows_of |= dict.fromkeys(group, distinct)
+        rows_of |= dict.fromkeys(group, distinct_in_batches(code_N, batch_rows))
     dense_NI = np.asarray(encoded.column(DENSE).values).reshape(raw.num_rows, -1) if data.dense else None
     lines = []
     for index, (name, feature) in enumerate(features.items()):
@@ -140,7 +136,3 @@ def _distinct_before(column: Column | None, source: Reading | str) -> int | None
     if column is None or (isinstance(source, Reading) and source.kind == "presence"):
         return None
     return len(np.unique(column.values if column.missing is None else column.values[~column.missing]))
-
-
-def _no_marker(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
-    """The sample holds no bad rows."""

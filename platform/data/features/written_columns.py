@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from elastrec.platform.data.features.columns import read_column
+from elastrec.platform.data.features.columns import ignore_marks, read_column
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.features.steps import MISSING_ID, Column
 from elastrec.platform.data.reading.numbers import is_text
@@ -32,17 +31,13 @@ def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], 
     if reading.fill is None or (reading.kind == "ids" and reading.fill == MISSING_ID):
         column = read[reading]
     else:
-        column = read_column(values, ways.pop(), list_separator, _no_marker)
+        column = read_column(values, ways.pop(), list_separator, ignore_marks)
     if column.offsets is not None:
         return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(column.values))
     missing = column.missing
     if reading.fill is not None and missing is None and reading.kind == "ids":
         missing = column.values == MISSING_ID
     return pa.array(column.values, mask=missing if missing is not None and missing.any() else None)
-
-
-def _no_marker(column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
-    """Ignores wrong values, because the encoder has already marked them."""
 
 
 def _as_the_log_has_it(values: pa.Array) -> pa.Array:

@@ -20,8 +20,8 @@ from elastrec.platform.clusters.backends import backend_of
 from elastrec.platform.clusters.nodes import Capacity
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.log_calendar import LogCalendar
-from elastrec.platform.data.manifest import build_manifest, no_partition, write_new_manifest
-from elastrec.platform.data.partitions import Partition, existing_partitions, other_folders
+from elastrec.platform.data.manifest import build_manifest, write_new_manifest
+from elastrec.platform.data.partitions import Partition, existing_partitions, no_partition, other_folders
 from elastrec.platform.jobs.features import with_figures, with_values
 from elastrec.platform.jobs.starting.deduplication import with_groups
 from elastrec.platform.jobs.starting.model_check import ModelCheck
