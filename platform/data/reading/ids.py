@@ -130,66 +130,66 @@ def _integers_of_text(values: pa.Array, column: str) -> Ids:
         return id_B, missing_B, wrong_B | (~fits_U[index_B] & ~empty_B)
 
 
-_DIGIT = np.full(256, 255, np.uint8)
-for _i, _character in enumerate(b"0123456789abcdef"):
-    _DIGIT[_character] = _i
-for _i, _character in enumerate(b"ABCDEF"):
-    _DIGIT[_character] = 10 + _i
+_IS_DIGIT = np.zeros(256, np.bool_)
+_IS_DIGIT[np.frombuffer(b"0123456789abcdefABCDEF", np.uint8)] = True
 
 
-def _eight_digits(raw: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Numbers of 8 digits each, side by side: the Criteo column, all digits of a number at once in one word."""
+def _hexadecimal(values: pa.Array) -> Ids:
+    if pa.types.is_string_view(values.type):
+        values = values.cast(pa.string())
+    numbers = _of_one_length(values)
+    if numbers is not None:
+        return numbers
+    text = pc.if_else(pc.equal(pc.binary_length(values), 0), None, values)
+    missing_B = missing_of(text)
+    try:
+        return _of_digits(text), missing_B, np.zeros(len(values), np.bool_)
+    except pa.ArrowInvalid:
+        fits = pc.fill_null(pc.match_substring_regex(text, "^[0-9a-fA-F]{1,16}$"), True)
+        return _of_digits(pc.if_else(fits, text, None)), missing_B, ~np.asarray(fits)
+
+
+def _of_digits(text: pa.Array) -> NDArray[np.int64]:
+    """Numbers int64 [B], 0 where the field is empty.
+
+    Raises:
+        pyarrow.ArrowInvalid: some text is not 1 to 16 digits.
+    """
+    prefixed = pc.binary_join_element_wise("0x", text.cast(pa.string()), "")
+    return np.asarray(pc.fill_null(prefixed.cast(pa.uint64()), 0)).view(np.int64)
+
+
+def _of_one_length(values: pa.Array) -> Ids | None:
+    """Numbers of adjacent texts of one length or nothing, as in a Criteo log; None for other columns."""
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    _, offset_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    offsets = offsets[values.offset : values.offset + len(values) + 1]
+    length_B = np.diff(offsets)
+    missing_B = missing_of(values) | (length_B == 0)
+    begin, end, filled = int(offsets[0]), int(offsets[-1]), len(values) - int(np.count_nonzero(missing_B))
+    length = (end - begin) // max(filled, 1)
+    # Empty fields may still cover bytes; then the numbers are not adjacent.
+    if not 0 < length <= 16 or end - begin != length * filled or not ((length_B == length) | missing_B).all():
+        return None
+    raw = np.frombuffer(data_buffer, np.uint8)[begin:end]
+    if not _IS_DIGIT[raw].all():
+        return None
+    words = 1 if length <= 8 else 2
+    if length != 8 * words:
+        padded = np.full((filled, 8 * words), ord("0"), np.uint8)
+        padded[:, 8 * words - length :] = raw.reshape(filled, length)
+        raw = padded.reshape(-1)
     word = raw.view("<u8").byteswap()
-    # '0'-'9' are 0x30-0x39; 'a'-'f' and 'A'-'F' have bit 6 set and a low nibble of 1-6.
+    # All digits of a word at once: '0'-'9' are 0x30-0x39; 'a'-'f' and 'A'-'F' have bit 6 set and a low nibble of 1-6.
     word = (word & 0x0F0F0F0F0F0F0F0F) + 9 * ((word >> 6) & 0x0101010101010101)
     word = (word | (word >> 4)) & 0x00FF00FF00FF00FF
     word = (word | (word >> 8)) & 0x0000FFFF0000FFFF
     word = (word | (word >> 16)) & 0xFFFFFFFF
-    digits = _DIGIT[raw]
-    if digits.max(initial=0) < 16:
-        return word, np.zeros(len(word), np.bool_)
-    wrong = (digits.reshape(-1, 8) == 255).any(axis=1)
-    return np.where(wrong, np.uint64(0), word), wrong
-
-
-def _hexadecimal(values: pa.Array) -> Ids:
-    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
-    if pa.types.is_string_view(values.type):
-        values = values.cast(pa.string())
-    missing_B = missing_of(values)
-    _, offset_buffer, data_buffer = values.buffers()
-    raw = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
-    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
-    offsets = offsets[values.offset : values.offset + len(values) + 1].astype(np.int64)
-    length_B = np.diff(offsets)
-    length_B[missing_B] = 0
-    missing_B = missing_B | (length_B == 0)
-    id_B = np.zeros(len(values), np.uint64)
-    wrong_B = length_B > 16
-    lengths = np.flatnonzero(np.bincount(np.minimum(length_B, 17), minlength=18)[:17])
-    lengths = lengths[lengths > 0]
-    begin, end, filled = int(offsets[0]), int(offsets[-1]), len(values) - int(np.count_nonzero(missing_B))
-    # Empty fields may still cover bytes; then the numbers do not lie side by side.
-    if lengths.tolist() == [8] and not wrong_B.any() and end - begin == 8 * filled:
-        total, wrong = _eight_digits(raw[begin:end])
-        if filled == len(values):
-            return total.view(np.int64), missing_B, wrong
-        id_B[~missing_B] = total
-        wrong_B[~missing_B] = wrong
-        return id_B.view(np.int64), missing_B, wrong_B
-    for length in lengths.tolist():
-        row_R = np.flatnonzero(length_B == length)
-        begin_R = offsets[row_R]
-        total = np.zeros(len(row_R), np.uint64)
-        worst = np.zeros(len(row_R), np.uint8)
-        dense = len(row_R) and begin_R[-1] - begin_R[0] == (len(row_R) - 1) * length
-        if dense:
-            # All lie side by side (the usual Criteo column): a view instead of a gather.
-            block = raw[begin_R[0] : begin_R[-1] + length].reshape(-1, length)
-        for position in range(int(length)):
-            digit_R = _DIGIT[block[:, position] if dense else raw[begin_R + position]]
-            np.maximum(worst, digit_R, out=worst)
-            total = (total << np.uint64(4)) | digit_R
-        wrong_B[row_R[worst == 255]] = True
-        id_B[row_R] = np.where(worst == 255, np.uint64(0), total)
-    return id_B.view(np.int64), missing_B, wrong_B
+    if words == 2:
+        word = (word[::2] << 32) | word[1::2]
+    id_B = word.view(np.int64)
+    if filled < len(values):
+        id_B = np.zeros(len(values), np.int64)
+        id_B[~missing_B] = word.view(np.int64)
+    return id_B, missing_B, np.zeros(len(values), np.bool_)

@@ -39,13 +39,19 @@ def test_hexadecimal_ids_are_those_of_python(texts: list[str | None], skip: int)
             assert found == np.uint64(int(text, 16)).astype(np.int64)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.none(), st.integers(0, 2**32 - 1)), min_size=1, max_size=20), st.integers(0, 5))
-def test_columns_of_eight_digits_take_the_fast_way_to_the_same_ids(numbers: list[int | None], at: int) -> None:
-    texts = [None if n is None else f"{n:08x}" for n in numbers]
-    expected = [MISSING_ID if n is None else n for n in numbers]
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), st.integers(0, 2**64 - 1)), min_size=1, max_size=20),
+    st.integers(1, 16),
+    st.integers(0, 5),
+)
+def test_columns_of_one_length_take_the_fast_way_to_the_same_ids(
+    numbers: list[int | None], length: int, at: int
+) -> None:
+    texts = [None if n is None else f"{n % 16**length:0{length}x}" for n in numbers]
+    expected = [MISSING_ID if t is None else int(np.uint64(int(t, 16)).astype(np.int64)) for t in texts]
     assert _encode(pa.array(texts, pa.string()), {"encoding": "hexadecimal"}) == (expected, [False] * len(numbers))
-    texts[at % len(texts)] = "12345x78"
+    texts[at % len(texts)] = "x" * length
     _, bad = _encode(pa.array(texts), {"encoding": "hexadecimal"})
     assert bad == [i == at % len(texts) for i in range(len(texts))]
 
