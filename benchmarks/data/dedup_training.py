@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.common.child import one_core
 from benchmarks.common.figures import Figure, interleave, ratio, run_benchmark
@@ -38,7 +39,7 @@ from torch.nn import functional
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.data.deduplicating.dedupe_factor import WORTH_ABOVE
-from elastrec.platform.data.deduplicating.deduplication import deduplicate_jagged
+from elastrec.platform.data.deduplicating.deduplication import deduplicate
 from elastrec.trainers.deduplication import (
     AttentionPooling,
     DeduplicatedBags,
@@ -95,7 +96,8 @@ def make_batch(rows: int, repeats: int, seed: int) -> Batch:
         lengths=torch.from_numpy(lengths_S[session_B].astype(np.int32)),
         stride=rows,
     )
-    group = deduplicate_jagged({"history": (plain.values().numpy(), plain.offsets().numpy().astype(np.int64))})
+    offsets = pa.array(plain.offsets().numpy().astype(np.int64))
+    group = deduplicate({"history": pa.LargeListArray.from_arrays(offsets, pa.array(plain.values().numpy()))})
     return Batch(
         plain,
         DeduplicatedFeatures(None, (InverseKeyedJaggedTensor.from_numpy(group),)),

@@ -29,8 +29,10 @@ _JOINT_ROWS = 1.05
 """Limit of a group's distinct rows, as a multiple of those of its least changing feature."""
 
 
-def dedupe_length(mean_length: float, batch_rows: float, samples_per_session: float, same_share: float) -> float:
-    """DedupeLen(f) = l(f)·B·(1 − (S−1)/S·d(f)): remaining numbers of a batch (RecD §4.2).
+def dedupe_factor(samples_per_session: float, same_share: float) -> float:
+    """DedupeFactor(f) = l(f)·B / DedupeLen(f) with DedupeLen(f) = l(f)·B·(1 − (S−1)/S·d(f)) (RecD §4.2).
+
+    Infinite only for a session of infinite length.
 
     Raises:
         DataError: S below 1, or d(f) outside 0 to 1.
@@ -39,12 +41,7 @@ def dedupe_length(mean_length: float, batch_rows: float, samples_per_session: fl
         raise DataError(f"samples_per_session: {samples_per_session} is not allowed; allowed: 1 and above")
     if not 0 <= same_share <= 1:
         raise DataError(f"same_share: {same_share} is not allowed; allowed: 0 to 1")
-    return mean_length * batch_rows * (1 - (samples_per_session - 1) / samples_per_session * same_share)
-
-
-def dedupe_factor(samples_per_session: float, same_share: float) -> float:
-    """DedupeFactor(f) = l(f)·B / DedupeLen(f); l(f) and B cancel. Infinite only for a session of infinite length."""
-    left = dedupe_length(1.0, 1.0, samples_per_session, same_share)
+    left = 1 - (samples_per_session - 1) / samples_per_session * same_share
     return 1 / left if left else float("inf")
 
 

@@ -61,17 +61,6 @@ class InverseJagged:
         """int64 [K, U]."""
         return np.diff(self.offsets).reshape(len(self.keys), self.distinct_rows)
 
-    @property
-    def plain_values(self) -> int:
-        """Numbers of the plain form."""
-        row_U = np.bincount(self.inverse_lookup, minlength=self.distinct_rows)
-        return int((self.lengths @ row_U).sum())
-
-    @property
-    def factor(self) -> float:
-        """DedupeFactor: numbers of the plain form per number of this one; 1 where there are none (RecD §4.2)."""
-        return self.plain_values / len(self.values) if len(self.values) else 1.0
-
     def feature(self, key: str) -> tuple[Values, Longs]:
         """Values [L_k] and offsets int64 [U + 1] of one feature's distinct rows, without a copy of the values.
 
@@ -142,17 +131,9 @@ def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
     Raises:
         DataError: there is no column, or one has nulls, or another type, length or type of numbers than the rest.
     """
-    return deduplicate_jagged({key: jagged_parts(column, key) for key, column in columns.items()})
-
-
-def deduplicate_jagged(parts: Mapping[str, tuple[Values, Longs]]) -> InverseJagged:
-    """One group out of (values [L_k], offsets int64 [B + 1]) per feature.
-
-    Raises:
-        DataError: there is no feature, or one has another number of rows or other numbers than the rest.
-    """
-    if not parts:
+    if not columns:
         raise DataError("group: no feature is not allowed; allowed: one feature or more")
+    parts = {key: jagged_parts(column, key) for key, column in columns.items()}
     _check_alike(parts)
     codes, count = group_codes([row_codes(*part) for part in parts.values()])
     first = first_rows(codes, count)
@@ -202,13 +183,22 @@ def distinct_in_batches(codes: NDArray[np.int32], batch_rows: int) -> int:
 def take_rows(values: Values, offsets: Longs, rows: NDArray[Any]) -> tuple[Values, Longs]:
     """The rows of a jagged array that `rows` names, in that order: values and offsets int64 [len(rows) + 1]."""
     begins = offsets[:-1][rows]
-    lengths = offsets[1:][rows] - begins
-    taken = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    return slices(values, begins, offsets[1:][rows] - begins)
+
+
+def slices(values: Values, begins: Longs, lengths: Longs) -> tuple[Values, Longs]:
+    """Slices of an array as a jagged array: values, and offsets int64 [slices + 1]."""
+    taken = offsets_of(lengths)
     if len(lengths) and taken[-1] == len(lengths) and bool((lengths == 1).all()):
         return values[begins], taken
     index = np.arange(taken[-1])
     index += np.repeat(begins - taken[:-1], lengths)
     return values[index], taken
+
+
+def offsets_of(lengths: NDArray[Any]) -> Longs:
+    """Offsets int64 [rows + 1], beginning at 0, of lists of these lengths."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
 
 
 def joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:

@@ -19,7 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import check_groups, first_rows, group_codes, row_codes
+from elastrec.platform.data.deduplicating.deduplication import (
+    check_groups,
+    first_rows,
+    group_codes,
+    offsets_of,
+    row_codes,
+)
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.specs.errors import DataError
 
@@ -174,8 +180,7 @@ def column_codes(column: pa.Array, name: str) -> tuple[NDArray[np.int32], int]:
         return _value_codes(column, name)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         raise DataError(f"feature {name!r}: {kind} cannot be deduplicated; allowed: values, or lists of them")
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))
+    offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64))
     inner = column.flatten()
     values: NDArray[Any]
     if pa.types.is_int64(inner.type) and not inner.null_count:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import Longs, Values
+from elastrec.platform.data.deduplicating.deduplication import Longs, Values, offsets_of
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.features.steps import Column
 from elastrec.platform.data.reading.ids import encode_ids, integer_ids
-from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, usable_numbers
+from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, trimmed, usable_numbers
 from elastrec.platform.specs.errors import DataError
 
 Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
@@ -99,8 +99,7 @@ def _lists(values: pa.Array, reading: Reading, separator: str, mark: Marker) -> 
         wrong_B[row_L[wrong_L]] = True
         mark(reading.column, values, wrong_B, expected)
     if missing_L.any():
-        kept = np.concatenate(([0], np.cumsum(~missing_L)))
-        value_L, offsets = value_L[~missing_L], kept[offsets]
+        value_L, offsets = value_L[~missing_L], offsets_of(~missing_L)[offsets]
     return Column(value_L, offsets)
 
 
@@ -110,13 +109,11 @@ def _gaps(values: pa.Array) -> NDArray[np.bool_]:
         values = values.dictionary_decode()
     if pa.types.is_null(values.type):
         return np.ones(len(values), np.bool_)
-    missing_B = missing_of(values)
     if is_text(values.type):
-        blank = pc.equal(pc.utf8_trim_whitespace(values.cast(pa.string())), "")
-        return missing_B | np.asarray(pc.fill_null(blank, False))
+        return missing_of(trimmed(values))
     if pa.types.is_floating(values.type):
-        return missing_B | np.asarray(pc.fill_null(pc.is_nan(values), False))
-    return missing_B
+        return np.asarray(pc.fill_null(pc.is_nan(values), True))
+    return missing_of(values)
 
 
 def _list_parts(values: pa.Array, column: str, separator: str) -> tuple[Longs, pa.Array]:
@@ -133,4 +130,4 @@ def _list_parts(values: pa.Array, column: str, separator: str) -> tuple[Longs, p
         )
     lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0), np.int64)
     # flatten() omits the values of null lists, so that lengths and elements agree.
-    return np.concatenate(([0], np.cumsum(lengths))), values.flatten()
+    return offsets_of(lengths), values.flatten()

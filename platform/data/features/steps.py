@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import Longs, Values, row_codes, take_rows
+from elastrec.platform.data.deduplicating.deduplication import Longs, Values, offsets_of, row_codes, slices, take_rows
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
@@ -86,7 +86,7 @@ class FillNull(_AnyNumber):
         lengths = np.diff(column.offsets)
         if lengths.all():
             return column
-        offsets = _offsets(np.maximum(lengths, 1))
+        offsets = offsets_of(np.maximum(lengths, 1))
         values = np.full(offsets[-1], self.value, column.values.dtype)
         values[np.arange(len(column.values)) + np.repeat(offsets[:-1] - column.offsets[:-1], lengths)] = column.values
         return Column(values, offsets)
@@ -203,9 +203,7 @@ class Keep(_AnyNumber):
         kept = np.minimum(lengths, self.count)
         if np.array_equal(kept, lengths):
             return column
-        begins = offsets[:-1] if self.is_first else offsets[1:] - kept
-        cut = _offsets(kept)
-        return Column(column.values[np.arange(cut[-1]) + np.repeat(begins - cut[:-1], kept)], cut)
+        return Column(*slices(column.values, offsets[:-1] if self.is_first else offsets[1:] - kept, kept))
 
 
 @dataclass(frozen=True)
@@ -270,7 +268,3 @@ _PRIME = np.uint64(0x9FB21C651E98DF25)
 
 def _rotated(x: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
     return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
-
-
-def _offsets(lengths: Longs) -> Longs:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths)))

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, plain_numbers
+from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, plain_numbers, trimmed
 from elastrec.platform.specs.errors import DataError
 
 Ids = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]
@@ -104,17 +104,15 @@ def integer_ids(values: pa.Array, missing: int) -> NDArray[np.int64] | None:
 
 
 def _integers_of_text(values: pa.Array, column: str) -> Ids:
-    text = values if pa.types.is_string(values.type) else values.cast(pa.string())
+    text = values.cast(pa.string())
     try:
         return _integers(text.cast(pa.int64()), column)
     except pa.ArrowInvalid:
-        pass
-    text = pc.utf8_trim_whitespace(text)
-    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+        text = trimmed(text)
     missing_B = missing_of(text)
     integral = pc.fill_null(pc.match_substring_regex(text, _INTEGER), True)
     wrong_B = ~np.asarray(integral)
-    text = pc.if_else(integral, text, pa.scalar(None, pa.string()))
+    text = pc.if_else(integral, text, None)
     text = pc.replace_substring_regex(pc.utf8_ltrim(text, "+"), r"\.0*$", "")
     try:
         return np.asarray(pc.fill_null(text.cast(pa.int64()), 0)), missing_B, wrong_B

@@ -125,14 +125,18 @@ def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDAr
     return value_B, missing_B, np.isnan(value_B)
 
 
+def trimmed(values: pa.Array) -> pa.StringArray:
+    """Text without white space around it; null where nothing is left."""
+    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    return pc.if_else(pc.equal(text, ""), None, text)
+
+
 def _parse(values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    text = values.cast(pa.string()) if not pa.types.is_string(values.type) else values
-    text = pc.utf8_trim_whitespace(text)
-    text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+    text = trimmed(values)
     missing_B = missing_of(text)
     number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), True)
     wrong_B = ~np.asarray(number)
-    text = pc.if_else(number, text, pa.scalar(None, pa.string()))
+    text = pc.if_else(number, text, None)
     # The parser knows no leading plus sign.
     text = pc.utf8_ltrim(text, "+")
     value_B = np.asarray(pc.fill_null(text.cast(pa.float64()), 0.0))

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import structlog
 
 from elastrec.platform.data.convert import rows_as_written
@@ -82,9 +81,13 @@ def publish(
     rows_P = np.zeros(described.partitions, np.int64)
     size = 0
     for table in rows_as_written(data, manifest, ledger):
-        keys, code_B = session_keys(_sessions(table, form.session, text))
+        sessions = _session_column(combined(table[form.session]), form.session)
+        if text:
+            sessions = sessions.cast(pa.string())
+        keys, code_B = session_keys(sessions)
         partition_B = partitions_of(keys, described.partitions)[code_B]
-        messages = form.messages(_with_sessions(table, form.session, text))
+        place = table.schema.get_field_index(form.session)
+        messages = form.messages(table.set_column(place, form.session, sessions))
         sender.send([keys[code] for code in code_B.tolist()], messages, partition_B.tolist())
         rows_P += np.bincount(partition_B, minlength=described.partitions)
         size += sum(map(len, messages))
@@ -212,12 +215,3 @@ def _session_column(column: pa.Array, name: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise DataError(f"data.session: {name!r} holds numbers that are no signed 64-bit integers ({error})") from error
     raise DataError(f"data.session: column {name!r} is a {column.type}; allowed: integers or text")
-
-
-def _sessions(table: pa.Table, name: str, text: bool) -> pa.Array:
-    column = _session_column(combined(table[name]), name)
-    return pc.cast(column, pa.string()) if text else column
-
-
-def _with_sessions(table: pa.Table, name: str, text: bool) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, _sessions(table, name, text))

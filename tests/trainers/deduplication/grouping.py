@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplicating.deduplication import deduplicate_jagged
+from elastrec.platform.data.deduplicating.deduplication import deduplicate
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
 
 
@@ -18,5 +19,5 @@ def grouped(features: KeyedJaggedTensor, keys: Sequence[str]) -> InverseKeyedJag
     for key in keys:
         k, rows = features.keys().index(key), features.stride()
         bounds = offsets[k * rows : (k + 1) * rows + 1]
-        parts[key] = (values[bounds[0] : bounds[-1]], bounds - bounds[0])
-    return InverseKeyedJaggedTensor.from_numpy(deduplicate_jagged(parts))
+        parts[key] = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values))
+    return InverseKeyedJaggedTensor.from_numpy(deduplicate(parts))

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from elastrec.platform.data.deduplicating.dedupe_factor import (
     FeatureSample,
     dedupe_factor,
-    dedupe_length,
     feature_factor,
     measured_factor,
     propose,
@@ -34,7 +33,7 @@ def _sample(codes: np.ndarray, lengths: int | np.ndarray = 20) -> FeatureSample:
 
 
 def test_the_formula_gives_the_papers_numbers() -> None:
-    assert dedupe_length(100, 4096, 16.5, 0.9) == pytest.approx(100 * 4096 * (1 - 15.5 / 16.5 * 0.9))
+    assert dedupe_factor(16.5, 0.9) == pytest.approx(1 / (1 - 15.5 / 16.5 * 0.9))
     assert dedupe_factor(1, 1) == 1
     assert dedupe_factor(16, 1) == pytest.approx(16)
     assert dedupe_factor(16, 0) == 1

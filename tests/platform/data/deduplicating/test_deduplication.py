@@ -83,10 +83,6 @@ def test_extreme_batches_are_restored_exactly(rows: list[list[int]]) -> None:
     assert _expanded(deduplicate({"a": list_column(rows)})) == {"a": rows}
 
 
-def test_a_feature_without_any_id_has_factor_one() -> None:
-    assert deduplicate({"a": list_column([[], []])}).factor == 1.0
-
-
 @pytest.mark.parametrize("constant", [True, False])
 def test_lists_of_a_million_ids_take_linear_time(constant: bool) -> None:
     long = np.zeros(10**6, np.int64) if constant else np.arange(10**6)
