@@ -1,4 +1,4 @@
-"""BadRowLedger: how many rows of a job cannot be used, and when that is too many."""
+"""BadRowLedger: counts unusable rows and enforces the limit of the job file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastrec.platform.specs.errors import DataError
 
 
 class BadRowLedger:
-    """Counts bad rows, each once however often it is read, and refuses where the job file says so."""
+    """Counts bad rows, each once, also if it is read several times; raises if the job file does not allow them."""
 
     def __init__(self, policy: BadRows) -> None:
         self._policy = policy

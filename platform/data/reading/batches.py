@@ -44,7 +44,7 @@ def _rows_of(column: pa.FixedSizeListArray) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class JaggedIds:
-    """Ids of all sparse features, feature by feature, as a KeyedJaggedTensor holds them; not to be written to.
+    """Ids of all sparse features, feature by feature, as in a KeyedJaggedTensor; read-only.
 
     Attributes:
         keys: F feature names.
@@ -60,7 +60,7 @@ class JaggedIds:
 
     @classmethod
     def single(cls, keys: tuple[str, ...], ids_FB: NDArray[np.int64]) -> JaggedIds:
-        """Ids [F, B] of features with one each; not copied where they lie side by side."""
+        """Ids [F, B] of features with one id per row; adjacent ids are not copied."""
         return cls(keys, ids_FB.reshape(-1), _ones(*ids_FB.shape), True)
 
 
@@ -73,8 +73,8 @@ class Minibatch:
             train).
         end_offset: rows of the split up to the end of these, bad ones included.
         ends_split: no rows follow.
-        position: where to go on reading behind these, in the source's own words; empty: `end_offset` says it.
-        ids: `ids_of(batch)` where the reader has them already; None: not at hand.
+        position: where to continue reading, in the form of the source; empty: `end_offset` is enough.
+        ids: `ids_of(batch)`, if the reader already has them.
     """
 
     batch: pa.RecordBatch
@@ -86,9 +86,9 @@ class Minibatch:
 
 def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     """The sparse features of a batch (all columns but label and dense)."""
-    wanted, keys = _sparse_columns(tuple(batch.schema.names))
+    places, keys = _sparse_columns(tuple(batch.schema.names))
     rows = batch.num_rows
-    sparse = batch.select(wanted)
+    sparse = batch.select(places)
     matrix_BF = _matrix(sparse)
     if matrix_BF is not None:
         return JaggedIds.single(keys, matrix_BF.T)
@@ -106,8 +106,8 @@ def ids_of(batch: pa.RecordBatch) -> JaggedIds:
 @functools.lru_cache(maxsize=16)
 def _sparse_columns(names: tuple[str, ...]) -> tuple[list[int], tuple[str, ...]]:
     """Positions and names of the sparse features among a batch's columns; they are the same batch after batch."""
-    wanted = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
-    return wanted, tuple(names[index] for index in wanted)
+    places = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
+    return places, tuple(names[index] for index in places)
 
 
 @functools.lru_cache(maxsize=4)
@@ -119,9 +119,9 @@ def _ones(features: int, rows: int) -> NDArray[np.int32]:
 
 
 def _matrix(sparse: pa.RecordBatch) -> NDArray[np.int64] | None:
-    """Ids [B, F], column after column in memory; None when a feature is a list.
+    """Ids [B, F], column after column in memory; None if a feature is a list.
 
-    One call for all columns: one for each costs more than the copy of a minibatch's ids.
+    One call for all columns: a call for each column would cost more than the copy of a minibatch's ids.
     """
     if not sparse.num_columns or not sparse.num_rows:
         return None

@@ -60,11 +60,11 @@ class Mark(NamedTuple):
     expected: str
 
     def bad_row(self, row: int) -> BadRow:
-        """Why a row that is wrong here is bad."""
+        """The reason for one of the wrong rows."""
         return BadRow(row, self.column, _shown(self.values[row]), self.expected)
 
     def expanded(self, code_B: NDArray[np.int32]) -> Mark:
-        """The same for rows that are given by their numbers among these."""
+        """The mark of the rows whose values are `values[code_B]`."""
         return Mark(self.column, self.values.take(pa.array(code_B)), self.wrong_B[code_B], self.expected)
 
 
@@ -91,7 +91,7 @@ class EncodedRows:
 
     @property
     def first_bad(self) -> BadRow | None:
-        """Why the first bad row is bad; None: no row is."""
+        """The first bad row and the reason; None: there is none."""
         firsts = [mark.bad_row(int(np.argmax(mark.wrong_B))) for mark in self.marks]
         return min(firsts, key=lambda bad: bad.row, default=None)
 
@@ -107,7 +107,7 @@ class EncodedRows:
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
     def bad_rows(self) -> dict[int, BadRow]:
-        """Why each bad row is bad, by its number; of a row that is bad in several columns the first of them."""
+        """The reason for each bad row, by its number: that of the first column in which it is bad."""
         bad: dict[int, BadRow] = {}
         for mark in self.marks:
             for row in np.flatnonzero(mark.wrong_B).tolist():
@@ -121,8 +121,8 @@ class ReadRows:
     """Raw columns after `RowEncoder.read`, before any step.
 
     Attributes:
-        target_BT: labels and weight as they come out; None without.
-        columns: every way in which a column is read, once.
+        target_BT: labels and weight; None without.
+        columns: one for every way in which a column is read.
         raw: the raw columns.
         marks: bad rows that were found until now.
     """
@@ -139,18 +139,18 @@ class ReadRows:
         return _marked(self.marks, self.rows)
 
     def take(self, rows: Longs) -> ReadRows:
-        """The rows with these numbers as rows of sparse features alone; what is wrong with them is left behind."""
+        """The rows with these numbers, with sparse features only and without marks."""
         columns = {reading: column.take(rows) for reading, column in self.columns.items()}
         return ReadRows(len(rows), None, columns, {})
 
     def mark(self, column: str, values: pa.Array, wrong_B: NDArray[np.bool_], expected: str) -> None:
-        """Note rows that cannot be used."""
+        """Marks rows as bad."""
         if wrong_B.any():
             self.marks.append(Mark(column, values, wrong_B, expected))
 
 
 class _OnDemand(dict[Reading, Column]):
-    """Columns that are read when they are first asked for; those of several features are kept."""
+    """Columns that are read at their first use; those that several features use are kept."""
 
     def __init__(self, read: Callable[[Reading], Column], shared: Collection[Reading]) -> None:
         super().__init__()
@@ -243,8 +243,8 @@ class RowEncoder:
     def _begun(
         self, rows: pa.Table | pa.RecordBatch, *, with_label: bool
     ) -> tuple[ReadRows, Callable[[Reading], Column]]:
-        """Rows of which no feature's column is read, and what reads one."""
-        # Once for all: asking a table by name costs more than most columns do.
+        """Rows without columns of features, and the function that reads one of these columns."""
+        # Looking up a column of a table by name costs more than encoding most columns.
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         rows_read = ReadRows(rows.num_rows, None, {}, columns)
         if with_label:
@@ -262,9 +262,9 @@ class RowEncoder:
         numbers = [self._numbers(name, read, made) for name in self._dense]
         dense_BI = np.empty((read.rows, len(numbers)), np.float32)
         for first in range(0, read.rows, _DENSE_ROWS):
-            room_BI = dense_BI[first : first + _DENSE_ROWS]
+            block_BI = dense_BI[first : first + _DENSE_ROWS]
             for i, float_B in enumerate(numbers):
-                room_BI[:, i] = float_B[first : first + _DENSE_ROWS]
+                block_BI[:, i] = float_B[first : first + _DENSE_ROWS]
         ids = {
             feature.name: _cut(self._made(feature.name, read, made), self._hash_sizes.get(feature.table_name))
             for feature in self._sparse
@@ -272,13 +272,13 @@ class RowEncoder:
         return EncodedRows(read.target_BT, dense_BI, ids, read.marks)
 
     def source(self, name: str, read: ReadRows) -> Column:
-        """What the steps of a feature that crosses nothing begin with."""
+        """The column to which the steps of a feature without a cross are applied."""
         [source] = self._plans[name].sources
         assert isinstance(source, Reading)
         return read.columns[source]
 
     def _made(self, name: str, read: ReadRows, made: dict[str, Column]) -> Column:
-        """A feature after its steps; `made` holds those that a cross may ask for again."""
+        """A feature after its steps; `made` contains features that crosses use, after theirs."""
         if name in made:
             return made[name]
         plan = self._plans[name]
@@ -345,13 +345,13 @@ def _rows_of(matrix: NDArray[np.float32]) -> pa.FixedSizeListArray:
 
 
 def _cut(column: Column, hash_size: int | None) -> Column:
-    """A sparse feature after its steps with nothing missing, and below the hash size."""
+    """A sparse feature after its steps, with the id of missing values, modulo the hash size."""
     if column.missing is not None:
         column = FillNull(MISSING_ID)(column)
     return column if hash_size is None else replace(column, values=np.remainder(column.values, np.int64(hash_size)))
 
 
-# Side by side in memory, all numbers of these rows fit into the cache of one core.
+# The numbers of so many rows fit into the cache of one core.
 _DENSE_ROWS = 16_384
 _LOG1P = (Log1p(),)
 # Counts below it: a table that fits into the processor's cache.
@@ -364,12 +364,12 @@ def _log1p_table() -> NDArray[np.float32]:
 
 
 def _log1p_of_counts(values: pa.Array, missing: float) -> NDArray[np.float32] | None:
-    """float32 [B], the logarithm of counts by a table, ten times as fast; None unless all are small counts."""
+    """float32 [B], log(1 + count) from a table, which is ten times as fast; None unless all counts are small."""
     count_B = plain_numbers(values)
     if count_B is None or count_B.dtype.kind != "i":
         return None
     if values.null_count:
-        # What lies under an empty field is arbitrary.
+        # The memory of an empty field has an arbitrary value.
         valid_B = valid_bytes(values)
         count_B = count_B & valid_B
     place_B = count_B.view(f"u{count_B.dtype.itemsize}")

@@ -1,6 +1,6 @@
 """The compiled loop of the reader: arrays in, arrays out; no files and no columns.
 
-Loaded where a window is read and nowhere before: numba alone takes half a second.
+Imported at the first window, because numba alone takes half a second.
 
 Legend of shapes: N rows of a window, K minibatches, B rows of a minibatch, F sparse features of single ids.
 """
@@ -22,7 +22,7 @@ def spread(source_N, order, out_KB):  # type: ignore[no-untyped-def]
 
     Args:
         source_N: [N], 8 bytes each.
-        order: uint32 [K * B], below N. Unsigned, for a negative one would have to be looked for.
+        order: uint32 [K * B], below N; unsigned, so that numba does not handle negative indexes.
         out_KB: [K, B].
     """
     rows = out_KB.shape[1]
@@ -33,8 +33,8 @@ def spread(source_N, order, out_KB):  # type: ignore[no-untyped-def]
 
 
 def load() -> None:
-    """Loads or compiles every kernel for the arrays that windows give them."""
-    # Ids are a file's own, read-only, or made by a step; rows of several minibatches lie apart, of a single one not.
+    """Loads or compiles every kernel for all kinds of arrays of windows."""
+    # Ids are in a file's memory, read-only, or results of a step; several minibatches are not contiguous, one is.
     for batches in (1, 2):
         ids_KFB = np.zeros((batches, 2, 1), np.int64)
         for is_writeable in (True, False):

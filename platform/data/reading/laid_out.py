@@ -1,8 +1,8 @@
-"""Memory that holds minibatches one behind the other, each in the form of an Arrow message.
+"""Run: consecutive minibatches in one block of memory, each in the form of an Arrow message.
 
-A minibatch of many columns costs more to build array by array than its rows cost to copy; Arrow reads all columns of
-a message at once, without a copy. The ids of a message lie feature after feature, as a KeyedJaggedTensor wants them.
-Lists have no fixed place: they join a batch as arrays of their own.
+Building a minibatch of many columns array by array costs more than copying its rows; Arrow reads all columns of a
+message at once, without a copy. The ids of a message are in the order of a KeyedJaggedTensor: feature by feature. Lists
+have no fixed size and are added to a batch as separate arrays.
 
 Legend of shapes: K batches, B rows of a batch, T labels and weights, I dense features, F sparse features of single ids.
 """
@@ -23,8 +23,8 @@ from elastrec.platform.data.reading.encode import DENSE, LABEL
 
 @dataclass(frozen=True)
 class BatchForm:
-    """The columns of a batch that have a fixed place: how many labels with weights and dense features, the names of
-    sparse ones with single ids."""
+    """The columns of a batch with a fixed size: the number of labels and weights, the number of dense features, and the
+    names of sparse features with single ids."""
 
     targets: int
     dense: int
@@ -40,10 +40,10 @@ class BatchForm:
 
 @dataclass(frozen=True)
 class _Message:
-    """Where things lie in the message of a batch; numbers are bytes from its begin.
+    """The layout of a batch's message: its size and the offsets of its columns, in bytes.
 
     Attributes:
-        head: what comes before the first column, the same for all batches of as many rows.
+        head: the bytes before the first column, equal for all batches with the same number of rows.
     """
 
     head: bytes
@@ -55,7 +55,7 @@ class _Message:
 
 @functools.lru_cache(maxsize=64)
 def _message(form: BatchForm, rows: int) -> _Message:
-    """Asks Arrow itself, once for each number of rows."""
+    """The layout that Arrow gives to a batch of so many rows."""
     several = form.targets > 1
     columns: list[pa.Array] = [_zeros(rows, form.targets) if several else pa.array(np.zeros(rows, np.float32))]
     if form.dense:
@@ -80,10 +80,10 @@ def _data(values: pa.Array) -> int:
 
 
 class Run:
-    """Room for `batches` minibatches of `rows` rows each, at least one.
+    """Memory for one or more minibatches of `rows` rows each; fill its arrays before `record_batches`.
 
     Attributes:
-        target_KBT: float32 [K, B, T], to be filled, as the others.
+        target_KBT: float32 [K, B, T].
         dense_KBI: float32 [K, B, I].
         ids_KFB: int64 [K, F, B].
     """
@@ -104,9 +104,9 @@ class Run:
         return np.ndarray((self.batches, *shape), dtype, self._memory, offset, strides)
 
     def record_batches(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """The minibatches and the ids of each, [F, B], as views of this memory, read-only: fill it before."""
+        """The minibatches and the ids of each, [F, B], as read-only views of this memory."""
         schema = self._form.schema()
-        # Who reads a batch must not change what others see of the same memory.
+        # Several readers may share the memory of a batch.
         for array in (self._memory, self.ids_KFB):
             array.flags.writeable = False
         memory = pa.py_buffer(self._memory)

@@ -16,7 +16,7 @@ _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
 
 def combined(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One contiguous array, dictionaries decoded only by those who cannot use them."""
+    """One contiguous array; dictionaries are not decoded."""
     if isinstance(values, pa.ChunkedArray):
         return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
     return values
@@ -32,7 +32,7 @@ def is_text(type_: pa.DataType) -> bool:
     )
 
 
-# pyarrow's own translation loads pandas, in every process that reads or measures.
+# pyarrow's to_pandas_dtype imports pandas.
 _PLAIN: dict[int, np.dtype[Any]] = {
     pa.type_for_alias(name).id: np.dtype(name)
     for name in (
@@ -49,7 +49,7 @@ def missing_of(values: pa.Array) -> NDArray[np.bool_]:
 
 
 def valid_bytes(values: pa.Array) -> NDArray[np.int8]:
-    """int8 [B]: 0 where the field is empty, else -1, which is all bits of a number."""
+    """int8 [B]: 0 where the field is empty, else -1, in which all bits are set."""
     if not values.null_count:
         return np.full(len(values), -1, np.int8)
     return np.negative(_validity(values).view(np.int8))
@@ -58,7 +58,7 @@ def valid_bytes(values: pa.Array) -> NDArray[np.int8]:
 def _validity(values: pa.Array) -> NDArray[np.uint8]:
     """uint8 [B]: 0 where the field is empty, else 1."""
     bitmap = values.buffers()[0]
-    if bitmap is None:  # unions and the like keep their nulls elsewhere
+    if bitmap is None:  # types such as unions have no bitmap of nulls
         return np.asarray(values.is_valid()).view(np.uint8)
     begin, skipped = divmod(values.offset, 8)
     bits = np.frombuffer(bitmap, np.uint8, (skipped + len(values) + 7) // 8, begin)
@@ -66,9 +66,9 @@ def _validity(values: pa.Array) -> NDArray[np.uint8]:
 
 
 def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
-    """The fields [B] as they lie in the column, arbitrary where they are empty; None unless integers or floats do.
+    """The memory of a column of integers or floats, [B], arbitrary where fields are empty; None for other types.
 
-    Read-only and without a copy: pyarrow's own ways fill the empty fields or convert first, a pass over memory each.
+    Read-only and without a copy; pyarrow's conversions first fill empty fields, which is another pass over memory.
     """
     dtype = _PLAIN.get(values.type.id)
     if dtype is None:
@@ -82,12 +82,12 @@ def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
 
 
 def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | None:
-    """Values float64 [B], `missing` where the field is empty; None when a field may be wrong or the type needs more."""
+    """Values float64 [B], `missing` where the field is empty; None if a field may be wrong, or for other types."""
     plain_B = plain_numbers(values)
     if plain_B is None:
         return None
     if values.null_count:
-        # Bit by bit, 0 where the field is empty. Whether it is cannot be foreseen: a branch costs thrice as much.
+        # 0 where the field is empty, by a bitwise AND: an unpredictable branch would cost three times as much.
         bits_B = plain_B.view(f"i{plain_B.dtype.itemsize}")
         valid_B = valid_bytes(values)
         value_B = np.bitwise_and(bits_B, valid_B).view(plain_B.dtype).astype(np.float64)
@@ -137,7 +137,7 @@ def _parse(values: pa.Array) -> tuple[NDArray[np.float64], NDArray[np.bool_], ND
     number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), True)
     wrong_B = ~np.asarray(number)
     text = pc.if_else(number, text, None)
-    # The parser knows no leading plus sign.
+    # Arrow's parser does not accept a leading plus sign.
     text = pc.utf8_ltrim(text, "+")
     value_B = np.asarray(pc.fill_null(text.cast(pa.float64()), 0.0))
     return value_B, missing_B, wrong_B

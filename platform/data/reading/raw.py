@@ -1,4 +1,4 @@
-"""RawReader: rows of a manifest as the files hold them, by random access, one bounded piece at a time."""
+"""RawReader: random access to the raw rows of a manifest, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
-# A piece of text fits into the processor's cache, and is what lies between two rows whose places are known.
+# A piece of text fits into the processor's cache, and is the text between two rows with known positions.
 _PIECE_ROWS = INDEX_ROWS
-# Row groups decoded by one call, which is faster than one by one, and encoded as one piece.
+# Rows of the row groups that one call decodes, which is faster than one by one.
 _DECODED_ROWS = 8 * _PIECE_ROWS
-# Neighbouring shards share a row group; keeping the last ones spares decoding it twice.
+# Consecutive shards share a row group, which need not be decoded twice if it is cached.
 _CACHED_GROUPS = 4
 _CACHED_BYTES = 64 * 2**20
 
@@ -45,9 +45,8 @@ class RawRows:
     """Consecutive rows of one file; `first_row` counts within the file.
 
     Attributes:
-        bad_lines: of lines that cannot be read (their label is null in `table`), by position, what was found and what
-            was expected.
-        stored: holds what `RawReader` was asked to keep deduplicated; None for a plain file.
+        bad_lines: by position, what was found in an unreadable line, whose label is null, and what was expected.
+        stored: the features that `RawReader` keeps deduplicated; None for a plain file.
     """
 
     table: pa.Table
@@ -57,7 +56,7 @@ class RawRows:
     stored: StoredRows | None = None
 
     def first_bad(self, encoded: EncodedRows) -> BadRow | None:
-        """Why the first bad row of these rows is bad: its line as a whole, or a column; None: no row is."""
+        """The first bad row of these rows, and whether its line or a column is the reason; None: there is none."""
         bad = encoded.first_bad
         if bad is None or bad.row not in self.bad_lines:
             return bad
@@ -65,19 +64,19 @@ class RawRows:
 
 
 class RawReader:
-    """Reads ranges of a manifest's rows with the columns that the job needs (all columns before a user's transform).
+    """Reads ranges of a manifest's rows with the columns that the job needs (all columns for a user's transform).
 
-    Numbers of text files come as float64 where every field of the piece is a number, else as text, so that the encoder
-    can say which row is bad. With a user's transform, label, weight and dense columns of text files are always float64
-    (NaN where the field is no number) and the others text.
+    Numbers in text files are read as float64 if every field of the piece is a number, otherwise as text, so that the
+    encoder can find the bad rows. With a user's transform, label, weight and dense columns of text files are always
+    float64 (NaN where a field is not a number) and the others text.
 
-    Of compressed text, each read unpacks what lies before its rows in the file: for readers from front to back only.
+    A read of compressed text decompresses the file from its beginning, so that ranges must be read in order.
 
     Args:
-        readings: the columns of the features that are wanted, each in the ways in which it is read.
+        readings: the ways in which the features read their columns.
         extra: further columns to read.
-        keep: features that stay in `RawRows.stored`, where the file holds their distinct rows only; everything else is
-            expanded, and all is before a user's transform.
+        keep: features that remain deduplicated, in `RawRows.stored`, if the file stores only their distinct rows. All
+            others are expanded, and so are all before a user's transform.
 
     Raises:
         DataError: the user's transform cannot be imported.
@@ -111,7 +110,7 @@ class RawReader:
         """Pieces of the range, in order.
 
         Args:
-            by_group: pieces of Parquet files are row groups; else several small ones may come as one piece.
+            by_group: pieces of Parquet files are row groups; otherwise, a piece may consist of several small ones.
 
         Raises:
             DataError: the range is outside the manifest, a file changed or vanished, or the transform's result is
@@ -132,18 +131,18 @@ class RawReader:
                 yield piece
 
     def _with_keys(self, table: pa.Table, file: DataFile) -> pa.Table:
-        """The rows with the columns that only the names of the file's folders hold."""
+        """The rows with the columns from the names of the file's folders."""
         for key, value in file.keys.items():
             if self._transform is not None or key in self._columns:
                 table = table.append_column(key, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
         return table
 
     def _stored_columns(self, file: DataFile) -> list[str]:
-        """What is needed of the columns that the file itself holds."""
+        """The needed columns that are in the file."""
         return [name for name in self._columns if name not in file.keys]
 
     def close(self) -> None:
-        """Forget open files and cached row groups."""
+        """Closes the open file and drops cached row groups."""
         self._open = None
         self._groups.clear()
 
@@ -160,7 +159,7 @@ class RawReader:
                 yield RawRows(table.slice(low - begin, high - low), file, low)
 
     def _runs_of(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
-        """As `_groups_of`, but whole row groups side by side are one piece. Others are kept for a neighbour."""
+        """As `_groups_of`, but adjacent whole row groups are one piece. Others are cached for the next shard."""
         run: list[int] = []
         run_first = first
         for index, begin, low, high in _overlaps(file, first, count):
@@ -194,9 +193,9 @@ class RawReader:
                 planned = PlannedFile(file)
                 parquet = pq.ParquetFile(
                     planned.stream,
-                    # Of use where each read is a request; of a local file it is one more copy.
+                    # Useful if each read is a request; for a local file it is another copy.
                     pre_buffer=not planned.is_local,
-                    # Distinct texts are hashed once each.
+                    # Each distinct text is hashed once.
                     read_dictionary=stored_names(
                         [name for name in self._texts if name not in file.keys], file.deduplicated
                     ),
@@ -217,9 +216,9 @@ class RawReader:
         except (pa.ArrowException, OSError) as error:
             opened, self._open = self._open, None
             if opened is not None:
-                opened[1].check_read()  # damaged, or written anew while it is read
+                opened[1].check_read()  # it may have been rewritten
             if len(groups) > 1:
-                # One by one, the damaged one says its number.
+                # One by one, so that the error names the damaged one.
                 return pa.concat_tables([self._decoded(file, [index]) for index in groups])
             raise DataError(f"{file.uri}: row group {groups[0]} cannot be read ({error})") from error
 
@@ -269,7 +268,7 @@ class RawReader:
 
 
 def _overlaps(file: DataFile, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Row groups with rows of a range: (number, its first row, first and end of the rows that are wanted)."""
+    """Row groups with rows of a range: (number, first row of the group, first and end of the range's rows in it)."""
     begin = 0
     for index, rows in enumerate(file.row_group_rows):
         low, high = max(first, begin), min(first + count, begin + rows)

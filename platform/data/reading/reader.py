@@ -1,4 +1,4 @@
-"""ShardReader: a shard's rows as trainer-ready batches, in an order that only the seed decides.
+"""ShardReader: a shard's rows as trainer-ready batches, in an order that depends only on the seed.
 
 Memory is bounded by a window of WINDOW_ROWS rows. A shard that fits into one window is shuffled as a whole; a larger
 one has its windows shuffled, and the rows inside each. A position counts rows of the shuffled shard, bad rows included,
@@ -72,7 +72,7 @@ class ShardReader:
     def read(
         self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
     ) -> Iterator[pa.RecordBatch]:
-        """As `minibatches`, the batches that have rows."""
+        """The batches of `minibatches` that have rows."""
         for minibatch in self.minibatches(
             start, length, seed=seed, shuffle=shuffle, offset=offset, batch_size=batch_size
         ):
@@ -82,14 +82,14 @@ class ShardReader:
     def minibatches(
         self, start: int, length: int, *, seed: int, shuffle: bool, offset: int = 0, batch_size: int
     ) -> Iterator[Minibatch]:
-        """Batches of at most `batch_size` rows; smaller where bad rows were skipped, and the last of the shard.
+        """Batches of `batch_size` rows; smaller if bad rows were skipped, and at the end of the shard.
 
-        A batch whose rows are all bad comes out with no rows, so that its position is not lost.
+        A batch whose rows are all bad has no rows, so that its position is not lost.
 
         Args:
             start, length: the shard's rows in the manifest.
             seed: of the shuffle.
-            offset: positions of the (shuffled) shard to leave out: they were trained before.
+            offset: number of positions of the (shuffled) shard to skip, because they were trained before.
 
         Raises:
             DataError: a bad row (or one too many, with `skip`), or a file that cannot be read.
@@ -118,12 +118,12 @@ class ShardReader:
                     parts, waiting = [], 0
 
     def read_raw(self, start: int, length: int) -> Iterator[pa.Table]:
-        """The rows as the files hold them, in file order, columns of the job only, before any user's transform."""
+        """The raw rows in file order, with the columns of the job, before any user's transform."""
         for piece in self._raw.read(start, length, transformed=False):
             yield piece.table
 
     def close(self) -> None:
-        """Let go of open files and cached rows."""
+        """Closes the open file and drops cached rows."""
         self._raw.close()
 
     def _encoded(self, shard: ShardRows, start: int, count: int) -> list[EncodedRows]:
@@ -184,12 +184,12 @@ ShardRows = PlainRows | DeduplicatedShard
 
 
 def _minibatch(shard: ShardRows, parts: list[WindowBatch], end_offset: int, *, ends_split: bool) -> Minibatch:
-    """What the windows' parts of a minibatch are together."""
+    """One minibatch out of its parts from one or several windows."""
     if len(parts) > 1:
         batch = shard.finish(pa.concat_batches([part.batch for part in parts]))
         return Minibatch(batch, end_offset, ends_split)
     batch = shard.finish(parts[0].batch)
-    # A finished batch that is another one has other columns.
+    # If the stage replaced the batch, its columns are others.
     ids = parts[0].ids if batch is parts[0].batch else None
     return Minibatch(batch, end_offset, ends_split, ids=ids)
 
@@ -206,9 +206,11 @@ def _windows(length: int, seed: int | None) -> Iterator[tuple[int, int, np.rando
 
 
 def _cuts(count: int, waiting: int, batch_size: int) -> list[int]:
-    """How `count` rows are cut into minibatches when `waiting` rows (fewer than a minibatch's) come before them.
+    """Sizes of the parts of minibatches in a window of `count` rows.
 
-    The first completes what waits, the last waits in its turn.
+    Args:
+        waiting: rows of an incomplete minibatch before the window, which the first part completes; the last part may
+            be incomplete again.
     """
     first = min(count, batch_size - waiting) if waiting else 0
     whole, last = divmod(count - first, batch_size)

@@ -1,7 +1,7 @@
-"""Source: where a worker's minibatches come from, whatever kind of stream they are a part of.
+"""Source: the interface through which a worker reads the splits of a stream.
 
-A kind of stream has a type of its own in `specs.splits`, which `open_source` knows, and a Source that reads it. What a
-split is and in which order splits are handed out is the master's; how one is read is known here alone.
+Each kind of stream has a type in `specs.splits` and a Source. The master cuts streams into splits and decides their
+order; only their Source knows how they are read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Source(Protocol):
     """Reads the splits of one stream; used by one thread at a time."""
 
     def read(self, split: Split, offset: int, position: bytes, batch_size: int) -> Iterator[Minibatch]:
-        """Minibatches of a split from a place on that an earlier minibatch of it named, perhaps to another process.
+        """Minibatches of a split after an earlier minibatch, which another process may have read.
 
-        The same rows come in the same order in every process. The last minibatch, and no other, ends the split; it
-        has no rows where none are left.
+        Every process reads the same rows in the same order. Only the last minibatch ends the split; it may have no
+        rows.
 
         Args:
-            offset: rows that are left out; 0 with an empty position: none.
-            position: of the minibatch whose `end_offset` is `offset`.
+            offset: number of rows to skip.
+            position: of the minibatch whose `end_offset` is `offset`; empty with offset 0.
             batch_size: rows of a minibatch; the last one may have fewer.
 
         Raises:
@@ -39,12 +39,12 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Lets go of files and connections."""
+        """Closes files and connections."""
         ...
 
 
 class ManifestSource:
-    """Row ranges of a data manifest, read in the trainer's own process. Offsets say all, so positions are empty."""
+    """Row ranges of a data manifest, read in the worker's process. Offsets are enough, so that positions are empty."""
 
     def __init__(self, reader: ShardReader) -> None:
         self.reader = reader
@@ -60,19 +60,19 @@ class ManifestSource:
 
 
 def open_source(stream: ManifestStream, spec: JobSpec) -> Source:
-    """The source of a stream's minibatches for a job. Reads the manifest, which may be large.
+    """The source of a stream for a job. Reads the manifest, which may be large.
 
     Raises:
-        SpecError, DataError: see the readers; the manifest cannot be read.
+        SpecError, DataError: see `ShardReader`; or the manifest cannot be read.
     """
     return ManifestSource(reader_of(spec, read_manifest(stream.manifest)))
 
 
 def reader_of(spec: JobSpec, manifest: DataManifest) -> ShardReader:
-    """The reader of a job's rows, deduplicated where the job has groups.
+    """The reader of a job's rows.
 
     Raises:
-        SpecError, DataError: see the readers.
+        SpecError, DataError: see `ShardReader`; or steps of features are not fitted.
     """
     if unfitted := unfitted_features(spec.data):
         raise DataError(f"data.features: {unfitted} have steps that are not fitted; prepare the job first")

@@ -12,11 +12,11 @@ from elastrec.platform.specs.errors import DataError
 
 
 class Transform:
-    """A function of the user, imported by its path.
+    """A user's function, imported by its path.
 
     Args:
-        path: `package.module:function`, from a record batch to a record batch.
-        columns: that the result must have.
+        path: `package.module:function`; the function takes and returns a record batch.
+        columns: names of columns that the result must have.
 
     Raises:
         DataError: there is no such module or function.
@@ -36,7 +36,7 @@ class Transform:
             raise DataError(f"data.transform: {path} is a {type(self._function).__name__}; expected a function")
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """The rows after the function, which gets them as one record batch.
+        """The function's result for these rows, which it gets as one record batch.
 
         Raises:
             DataError: the function failed (with its traceback), or the result is no record batch, has another number

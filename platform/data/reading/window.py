@@ -1,11 +1,10 @@
-"""minibatches_of: the rows of one window, shuffled and laid out as minibatches, whatever their columns are.
+"""minibatches_of: shuffles the rows of one window and lays them out as minibatches.
 
-Each column is moved once, from where it was encoded to its rows' places in their minibatches: numbers and single ids
-into memory in the form of Arrow messages (`Run`), lists into one array of which every minibatch has a slice. Bad rows
-are left out on the way.
+Each column is copied once, from the encoded pieces to the minibatches: numbers and single ids into memory in the form
+of Arrow messages (`Run`), lists into one array of which every minibatch has a slice. Bad rows are omitted.
 
-Legend of shapes: N rows of the window, Q rows of the minibatches to be made, B rows of one of them, F sparse features
-of single ids.
+Legend of shapes: N rows of the window, Q rows of its minibatches, B rows of one minibatch, K minibatches, F sparse
+features of single ids.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ T = TypeVar("T", bound=np.generic)
 
 
 class WindowBatch(NamedTuple):
-    """Attributes:
-    batch: trainer-ready rows.
-    positions: rows of the window that they stand for, bad ones included.
-    ids: of the batch; None where it has lists, or no row.
+    """A minibatch, or the part of one in this window.
+
+    Attributes:
+        batch: trainer-ready rows.
+        positions: their number with bad rows included.
+        ids: of the batch; None if it has lists, or no row.
     """
 
     batch: pa.RecordBatch
@@ -42,13 +43,13 @@ class WindowBatch(NamedTuple):
 def minibatches_of(
     pieces: Sequence[EncodedRows], begin: int, order_N: NDArray[np.int64] | None, cuts: Sequence[int]
 ) -> Iterator[WindowBatch]:
-    """The minibatches of one window, one after the other. The rows are moved at once, so that pieces may go.
+    """The minibatches of one window. Rows are copied by the call itself, not by the iteration.
 
     Args:
-        pieces: its rows, at least one piece, all of the same columns and with labels.
-        begin: places of the order to leave out.
-        order_N: a permutation of the rows; None: as they come.
-        cuts: positions of each minibatch; they add up to N - begin.
+        pieces: at least one, all with the same columns and with labels.
+        begin: number of rows of the order to skip.
+        order_N: a permutation of the rows; None: the order of the pieces.
+        cuts: positions of each minibatch; their sum is N - begin.
     """
     bad_N = np.concatenate([piece.bad_B for piece in pieces])
     order_Q = np.arange(begin, len(bad_N)) if order_N is None else order_N[begin:]
@@ -88,11 +89,15 @@ def _handed_out(
     names: Sequence[str],
     counts: Sequence[tuple[int, int]],
 ) -> Iterator[WindowBatch]:
-    """The minibatches of runs, each with so many positions and rows."""
+    """The minibatches of runs.
+
+    Args:
+        counts: positions and rows of each minibatch.
+    """
     laid_out = (batch for run in runs for batch in run.record_batches())
     first = 0
     for positions, rows in counts:
-        # Runs have rows; a minibatch whose rows are all bad is made by itself.
+        # Runs have no minibatches without rows.
         batch, ids_FB = next(laid_out) if rows else (_empty(form), None)
         if lists:
             yield WindowBatch(_with_lists(batch, lists, names, first, rows), positions, None)
@@ -104,7 +109,7 @@ def _handed_out(
 def _with_lists(
     batch: pa.RecordBatch, lists: Mapping[str, pa.Array], names: Sequence[str], first: int, count: int
 ) -> pa.RecordBatch:
-    """The batch with its rows of the lists, sparse features in their order."""
+    """The batch with its slices of the lists, sparse features in the order of `names`."""
     before = batch.num_columns - (len(names) - len(lists))
     for index, name in enumerate(names):
         if name in lists:
@@ -117,24 +122,24 @@ def _empty(form: BatchForm) -> pa.RecordBatch:
 
 
 def _joined(parts: Sequence[NDArray[T]]) -> NDArray[T]:
-    """Side by side: picked from the parts themselves, each row would wait for memory."""
+    """One array: random access to it is faster than to the parts."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _place(source_N: NDArray[T], order_Q: NDArray[np.int64], rooms: Sequence[NDArray[T]]) -> None:
-    """Rows of one column to their places in the minibatches [K, B, ...]."""
+def _place(source_N: NDArray[T], order_Q: NDArray[np.int64], columns: Sequence[NDArray[T]]) -> None:
+    """Copies the rows of one column into the minibatches [K, B, ...] of runs."""
     begin = 0
-    for room_KB in rooms:
-        for room_B in room_KB:
-            end = begin + len(room_B)
-            # Without a check of each index, which are a permutation's: half the time.
-            np.take(source_N, order_Q[begin:end], axis=0, mode="clip", out=room_B)
+    for column_KB in columns:
+        for column_B in column_KB:
+            end = begin + len(column_B)
+            # The indexes of a permutation need no check, which would take as long as the copy.
+            np.take(source_N, order_Q[begin:end], axis=0, mode="clip", out=column_B)
             begin = end
 
 
 @functools.cache
 def _kernels() -> ModuleType:
-    # Here, for numba takes half a second to load.
+    # Imported here, because numba takes half a second.
     from elastrec.platform.data.reading import kernels
 
     return kernels

@@ -1,4 +1,4 @@
-"""CompressedText: text in a compressed file, read from front to back only."""
+"""CompressedText: sequential reading of a compressed text file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SKIPPED_BYTES = 2**20
 
 
 def codec_of(uri: str) -> str:
-    """Arrow's name of the codec that the file's name says; empty for plain text."""
+    """Arrow's name of the codec for the ending of a file's name; empty for plain text."""
     return next((codec for suffix, codec in _CODECS.items() if uri.endswith(suffix)), "")
 
 
 class CompressedText(io.RawIOBase):
-    """The plain bytes of a compressed file. `seek` goes forward only.
+    """The decompressed bytes of a file; `seek` is possible forward only.
 
     Args:
         stream: the compressed file; closed with this one.

@@ -1,8 +1,8 @@
 """libsvm (svmlight) text: `LABEL [qid:NUMBER] INDEX:VALUE INDEX:VALUE ...`, other indices in every row.
 
-What a row holds is offered as columns: the label under the name that the job file gives it, `qid`, `indices` and
-`values` (lists, side by side), and under each whole number, such as `7`, the value of that index, empty where the row
-does not have it. The label -1 is read as 0 where labels are binary. What follows `#` in a line is a comment.
+The columns are the label with its name in the job file, `qid`, the lists `indices` and `values`, and for each whole
+number, such as `7`, the value of that index, which is empty if the row does not have it. The label -1 is read as 0 if
+labels are binary. Text after `#` in a line is a comment.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from elastrec.platform.specs.features import Cross
 
 QID, INDICES, VALUES = "qid", "indices", "values"
 _PAIR = r"^(?P<index>qid|\d{1,18}):(?P<value>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)$"
-_SHOWN = 60
+_LONGEST_WORD = 60
 
 
 def libsvm_columns(data: TrainingData) -> list[str]:
-    """The columns of a libsvm file for a job: those that each has, and the indices that the job names."""
+    """The columns of a libsvm file for a job: those of every file, and the indices that the job names."""
     named = {feature.column_name for feature in data.described_features}
     for steps in data.features.values():
         named |= {name for step in steps if isinstance(step, Cross) for name in step.columns}
@@ -35,7 +35,7 @@ def libsvm_columns(data: TrainingData) -> list[str]:
 def parse_libsvm(
     block: bytes | memoryview, data: TrainingData, columns: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, tuple[str, str]]]:
-    """Columns of whole lines; and of lines that cannot be read (the label is null there) what was found and expected.
+    """Columns of whole lines, and what was found and expected in each unreadable line, whose label is null.
 
     Args:
         block: UTF-8.
@@ -52,7 +52,7 @@ def parse_libsvm(
     begins, flat = np.asarray(tokens.offsets)[:-1], tokens.flatten()
     is_pair = np.ones(len(flat), np.bool_)
     is_pair[begins] = False
-    # A line without any word has one empty token: a label that is missing.
+    # A line without a word has one empty token: a missing label.
     label = pc.if_else(pc.equal(flat.take(pa.array(begins)), ""), None, flat.take(pa.array(begins)))
     row_L = np.repeat(np.arange(len(lines)), np.diff(np.asarray(tokens.offsets)))[is_pair]
     pair = flat.filter(pa.array(is_pair))
@@ -92,16 +92,16 @@ def parse_libsvm(
 def _malformed(
     pair: pa.StringArray, wrong_L: NDArray[np.bool_], row_L: NDArray[np.int64]
 ) -> dict[int, tuple[str, str]]:
-    """Rows with something that is no pair, and what it is."""
-    found: dict[int, tuple[str, str]] = {}
+    """What was found and expected in rows with a word that is not a pair."""
+    malformed: dict[int, tuple[str, str]] = {}
     for place in np.flatnonzero(wrong_L).tolist():
-        shown = repr(pair[place].as_py())
-        found.setdefault(int(row_L[place]), (shown[:_SHOWN], "INDEX:VALUE, a whole number and a number"))
-    return found
+        word = repr(pair[place].as_py())
+        malformed.setdefault(int(row_L[place]), (word[:_LONGEST_WORD], "INDEX:VALUE, a whole number and a number"))
+    return malformed
 
 
 def _repeated(row_K: NDArray[np.int64], index_K: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(row, index) of what stands twice in a row."""
+    """(row, index) of indices that are twice in a row."""
     if bool(((np.diff(row_K) > 0) | (np.diff(index_K) > 0)).all()):
         return []
     order = np.lexsort((index_K, row_K))

@@ -1,4 +1,4 @@
-"""PlannedFile: a file of a manifest, open for reading, and the check that it still is the file that was planned."""
+"""PlannedFile: opens a file of a manifest and checks that it has not changed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class PlannedFile:
 
     Attributes:
         stream: the open file.
-        is_local: whether it lies in a local file system, where a file may change while it is open.
+        is_local: whether it is on a local file system, where a file may change while it is open.
 
     Raises:
-        DataError: the file is not the one that was planned.
+        DataError: the file has changed.
         OSError: it cannot be opened.
     """
 
@@ -35,14 +35,14 @@ class PlannedFile:
         self.is_local = isinstance(self._filesystem, pafs.LocalFileSystem)
         self.stream: pa.NativeFile = self._filesystem.open_input_file(self._path)
         try:
-            # After it was opened: a file that replaces this one in between is then noticed, too.
+            # After opening, so that a replacement in between is noticed, too.
             self._check()
         except BaseException:
             self.stream.close()
             raise
 
     def check_read(self) -> None:
-        """Checks again after a read. Objects of a store are replaced as a whole, and asked for once, when opened.
+        """Checks again after a read of a local file. Objects of a store are only replaced as a whole.
 
         Raises:
             DataError: the file has changed.
@@ -70,8 +70,8 @@ class PlannedFile:
 
     def _is_same_time(self, first_ns: int | None, second_ns: int | None) -> bool:
         if first_ns is None or second_ns is None:
-            return True  # there is nothing to compare
-        # Object stores list times with milliseconds and answer for one object with seconds.
+            return True
+        # Object stores give times in milliseconds for a listing and in seconds for one object.
         unit_ns = 1 if self.is_local else _SECOND_NS
         return first_ns // unit_ns == second_ns // unit_ns
 

@@ -1,8 +1,8 @@
-"""Text files (CSV, Criteo TSV with or without a header, libsvm): what the header says, and where rows begin.
+"""Text files (CSV, Criteo TSV with or without a header, libsvm): their columns, and the positions of their rows.
 
-Rows end with a line feed; blank lines are no rows, and of libsvm files none that begin with `#`. Random access looks
-for line feeds without parsing what is before them. With `csv.newlines_in_values` those inside quotation marks are part
-of a field: the number of quotation marks before them in their row is odd.
+Rows end with a line feed. Blank lines are not rows, nor are lines of libsvm files that begin with `#`. Random access
+searches line feeds without parsing. With `csv.newlines_in_values`, a line feed inside quotation marks is part of a
+field: the number of quotation marks before it in its row is odd.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastrec.platform.specs.errors import DataError
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 INDEX_ROWS = 16_384
-"""A manifest notes where every so-manieth row begins; a read wastes at most the scan of this many lines."""
+"""A manifest contains the position of each row with a multiple of this number; a read scans at most so many lines."""
 
 _SCAN_BYTES = 16 * 2**20
 _UNITS = {"utf-16-le": np.dtype("<u2"), "utf-16-be": np.dtype(">u2")}
@@ -39,11 +39,11 @@ class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How one text file is read.
 
     Attributes:
-        columns: names in file order; the label of a Criteo file bears the name that the job file gives it.
+        columns: names in file order; the label of a Criteo file has its name in the job file.
         row_offsets: byte position of the rows 0, INDEX_ROWS, 2 * INDEX_ROWS, ...
         end: byte position after the last row.
-        codec: of compressed text, see `codec_of`; positions count plain bytes.
-        encoding: of the characters; `utf-16` is resolved into one of its two orders of bytes.
+        codec: of compressed text, see `codec_of`; positions are those in the decompressed text.
+        encoding: of the characters; `utf-16-le` or `utf-16-be` instead of `utf-16`.
         newlines_in_values: whether quoted fields may hold line breaks.
         is_libsvm: the rows are those of `elastrec.platform.data.reading.files.libsvm`, without delimiter.
     """
@@ -135,7 +135,7 @@ def opened_text(stream: pa.NativeFile, codec: str) -> pa.NativeFile | Compressed
 
 
 def _units(block: bytes | memoryview, encoding: str) -> NDArray[Any]:
-    """The numbers of which one is a line feed."""
+    """The code units of a text."""
     dtype = _UNITS.get(encoding, np.dtype(np.uint8))
     return np.frombuffer(block, dtype, len(block) // dtype.itemsize)
 
@@ -150,12 +150,12 @@ def _row_ends(raw: NDArray[Any], newlines_in_values: bool) -> NDArray[np.int64]:
 
 
 def _is_open(raw: NDArray[Any]) -> bool:
-    """Whether a quoted field does not end."""
+    """Whether the last quoted field has no end."""
     return bool(np.count_nonzero(raw == ord('"')) % 2)
 
 
 def _line_starts(raw: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where lines begin that are not blank."""
+    """The beginnings of lines that are not blank."""
     if not len(raw):
         return np.empty(0, np.int64)
     if not len(ends) or ends[-1] != len(raw) - 1:
@@ -174,13 +174,13 @@ def parse_strings(
     numbers: frozenset[str],
     csv: CsvOptions,
 ) -> tuple[pa.Table, dict[int, int]]:
-    """Columns of whole lines as strings; and of lines with a wrong number of fields (all null there) that number.
+    """Columns of whole lines as strings, and the number of fields of each line with a wrong number, which is all null.
 
     Args:
-        numbers: columns whose decimal point becomes a dot.
+        numbers: columns whose decimal points are replaced by dots.
 
     Raises:
-        DataError: the text is no UTF-8.
+        DataError: the text is not UTF-8.
     """
     broken: dict[int, int] = {}
 
@@ -213,10 +213,10 @@ def parse_strings(
 def parse_typed(
     block: bytes | memoryview, layout: TextLayout, columns: list[str], numbers: frozenset[str], csv: CsvOptions
 ) -> pa.Table:
-    """Columns of whole lines, `numbers` as float64 and the others as strings; the fast way.
+    """Columns of whole lines, `numbers` as float64 and the others as strings; faster than `parse_strings`.
 
     Raises:
-        pyarrow.ArrowInvalid: some field is no number, or some line has a wrong number of fields.
+        pyarrow.ArrowInvalid: a field is not a number, or a line has a wrong number of fields.
     """
     types = {name: pa.float64() if name in numbers else pa.string() for name in columns}
     return _parse(block, layout, columns, types, None, csv)
@@ -232,7 +232,7 @@ def _parse(
 ) -> pa.Table:
     return pa.csv.read_csv(
         pa.BufferReader(block),
-        # One block: positions of broken lines are only known when the parser runs in order.
+        # One block: the numbers of broken lines are only known if the parser runs in order.
         read_options=pa.csv.ReadOptions(
             column_names=layout.columns, use_threads=False, block_size=max(len(block) + 1, 1024)
         ),
@@ -252,7 +252,7 @@ def _parse(
 
 
 def _with_dots(column: pa.ChunkedArray, point: str) -> pa.ChunkedArray:
-    """Texts of numbers whose decimal point is another character; one with a dot becomes unreadable."""
+    """Numbers with a dot as decimal point instead of `point`; text with a dot becomes an invalid number."""
     dotted = pa.compute.match_substring(column, ".")
     marked = pa.compute.binary_join_element_wise(column, pa.scalar(" (with a dot)"), "")
     return pa.compute.if_else(dotted, marked, pa.compute.replace_substring(column, point, "."))
@@ -262,7 +262,7 @@ def as_utf8(block: bytes | memoryview, encoding: str) -> bytes | memoryview:
     """Whole lines in UTF-8.
 
     Raises:
-        DataError: some byte is none of the encoding.
+        DataError: the bytes are not text in this encoding.
     """
     if encoding == "utf-8":
         return block
@@ -325,7 +325,7 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
 
 
 def _no_tabs(uri: str, line: str) -> DataError:
-    """What to write instead for a Criteo log that somebody saved with commas."""
+    """The error for a Criteo log that was saved with commas, with the correct settings."""
     cells = [cell.strip().strip('"') for cell in line.split(",")]
     label = next((cell for cell in cells if cell.lower() == "label"), None)
     remedy = (
