@@ -1,7 +1,7 @@
-"""Manifests: the exact rows of a job's data, listed and checked once, before anything starts.
+"""Manifests: lists of the files and rows of a job's data, made and checked before the job starts.
 
-Rows are numbered over the files in the manifest's order; a shard is a contiguous range of these numbers. Every pod
-reads the same manifest.
+Rows are numbered over the files in the manifest's order; a shard is a contiguous range of these numbers. All pods of a
+job read the same manifest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FILES_AT_ONCE = 4
 _TRIED_ROWS = 1_000
 
 Columns = list[tuple[str, str]]
-"""Names and types of the columns of one file that are read."""
+"""Names and types of a file's columns that the job reads."""
 
 
 def build_manifest(
@@ -41,22 +41,22 @@ def build_manifest(
     try_rows: bool = True,
     allow_compressed_text: bool = False,
 ) -> DataManifest:
-    """List, validate and count every file of the partitions (default: all that exist).
+    """Lists and checks all files of the partitions (default: all that exist), and counts their rows.
 
-    Types are checked in every file; beyond that, the first rows are encoded (after the user's transform) of every text
-    file and of the first Parquet file, so that a wrong encoding is found before anything starts.
+    The types of columns are checked in every file. In addition, the first rows of every text file and of the first
+    Parquet file are encoded (after the user's transform), so that a wrong encoding is found before the job starts.
 
     Args:
         try_rows: whether to encode first rows.
-        allow_compressed_text: for a caller that reads every file once, from front to back. Jobs do not: they read
-            shards in any order.
+        allow_compressed_text: for a caller that reads each file once and in order, unlike jobs, which read shards in
+            any order.
 
     Raises:
         DataError: a partition is missing or holds no rows, a file is empty or broken, or a column is missing or has
             the wrong type; the message names file, column, what was found and what was expected.
     """
     roots = [(partition, root) for partition, folders in chosen_folders(data, partitions) for root in folders]
-    found = []
+    listed = []
     for partition, root in roots:
         try:
             files = list_files(root, data.include)
@@ -64,25 +64,25 @@ def build_manifest(
             if not partition:
                 raise
             names = [existing.folder for existing in existing_partitions(data)]
-            there = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
+            available = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
             raise DataError(
-                f"{data.path}: the partition {partition} is missing ({root}); partitions there: {there}"
+                f"{data.path}: the partition {partition} is missing ({root}); partitions there: {available}"
             ) from error
         if partition and [uri for uri, _ in files] == [root]:
             raise DataError(f"{root}: is a file; a partition is a folder of {data.format} files")
         if not files:
             raise _no_files(data, root)
-        found += [(partition, uri, info) for uri, info in files]
+        listed += [(partition, uri, info) for uri, info in files]
 
     def describe(item: tuple[str, str, pafs.FileInfo]) -> tuple[DataFile, Columns]:
         return _describe(data, *item, allow_compressed_text=allow_compressed_text)
 
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        described = list(pool.map(describe, found))
+        described = list(pool.map(describe, listed))
     _check_kinds(described)
     digest = xxhash.xxh3_128()
     root_uri = join(data.path)
-    for (file, _), (_, uri, info) in zip(described, found, strict=True):
+    for (file, _), (_, uri, info) in zip(described, listed, strict=True):
         name = uri[len(root_uri) :].lstrip("/") or uri.rsplit("/", 1)[-1]
         digest.update(f"{name}\0{info.size}\0{info.mtime_ns}\0{file.rows}\n".encode())
     manifest = DataManifest(
@@ -110,7 +110,7 @@ def _no_files(data: TrainingData, root: str) -> DataError:
 
 
 def write_manifest(manifest: DataManifest, uri: str) -> None:
-    """Write it as JSON, atomically.
+    """Writes a manifest as JSON, atomically.
 
     Raises:
         DataError: the place cannot be written.
@@ -119,10 +119,10 @@ def write_manifest(manifest: DataManifest, uri: str) -> None:
 
 
 def write_new_manifest(manifest: DataManifest, stem: str) -> str:
-    """Write it like `write_manifest` under a name that follows from its content, so that it replaces no other one.
+    """Writes a manifest like `write_manifest`, with a hash of its content in its name, so that it replaces no other.
 
     Args:
-        stem: URI without the end of the name.
+        stem: URI without the hash and the ending.
 
     Returns:
         The manifest's URI; the same for equal manifests.
@@ -137,10 +137,10 @@ def write_new_manifest(manifest: DataManifest, stem: str) -> str:
 
 
 def read_manifest(uri: str) -> DataManifest:
-    """Read what `write_manifest` wrote.
+    """Reads a manifest.
 
     Raises:
-        DataError: the file is missing, no manifest, or of another version.
+        DataError: the file is missing, is not a manifest, or has another version.
     """
     try:
         manifest = msgspec.json.decode(read_bytes(uri), type=DataManifest)
@@ -154,10 +154,10 @@ def read_manifest(uri: str) -> DataManifest:
 
 
 def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
-    """Encode the first rows of some files.
+    """Encodes the first rows of some files.
 
     Raises:
-        DataError: a row is bad although none may be, or all of a file's first rows are.
+        DataError: a row is bad and the job does not allow it, or all first rows of a file are bad.
     """
     encoder = RowEncoder(data)
     raw = RawReader(data, manifest, encoder.readings)
@@ -180,7 +180,7 @@ def _try_rows(data: TrainingData, manifest: DataManifest) -> None:
 def _describe(
     data: TrainingData, partition: str, uri: str, info: pafs.FileInfo, *, allow_compressed_text: bool
 ) -> tuple[DataFile, Columns]:
-    """The entry of one file and the types of the columns that are read."""
+    """The entry of one file, and the columns that the job reads."""
     if not info.size:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
     needed = dict.fromkeys(RowEncoder(data).columns)
@@ -234,10 +234,10 @@ def _describe_parquet(
             f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
             "data.include which files are read, for example ['*.parquet']"
         ) from error
-    doubled = repeated(stored.names)
-    if doubled:
+    duplicates = repeated(stored.names)
+    if duplicates:
         raise DataError(
-            f"{uri}: the columns {doubled} stand in the file more than once; write the file again, with a name of "
+            f"{uri}: the columns {duplicates} stand in the file more than once; write the file again, with a name of "
             "its own for every column"
         )
     with errors_naming(uri):
@@ -249,7 +249,7 @@ def _describe_parquet(
     present = [field for field in schema if field.name in needed]
     if data.transform is None and len(present) == len(needed):
         with errors_naming(uri):
-            # No rows are enough to find a type that can never fit.
+            # A table without rows is enough to find a type that does not fit.
             RowEncoder(data).encode(pa.schema(present).empty_table())
     file = DataFile(
         partition=partition, uri=uri, rows=metadata.num_rows, bytes=info.size, modified_ns=info.mtime_ns,
@@ -259,10 +259,10 @@ def _describe_parquet(
 
 
 def _check_kinds(described: Sequence[tuple[DataFile, Columns]]) -> None:
-    """A column that is text in one file and numbers in another would give other ids for the same things.
+    """Checks that no column is text in one file and numbers in another, which would give different ids.
 
     Raises:
-        DataError: a column is of another kind than in an earlier file.
+        DataError: a column has another kind than in an earlier file.
     """
     first: dict[str, tuple[str, str, str]] = {}
     for file, types in described:
@@ -279,7 +279,7 @@ def _check_kinds(described: Sequence[tuple[DataFile, Columns]]) -> None:
 
 
 def _kind(type_: str) -> str:
-    """`text`, `list`, `null` or `number` of an Arrow type's name."""
+    """`text`, `list`, `null` or `number`, from the name of an Arrow type."""
     if "list" in type_:
         return "list"
     if type_ == "text" or "string" in type_ or "binary" in type_:
@@ -288,9 +288,9 @@ def _kind(type_: str) -> str:
 
 
 def _fingerprint(data: TrainingData, types: Columns) -> str:
-    # How raw rows are scored changes nothing of what is read.
-    unread: dict[str, dict[int, set[str]]] = {
-        # Jobs whose features are called as their columns were described without these.
+    # The encodings of rows that a model scores do not change the rows that are read.
+    ignored: dict[str, dict[int, set[str]]] = {
+        # Fingerprints of earlier versions have no column of features that are named like it.
         "dense": {index: {"column"} for index, feature in enumerate(data.dense) if feature.column is None},
         "sparse": {
             index: {"raw_encoding"} if feature.column else {"raw_encoding", "column"}
@@ -299,10 +299,10 @@ def _fingerprint(data: TrainingData, types: Columns) -> str:
     }
     transforms = tuple(each.model_copy(update={"transform": each.transform or "log1p"}) for each in data.dense)
     data = data.model_copy(update={"dense": transforms})
-    read = {"label", "dense", "sparse", "transform"}
-    # Files of a job with one label and without weights and steps were described without these.
-    later = (("labels", data.labels), ("weight", data.weight), ("features", data.features))
-    read |= {name for name, is_used in later if is_used}
-    spec = data.model_dump_json(include=read, exclude=unread)
+    included = {"label", "dense", "sparse", "transform"}
+    # Fingerprints of earlier versions do not have these.
+    added = (("labels", data.labels), ("weight", data.weight), ("features", data.features))
+    included |= {name for name, is_used in added if is_used}
+    spec = data.model_dump_json(include=included, exclude=ignored)
     described = sorted(f"{name}:{kind}" for name, kind in types)
     return xxhash.xxh3_64_hexdigest(f"{spec}\n{described}".encode())

@@ -106,11 +106,11 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
             name if name in known else Reading(name, "ids", feature.encoding, feature.raw_encoding)
             for name in listed[0].columns
         ]
-        return FeaturePlan(feature.name, tuple(sources), tuple(_made(step, feature) for step in listed[1:]))
+        return FeaturePlan(feature.name, tuple(sources), tuple(_runnable(step, feature) for step in listed[1:]))
     else:
         kind = _kind(listed, is_dense=False)
         reading = Reading(feature.column_name, kind, feature.encoding, feature.raw_encoding, feature.is_list)
-    steps = [_made(step, feature) for step in listed]
+    steps = [_runnable(step, feature) for step in listed]
     if not steps:
         # No step uses missing marks before missing values become an id of their own.
         reading = replace(reading, fill=MISSING_ID)
@@ -126,8 +126,8 @@ def _kind(steps: written.Steps, *, is_dense: bool) -> Literal["numbers", "ids", 
     return "numbers" if written.kind_read(steps, is_dense=is_dense) is written.Kind.NUMBER else "ids"
 
 
-def _made(step: written.FeatureStep, feature: DenseFeature | SparseFeature) -> Step:
-    """The step as it runs."""
+def _runnable(step: written.FeatureStep, feature: DenseFeature | SparseFeature) -> Step:
+    """The step with its values as ids or numbers."""
     match step:
         case written.FillNull():
             [value] = _values([step.value], feature)

@@ -1,1 +1,1 @@
-"""Generated click logs with a planted truth. No job needs this room; tests, benchmarks and the tutorial do."""
+"""Generated click logs with known click probabilities, for tests, benchmarks and the tutorial."""

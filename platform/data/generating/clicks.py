@@ -1,4 +1,4 @@
-"""ClickMaker: chunks of generated rows as numpy arrays; each depends on the seed, its day and its place alone."""
+"""ClickMaker: chunks of generated rows as numpy arrays, each a function of the seed, its day and its first row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _SAMPLE_ROWS = 65_536
 _MISSING_SHARE = 0.05
 _DENSE_MISSING_SHARE = 0.1
-_BUYER = 1_000_003
+_CONVERSION_SEED = 1_000_003
+"""Added to the seed of the log: conversions do not have the weights of clicks."""
 
 Longs = NDArray[np.int64]
 
@@ -31,9 +32,9 @@ class Clicks:
         sparse: per scalar feature ids int64 [B] within 32 bits, -1 for an empty field.
         lists: per list feature (ids [L], offsets [B + 1]).
         dense: per dense feature int32 [B], -1 for an empty field.
-        probability: the truth, float64 [B].
-        conversion: int8 [B], 1 only where `label` is; None where the spec asks for none.
-        conversion_probability: the truth of a click and a conversion together, float64 [B].
+        probability: of a click, float64 [B].
+        conversion: int8 [B], 1 only where `label` is 1; None if the spec has no conversions.
+        conversion_probability: of a click with a conversion, float64 [B].
     """
 
     label: NDArray[np.int8]
@@ -52,7 +53,7 @@ class ClickMaker:
     """Makes any chunk of a spec's rows.
 
     Args:
-        rows: how many rows the log will have in all; decides the largest vocabulary.
+        rows: of the whole log, for the size of its vocabularies.
     """
 
     def __init__(self, spec: GenerateSpec, rows: int) -> None:
@@ -70,21 +71,20 @@ class ClickMaker:
             return Teacher(seed, final, list_final, spec.dense, pairs, spec.drift_radians)
 
         self._teacher = teacher(spec.seed)
-        # Another seed: what makes somebody buy is not what makes them click.
-        self._buyer = teacher(spec.seed + _BUYER) if spec.conversion_rate is not None else None
+        self._conversion_teacher = teacher(spec.seed + _CONVERSION_SEED) if spec.conversion_rate is not None else None
         rng = np.random.default_rng([spec.seed, 5])
         self._dense_mean = rng.uniform(0.5, 2.5, spec.dense)
         self._salts = rng.integers(0, 2**32, spec.sparse + spec.lists, dtype=np.uint32)
         sample, _ = self._features(np.random.default_rng([spec.seed, 6]), _SAMPLE_ROWS, _SAMPLE_ROWS)
         self._teacher.calibrate(sample, spec.click_rate, spec.best_auc)
-        if self._buyer is not None and spec.conversion_rate is not None:
-            self._buyer.calibrate(sample, spec.conversion_rate, spec.best_auc)
+        if self._conversion_teacher is not None and spec.conversion_rate is not None:
+            self._conversion_teacher.calibrate(sample, spec.conversion_rate, spec.best_auc)
 
     def prepare(self, day: int) -> None:
-        """Turn the truth to a day; `make` for that day may then run in several threads."""
+        """Sets the teachers' weights to those of a day; `make` for that day may then run in several threads."""
         self._teacher.prepare(day)
-        if self._buyer is not None:
-            self._buyer.prepare(day)
+        if self._conversion_teacher is not None:
+            self._conversion_teacher.prepare(day)
 
     def make(
         self,
@@ -99,8 +99,8 @@ class ClickMaker:
         """Rows [first_row, first_row + rows) of a day, between two moments (seconds since the epoch)."""
         spec = self._spec
         rng = np.random.default_rng([spec.seed, 7, day, first_row])
-        sighted = day * spec.rows_per_day + first_row + rows
-        features, (dense, session_B) = self._features(rng, rows, sighted)
+        rows_so_far = day * spec.rows_per_day + first_row + rows
+        features, (dense, session_B) = self._features(rng, rows, rows_so_far)
         sessions = int(session_B.max()) + 1
         start_S = rng.uniform(begin_seconds, end_seconds, sessions)
         time_B = np.minimum(
@@ -114,12 +114,12 @@ class ClickMaker:
             label &= time_B + delay <= partition_end_seconds
             delay = np.where(label, delay, 0.0)
         conversion = conversion_probability = None
-        if self._buyer is not None:
-            buys_B = self._buyer.probability(features)
-            # Draws of their own: the other columns are those of the same spec without conversions.
+        if self._conversion_teacher is not None:
+            converts_B = self._conversion_teacher.probability(features)
+            # Another generator, so that the other columns are those of the same spec without conversions.
             drawn_B = np.random.default_rng([spec.seed, 8, day, first_row]).random(rows)
-            conversion = (label & (drawn_B < buys_B))[order].astype(np.int8)
-            conversion_probability = (probability * buys_B)[order]
+            conversion = (label & (drawn_B < converts_B))[order].astype(np.int8)
+            conversion_probability = (probability * converts_B)[order]
         session_id = _mix32((session_B + first_row).astype(np.uint32), np.uint32(day + 1)).astype(np.int64)
         return Clicks(
             label=label[order].astype(np.int8),
@@ -138,18 +138,18 @@ class ClickMaker:
         )
 
     def _features(
-        self, rng: np.random.Generator, rows: int, sighted: int
+        self, rng: np.random.Generator, rows: int, rows_so_far: int
     ) -> tuple[Features, tuple[list[NDArray[np.int32]], Longs]]:
-        """The teacher's view, and dense values int32 [B] with the session of every row [B]."""
+        """The teacher's inputs, and dense values int32 [B] with the session of every row [B]."""
         spec = self._spec
         length = rng.geometric(1 / spec.session_length, rows)
         session_B = np.repeat(np.arange(rows), length)[:rows]
         sessions = int(session_B[-1]) + 1
         ranks: list[Longs] = []
-        user_S = self._zipf(rng.random(sessions), self._vocabulary(0, sighted))
+        user_S = self._zipf(rng.random(sessions), self._vocabulary(0, rows_so_far))
         item_B = np.zeros(0, np.int64)
         for f in range(spec.sparse):
-            size = self._vocabulary(f, sighted)
+            size = self._vocabulary(f, rows_so_far)
             if f == 0:
                 rank_B = user_S[session_B]
             elif f in self._users:
@@ -163,7 +163,7 @@ class ClickMaker:
                 if f % 2:
                     rank_B[rng.random(rows) < _MISSING_SHARE] = -1
             ranks.append(rank_B)
-        lists = [self._list(rng, user_S, session_B, sighted) for _ in range(spec.lists)]
+        lists = [self._list(rng, user_S, session_B, rows_so_far) for _ in range(spec.lists)]
         dense, terms = [], []
         for i in range(spec.dense):
             # The first third describes the user and stays the same within a session.
@@ -179,27 +179,27 @@ class ClickMaker:
             terms.append(term)
         return Features(ranks, lists, terms), (dense, session_B)
 
-    def _list(self, rng: np.random.Generator, user_S: Longs, session_B: Longs, sighted: int) -> tuple[Longs, Longs]:
+    def _list(self, rng: np.random.Generator, user_S: Longs, session_B: Longs, rows_so_far: int) -> tuple[Longs, Longs]:
         """A user's history: the same list for every row of a session."""
         length_S = np.minimum(rng.poisson(self._spec.list_length, len(user_S)), 4 * self._spec.list_length)
         offset_S = np.concatenate(([0], np.cumsum(length_S)))
-        rank_L = self._zipf(rng.random(int(offset_S[-1])), self._vocabulary(-1, sighted))
+        rank_L = self._zipf(rng.random(int(offset_S[-1])), self._vocabulary(-1, rows_so_far))
         return take_rows(rank_L, offset_S, session_B)
 
     def _fixed_size(self, feature: int) -> int:
-        """Size of a closed vocabulary, 0 for one that grows: of every six features one grows, the others are small."""
+        """Size of a fixed vocabulary, 0 for one that grows: those of the user, the item and every sixth feature."""
         if feature in (0, self._items.start) or feature % 6 == 5:
             return 0
         return int(10 ** (1 + (feature * 7 % 5) * 0.6))
 
-    def _vocabulary(self, feature: int, sighted: int) -> int:
-        """Ids in use after so many rows; feature -1 is the list features' vocabulary."""
+    def _vocabulary(self, feature: int, rows_so_far: int) -> int:
+        """Number of ids after so many rows; feature -1 stands for the list features."""
         if feature >= 0 and self._fixed[feature]:
             return self._fixed[feature]
-        return max(16, int(self._spec.heaps_factor * sighted**self._spec.heaps_exponent))
+        return max(16, int(self._spec.heaps_factor * rows_so_far**self._spec.heaps_exponent))
 
     def _zipf(self, uniform: NDArray[np.float64], size: int) -> Longs:
-        """Ranks 0 .. size - 1 by the inverse of the continuous Zipf distribution; the last is the truth's spare."""
+        """Ranks 0 to size − 2 by the inverse of the continuous Zipf distribution; the last id stays free."""
         a = self._spec.zipf_exponent
         if abs(a - 1) < 1e-9:
             rank = np.exp(uniform * math.log(size)) - 1
@@ -213,7 +213,7 @@ class ClickMaker:
 
 
 def _mix32(values: NDArray[np.uint32], salt: np.uint32) -> NDArray[np.uint32]:
-    """A bijection of 32-bit numbers (murmur3's finaliser), so that different ranks stay different ids."""
+    """A bijection of 32-bit numbers (murmur3's finaliser), so that different ranks have different ids."""
     x = values ^ salt
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
@@ -224,5 +224,5 @@ def _mix32(values: NDArray[np.uint32], salt: np.uint32) -> NDArray[np.uint32]:
 
 
 def _uniform_of(ranks: Longs, feature: int) -> NDArray[np.float64]:
-    """A uniform number that belongs to (rank, feature): what describes a user stays with the user."""
+    """A uniform number for each (rank, feature), so that a user's attributes are constant."""
     return (_mix32(ranks.astype(np.uint32), np.uint32(feature * 0x9E3779B1 % 2**32)).astype(np.float64) + 0.5) / 2**32

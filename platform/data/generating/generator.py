@@ -1,9 +1,9 @@
-"""Generated click logs with planted structure: any size, same seed, same bytes.
+"""generate: click logs of any size with known click probabilities; the same seed gives the same bytes.
 
-Rows come in sessions of one user in order of time. Ids follow Zipf's law over vocabularies that grow by Heaps' law
-V(n) = k * n^b with the number n of rows so far. `teacher` decides who clicks, so the best
-reachable AUC and normalised entropy are known; they are measured on the written labels and stand, with the spec, in
-`_generated.json` beside the partitions.
+Rows are in order of time and belong to sessions of one user. Ids follow Zipf's law over vocabularies that grow by
+Heaps' law V(n) = k * n^b with the number n of rows so far. Labels are drawn with the probabilities of a `Teacher`, so
+that the best possible AUC and normalised entropy are known. They are measured on the written labels and are, with the
+spec, in `_generated.json` beside the partitions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class GenerateSpec(Spec):
     partitioning: Literal[Partitioning.DAY, Partitioning.HOUR] = Partitioning.DAY
     dense: Annotated[int, Field(ge=0, le=1000)] = 13
     sparse: Annotated[int, Field(ge=1, le=1000)] = 26
-    """Scalar categories: a third describes the user, a third the item, the others the situation."""
+    """Scalar categories: a third describes the user, a third the item, the others the context."""
     lists: Annotated[int, Field(ge=0, le=20)] = 1
-    """List features: what the user looked at before."""
+    """List features: the user's history."""
     list_length: Annotated[int, Field(ge=1, le=1000)] = 8
     """Mean length of a list."""
     zipf_exponent: Annotated[float, Field(gt=0, le=3)] = 1.0
@@ -63,14 +63,14 @@ class GenerateSpec(Spec):
     session_length: Annotated[float, Field(ge=1, le=1000)] = 4.0
     """Mean rows of a session."""
     session_seconds: Annotated[float, Field(ge=0)] = 30.0
-    """Mean time of a row after its session's beginning: the longer, the more sessions interleave in the log."""
+    """Mean time between a session's beginning and its rows; the longer, the more sessions interleave in the log."""
     click_rate: Annotated[float, Field(gt=0, lt=1)] = 0.25
     best_auc: Annotated[float, Field(gt=0.5, lt=0.99)] = 0.80
-    """What a model that knows the truth reaches."""
+    """AUC of a model that knows the click probabilities."""
     conversion_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of clicks that are followed by a conversion (column `conversion`, 0 without a click); absent: no column."""
     drift_radians: Annotated[float, Field(ge=0, le=3.2)] = 0.05
-    """How far the truth turns per day."""
+    """Rotation of the teacher's weights per day."""
     delay_seconds: Annotated[float, Field(ge=0)] = 1800.0
     """Mean time from impression to click (column `label_delay_seconds`)."""
     labels: Literal["final", "observed"] = "final"
@@ -92,7 +92,7 @@ class GenerateSpec(Spec):
 
 
 class DayTruth(Spec):
-    """One generated day: its rows and what the truth itself would score on them."""
+    """One generated day: its rows, and the metrics of the true probabilities on them."""
 
     day: date
     rows: int
@@ -103,11 +103,11 @@ class DayTruth(Spec):
     best_log_loss: float
     conversions: int | None = None
     best_conversion_auc: float | None = None
-    """Of P(click and conversion); None without conversions."""
+    """AUC of P(click and conversion); None without conversions."""
 
 
 class GenerateReport(Spec):
-    """What lies under a generated path; the content of `_generated.json`."""
+    """A generated log; the content of `_generated.json`."""
 
     spec: GenerateSpec
     days: tuple[DayTruth, ...] = ()
@@ -146,12 +146,12 @@ def training_data_for(spec: GenerateSpec) -> TrainingData:
 
 
 def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateReport:
-    """Write the partitions that are not there yet; memory stays within a few chunks of 65,536 rows.
+    """Writes the missing partitions, with the memory of a few chunks of 65,536 rows.
 
-    A path that holds the first days of the same spec is continued; a complete one is left as it is.
+    A log with the first days of the same spec is continued; a complete one is not changed.
 
     Raises:
-        DataError: the path holds other data, or cannot be written.
+        DataError: the path contains other data, or cannot be written.
     """
     report = _existing(spec)
     done = {day.day for day in report.days}
@@ -170,7 +170,7 @@ def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateRe
         size = 0
         for partition, part_rows, first in _partitions(spec, index):
             with PartitionWriter(spec, join(spec.path, partition.folder)) as writer:
-                for clicks in _ahead(spec, maker, partition, index, first, part_rows):
+                for clicks in _chunks(spec, maker, partition, index, first, part_rows):
                     writer.write(clicks)
                     truth.update(clicks.probability, clicks.label)
                     if clicks.conversion is not None and clicks.conversion_probability is not None:
@@ -222,7 +222,7 @@ def _existing(spec: GenerateSpec) -> GenerateReport:
     record = filesystem.get_file_info(locate(join(spec.path, RECORD_NAME))[1])
     if record.type == pafs.FileType.File:
         report = read_report(spec.path)
-        # Where the copy lies and how long it is do not change a day's rows.
+        # A day's rows do not depend on the path and the number of days.
         old, new = (s.model_dump(exclude={"path", "days"}) for s in (report.spec, spec))
         if old != new:
             differing = sorted(key for key in new if new[key] != old[key])
@@ -255,10 +255,10 @@ def _partitions(spec: GenerateSpec, index: int) -> Iterator[tuple[Partition, int
             yield Partition(day, hour), bounds[hour + 1] - bounds[hour], bounds[hour]
 
 
-def _ahead(
+def _chunks(
     spec: GenerateSpec, maker: ClickMaker, partition: Partition, day: int, first: int, rows: int
 ) -> Iterator[Clicks]:
-    """The partition's chunks in order, the next two being made meanwhile."""
+    """The partition's chunks in order; two threads make the next ones meanwhile."""
     maker.prepare(day)
     calendar = LogCalendar("UTC", spec.partitioning)
     begin, end = (int(moment.timestamp()) for moment in (calendar.begin(partition), calendar.end(partition)))

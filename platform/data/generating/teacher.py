@@ -1,13 +1,13 @@
-"""The planted truth of generated click logs: a click's probability as a function of the columns that are written.
+"""Teacher: the click probability of generated rows as a function of their features.
 
 logit = bias + scale * (id weights + list weights + dense terms + pairwise factors), where
 
-- every id has a weight that shrinks with its popularity rank, so that frequent ids carry what can be learnt;
-- the weights turn by `drift` radians a day between two random directions: their spread stays, their values do not;
-- three pairs of features interact through the product of latent vectors (what factorisation machines find);
-- dense features act through log1p(x), every third one not monotonously.
+- the weight of an id decreases with its popularity rank, so that most of the variance is that of frequent ids;
+- each day, the weights are rotated by `drift` radians between two random vectors, so that their variance is constant;
+- three pairs of features interact by the product of latent vectors, as in a factorisation machine;
+- dense features enter as log1p(x), every third one by its absolute value.
 
-`scale` and `bias` are solved for on a sample, so that the best reachable AUC and the click rate are those asked for.
+`scale` and `bias` are solved for on a sample, so that the best possible AUC and the click rate are those of the spec.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Features:
-    """What the teacher looks at; ranks are popularity ranks of ids, -1 for an empty field.
+    """The teacher's inputs; ranks are popularity ranks of ids, -1 for an empty field.
 
     Attributes:
         ranks: per scalar feature int64 [B].
@@ -73,10 +73,10 @@ class Teacher:
         self._shares = np.ones(4)
         self.scale, self.bias = 1.0, 0.0
         self._day = -1
-        self._now: tuple[list[Floats], list[Floats]] = ([], [])
+        self._day_weights: tuple[list[Floats], list[Floats]] = ([], [])
 
     def calibrate(self, sample: Features, click_rate: float, auc: float) -> None:
-        """Solve for the shares of the parts, the scale and the bias on a sample of day 0."""
+        """Solves for the shares of the parts, the scale and the bias on a sample of day 0."""
         parts = self._parts(sample, 0)
         deviations = [float(part.std()) for part in parts]
         present = [
@@ -95,10 +95,10 @@ class Teacher:
         self.bias = _bias_for(raw * self.scale, click_rate)
 
     def prepare(self, day: int) -> None:
-        """Turn the weights to a day; afterwards `probability` may be called by several threads."""
+        """Sets the weights to those of a day; afterwards, several threads may call `probability`."""
         angle = self._drift * day
         c, s = np.float32(math.cos(angle)), np.float32(math.sin(angle))
-        self._now = ([c * a + s * b for a, b in self._ids], [c * a + s * b for a, b in self._list_ids])
+        self._day_weights = ([c * a + s * b for a, b in self._ids], [c * a + s * b for a, b in self._list_ids])
         self._day = day
 
     def probability(self, features: Features) -> NDArray[np.float64]:
@@ -111,11 +111,11 @@ class Teacher:
     def _parts(self, features: Features, day: int) -> list[Floats]:
         if self._day != day:
             self.prepare(day)
-        ids, list_ids = self._now
+        ids, list_ids = self._day_weights
         rows = len(features.ranks[0])
         total = np.zeros(rows, np.float32)
         for weights, rank_B in zip(ids, features.ranks, strict=True):
-            # An empty field (-1) takes the last weight: an ordinary value of its own.
+            # The index -1 of an empty field is the last weight.
             total += weights[rank_B]
         lists = np.zeros(rows, np.float32)
         for weights, (rank_L, offset_B) in zip(list_ids, features.lists, strict=True):
@@ -136,15 +136,15 @@ def _falling(size: int) -> Floats:
 
 
 def _weights(seed: int, kind: int, feature: int, size: int) -> tuple[Floats, Floats]:
-    # Drawn in one sequence each: a longer vocabulary begins with the same weights.
+    # Drawn one after the other, so that a longer vocabulary begins with the same weights.
     falling = _falling(size)
-    here, there = (
+    first, second = (
         np.random.default_rng([seed, kind, feature, side]).standard_normal(size, np.float32) * falling
         for side in (0, 1)
     )
-    # An empty field reads the last entry; its weight must not depend on the vocabulary's size.
-    here[-1], there[-1] = 0.25, -0.25
-    return here, there
+    # The weight of an empty field must not depend on the vocabulary's size.
+    first[-1], second[-1] = 0.25, -0.25
+    return first, second
 
 
 def _factors(seed: int, pair: int, side: int, size: int) -> Floats:
@@ -159,7 +159,7 @@ def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    # Only generating needs it: the start of a job, which loads this room, does not wait for scipy.
+    # Imported here, because the import takes long and `data convert` uses this room without it.
     from scipy.optimize import brentq
 
     return float(brentq(rising, low, high, xtol=1e-9))

@@ -1,4 +1,4 @@
-"""PartitionWriter: generated rows as Parquet, CSV or Criteo TSV; a file appears under its name only when complete."""
+"""PartitionWriter: writes generated rows as Parquet, CSV or Criteo TSV. AtomicFile: files that appear when complete."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from elastrec.platform.data.generating.generator import GenerateSpec
 
 ROW_GROUP_ROWS = 16_384
-"""Small, because a shard of some ten thousand rows reads whole row groups."""
+"""Small, because shards have some ten thousand rows and are read in whole row groups."""
 
 _SUFFIX = {FileFormat.PARQUET: "parquet", FileFormat.CSV: "csv", FileFormat.CRITEO_TSV: "tsv"}
 
@@ -44,21 +44,21 @@ class AtomicFile:
             raise DataError(f"{uri}: cannot be written ({error})") from error
 
     def commit(self) -> int:
-        """Close and show the file; its size in bytes."""
+        """Closes the file and gives it its name; returns its size in bytes."""
         self.stream.close()
         if self._local:
             self._filesystem.move(self._written, self._path)
         return int(self._filesystem.get_file_info(self._path).size)
 
     def discard(self) -> None:
-        """Close and remove what was written."""
+        """Closes and removes the file."""
         self.stream.close()
         if self._local:
             self._filesystem.delete_file(self._written)
 
 
 def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """The one setting of Parquet that elastrec writes: same rows, same bytes."""
+    """The Parquet settings of all files except clustered ones; the same rows give the same bytes."""
     return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
 
 
@@ -75,7 +75,7 @@ class PartitionWriter:
         self.bytes = 0
 
     def write(self, clicks: Clicks) -> None:
-        """Append a chunk; a new file begins where the last one is full.
+        """Appends a chunk; begins a new file after `rows_per_file` rows.
 
         Raises:
             DataError: the place cannot be written.

@@ -1,1 +1,1 @@
-"""Metrics of predictions that merge exactly across workers: clicks, values, several heads. numpy only."""
+"""Metrics of predictions that merge exactly across workers: of binary labels, of values, of several heads."""

@@ -1,8 +1,8 @@
 """BinaryMetricsSketch: AUC, normalised entropy, log loss and calibration that merge exactly across workers.
 
-Predictions fall into equal bins of the *logit* scale, so that a click rate of 0.1 % has as much resolution as one of
-50 %. Counts are integers and loss sums are fixed-point integers: merging is exact, associative and commutative, so the
-result does not depend on which worker evaluated which shard.
+The bins of predictions are equal on the *logit* scale, so that click rates of 0.1 % and 50 % have the same resolution.
+Counts are integers and sums are fixed-point integers: merging is exact, associative and commutative, so that the result
+does not depend on which worker evaluated which shard.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     """Wire form. `counts` holds indexes uint32, positives and negatives of the non-empty bins.
 
     Positives and negatives are unsigned integers of `width` bytes each. Sketches with more than COARSE_BINS are
-    compressed (zlib); the master reads hundreds of coarse ones per second, and unpacking would be most of that work.
+    compressed (zlib). Coarse ones are not, because the master reads hundreds of them per second, and decompression
+    would be most of that work.
     """
 
     version: int
@@ -106,7 +107,7 @@ class BinaryMetricsSketch:
         return self._prediction_fixed / _FIXED_POINT / self.rows if self.rows else None
 
     def update(self, predictions_B: ArrayLike, labels_B: ArrayLike) -> None:
-        """Add rows.
+        """Adds rows.
 
         Args:
             predictions_B: float [B], probabilities in [0, 1].
@@ -141,7 +142,7 @@ class BinaryMetricsSketch:
         self._prediction_fixed += int(np.rint(p_B * _FIXED_POINT).astype(np.int64).sum())
 
     def merge(self, other: BinaryMetricsSketch) -> None:
-        """Add the other sketch's rows to this one; exactly what one pass over both would have given.
+        """Adds the rows of another sketch, with the same result as an update with all rows.
 
         Raises:
             DataError: the numbers of bins differ.
@@ -195,7 +196,7 @@ class BinaryMetricsSketch:
         return Calibration(predicted, observed, total[used].astype(np.int64))
 
     def encode(self) -> bytes:
-        """Compact bytes: only the bins that hold rows."""
+        """Compact bytes, with only the non-empty bins."""
         filled = np.flatnonzero(self._positives + self._negatives)
         positives, negatives = self._positives[filled], self._negatives[filled]
         most = int(max(positives.max(initial=0), negatives.max(initial=0)))
@@ -221,10 +222,10 @@ class BinaryMetricsSketch:
 
     @classmethod
     def decode(cls, encoded: bytes) -> BinaryMetricsSketch:
-        """The sketch that `encode` wrote.
+        """Decodes a result of `encode`.
 
         Raises:
-            DataError: the bytes are no sketch of this version.
+            DataError: the bytes are not a sketch of this version.
         """
         wire = _read(encoded)
         sketch = cls(wire.bins)
@@ -232,10 +233,10 @@ class BinaryMetricsSketch:
         return sketch
 
     def merge_encoded(self, encoded: bytes) -> None:
-        """The same as `merge(decode(encoded))` without the sketch in between: half of the work for a coarse one.
+        """The same as `merge(decode(encoded))`, but for a coarse sketch with half of the work.
 
         Raises:
-            DataError: the bytes are no sketch of this version, or of another number of bins; nothing was added.
+            DataError: the bytes are not a sketch of this version and number of bins; then nothing was added.
         """
         wire = _read(encoded)
         if wire.bins != self.bins:
@@ -253,7 +254,7 @@ class BinaryMetricsSketch:
             filled = np.frombuffer(counts, "<u4", wire.filled)
             positives = np.frombuffer(counts, kind, wire.filled, wire.filled * 4)
             negatives = np.frombuffer(counts, kind, wire.filled, wire.filled * (4 + wire.width))
-            # An index beyond the bins is found here, before anything was added.
+            # An index beyond the bins raises here, before anything was added.
             self._positives[filled] += positives.astype(np.int64)
             self._negatives[filled] += negatives.astype(np.int64)
         except (zlib.error, ValueError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""HeadSketches: the metrics of every output of a model, by its name. What workers send and the master merges."""
+"""HeadSketches: the metrics of each output of a model, by name. Workers send them, and the master merges them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _VERSION = 1
 
 
 class Predicted(NamedTuple):
-    """What one output of a model, a *head*, predicted for the rows of a minibatch.
+    """The predictions of one output of a model, a *head*, for the rows of a minibatch.
 
     Attributes:
-        prediction_B: float32 [B], probabilities where the label is binary.
+        prediction_B: float32 [B], probabilities if the label is binary.
         label_B: float32 [B].
     """
 
@@ -37,7 +37,7 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True)
 class Figures:
-    """How well one head predicts; None where a figure is not defined, or belongs to the other kind of label.
+    """The metrics of one head; None if a metric is undefined, or is one of the other kind of label.
 
     Attributes:
         calibration: mean prediction over mean label.
@@ -80,14 +80,14 @@ class HeadSketches:
         return self._sketches
 
     def first(self) -> Sketch | None:
-        """Of the model's first head."""
+        """The sketch of the model's first head; None before the first update."""
         return next(iter(self._sketches.values()), None)
 
     def update(self, predicted: Iterable[Predicted]) -> None:
         """Adds rows.
 
         Raises:
-            DataError: a prediction or label is not what its kind allows, or a head changed its kind.
+            DataError: a prediction or label is not allowed for its kind, or the kind of a head changed.
         """
         for head, kind, prediction_B, label_B in predicted:
             self._of(head, kind).update(prediction_B, label_B)
@@ -112,10 +112,10 @@ class HeadSketches:
 
     @classmethod
     def decode(cls, encoded: bytes) -> HeadSketches:
-        """What `encode` wrote.
+        """Decodes a result of `encode`.
 
         Raises:
-            DataError: the bytes are no such sketches.
+            DataError: the bytes are not sketches of heads.
         """
         sketches = cls()
         for head in _read(encoded):

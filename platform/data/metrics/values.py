@@ -1,7 +1,7 @@
 """ValueMetricsSketch: error and calibration of predicted numbers, merged exactly across workers.
 
-The counterpart of `BinaryMetricsSketch` for labels that are no 0 or 1. Sums are fixed-point integers without a limit,
-so that merging is exact, associative and commutative.
+The counterpart of `BinaryMetricsSketch` for labels other than 0 and 1. Sums are fixed-point integers of any size, so
+that merging is exact, associative and commutative.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class ValueMetricsSketch:
         return self._mean(3)
 
     def normalized_error(self) -> float | None:
-        """Mean squared error divided by that of always predicting the mean label (1 − R²); None where labels are equal.
+        """Mean squared error divided by that of always predicting the mean label (1 − R²); None for equal labels.
 
         Below 1 is better than predicting the mean.
         """
         if not self.rows:
             return None
-        # In integers: the difference of two large sums has no digits to lose.
+        # As integers, because a difference of two large floats would lose digits.
         variance = self._sums[2] * self.rows * _FIXED_POINT - self._sums[1] ** 2
         return self._sums[0] * self.rows * _FIXED_POINT / variance if variance > 0 else None
 
@@ -96,10 +96,10 @@ class ValueMetricsSketch:
 
     @classmethod
     def decode(cls, encoded: bytes) -> ValueMetricsSketch:
-        """The sketch that `encode` wrote.
+        """Decodes a result of `encode`.
 
         Raises:
-            DataError: the bytes are no sketch of this version.
+            DataError: the bytes are not a sketch of this version.
         """
         sketch = cls()
         sketch.merge_encoded(encoded)
@@ -124,7 +124,7 @@ class ValueMetricsSketch:
 
 
 def _fixed(value_B: NDArray[np.float64]) -> int:
-    """The sum of the values, each rounded to a fixed-point integer: the same in whatever portions rows come."""
+    """The sum of the values, each rounded to a fixed-point integer, so that it does not depend on the batches."""
     scaled_B = np.rint(value_B * _FIXED_POINT)
     if float(np.abs(scaled_B).max(initial=0.0)) * len(scaled_B) < _LARGEST_SUM:
         return int(scaled_B.astype(np.int64).sum())

@@ -266,7 +266,7 @@ class RowEncoder:
             for i, float_B in enumerate(numbers):
                 block_BI[:, i] = float_B[first : first + _DENSE_ROWS]
         ids = {
-            feature.name: _cut(self._made(feature.name, read, made), self._hash_sizes.get(feature.table_name))
+            feature.name: _cut(self._feature(feature.name, read, made), self._hash_sizes.get(feature.table_name))
             for feature in self._sparse
         }
         return EncodedRows(read.target_BT, dense_BI, ids, read.marks)
@@ -277,13 +277,13 @@ class RowEncoder:
         assert isinstance(source, Reading)
         return read.columns[source]
 
-    def _made(self, name: str, read: ReadRows, made: dict[str, Column]) -> Column:
+    def _feature(self, name: str, read: ReadRows, made: dict[str, Column]) -> Column:
         """A feature after its steps; `made` contains features that crosses use, after theirs."""
         if name in made:
             return made[name]
         plan = self._plans[name]
         sources = [
-            self._made(source, read, made) if isinstance(source, str) else read.columns[source]
+            self._feature(source, read, made) if isinstance(source, str) else read.columns[source]
             for source in plan.sources
         ]
         column = run_steps(sources[0] if len(sources) == 1 else crossed(sources), plan.steps)
@@ -298,7 +298,7 @@ class RowEncoder:
             logarithm_B = _log1p_of_counts(_column(read.raw, source.column), float(source.fill))
             if logarithm_B is not None:
                 return logarithm_B
-        float_B, fits = _as_float32(self._made(name, read, made), steps)
+        float_B, fits = _as_float32(self._feature(name, read, made), steps)
         if not fits:
             wrong_B = ~np.isfinite(float_B)
             after = f" after {', '.join(type(step).__name__ for step in steps)}" if steps else ""

@@ -1,6 +1,5 @@
-"""A click log as a stream: rows become messages of a Kafka topic, keyed by session, and partitions of files again.
+"""Click logs in Kafka: rows are published as messages of a topic, keyed by session, and landed as Parquet partitions.
 
-RecD's O1 (§4.1): with the session as key all rows of a session are in one partition of the topic, side by side for the
-broker's compression and for the files that are landed. Here never enter a model, training, or a broker of our own; the
-client library is the extra `kafka` and is imported when a broker is talked to.
+RecD's O1 (§4.1): with the session as key, all rows of a session are in one partition of the topic, so that the broker
+and landed files compress them together. The client library is the extra `kafka`; it is imported at the first use.
 """

@@ -1,4 +1,4 @@
-"""Talking to Kafka: the client library, its settings, and what is known of a topic before anything is sent or read."""
+"""Kafka: the client library, its settings, and descriptions of topics."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ RESERVED = frozenset(
         "enable.auto.commit", "enable.partition.eof", "isolation.level", "auto.offset.reset",
     }
 )  # fmt: skip
-"""Settings on which exactly-once depends: not the user's."""
+"""Settings that the user cannot change, because exactly-once depends on them."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One topic as the broker describes it.
+    """The broker's description of a topic.
 
     Attributes:
-        cluster_id, topic_id: of the broker's cluster, and of the topic; a topic that is made anew gets another one.
+        cluster_id: of the broker's cluster.
+        topic_id: a topic that is deleted and created again gets another one.
         partitions: their number.
     """
 
@@ -53,10 +54,10 @@ def client_library() -> ModuleType:
 
 
 def read_settings(path: str) -> dict[str, str]:
-    """Client settings out of a properties file: `name=value` lines, `#` begins a comment line.
+    """Client settings from a properties file: lines `name=value`; `#` begins a comment line.
 
     Raises:
-        DataError: the file cannot be read, a line has another form, or a setting is not the user's.
+        DataError: the file cannot be read, a line has another form, or a setting is reserved.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -76,19 +77,20 @@ def read_settings(path: str) -> dict[str, str]:
 
 
 def client_settings(servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """What every client of ours is made with."""
-    # The library would write to standard error by itself; what matters is raised.
+    """The settings of every client."""
+    # Without a log level, the library writes to standard error; errors are raised anyway.
     return {**settings, "bootstrap.servers": servers, "log_level": 0}
 
 
 def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, create_partitions: int = 0) -> Topic:
-    """Ask the broker for a topic.
+    """The broker's description of a topic.
 
     Args:
-        create_partitions: make the topic with so many if it does not exist; one that exists has to have so many.
+        create_partitions: create the topic with this number of partitions if it does not exist; an existing one must
+            have this number. 0: it must exist.
 
     Raises:
-        DataError: the name or a setting is not allowed, the topic does not exist or has another number of partitions.
+        DataError: the name or a setting is not allowed; the topic does not exist or has other partitions.
         TransportError: the broker does not answer, or refuses.
     """
     if not _TOPIC.match(name) or name in (".", ".."):
@@ -126,14 +128,14 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
 
 
 def _described(library: ModuleType, admin: Any, name: str) -> Any:
-    """The library's description of a topic that exists, or was just made."""
+    """The library's description of a topic that exists or was just created."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while True:
         try:
-            asked = admin.describe_topics(library.TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
-            return asked[name].result(2 * _ANSWER_SECONDS)
+            futures = admin.describe_topics(library.TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
+            return futures[name].result(2 * _ANSWER_SECONDS)
         except library.KafkaException as error:
-            # The broker acknowledges a new topic before all of it knows the topic.
+            # The broker acknowledges a new topic before it can describe it.
             unknown = error.args[0].code() == library.KafkaError.UNKNOWN_TOPIC_OR_PART
             if not unknown or time.monotonic() > deadline:
                 raise

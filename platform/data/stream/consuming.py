@@ -1,5 +1,5 @@
-"""PartitionLog: the messages of one partition of a topic between two offsets. No consumer group: who reads keeps the
-offsets, with the rows."""
+"""PartitionLog: the messages of one partition of a topic between two offsets, without a consumer group: the caller
+stores offsets together with rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from elastrec.platform.specs.errors import DataError, TransportError
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
 _AT_ONCE = 1_000
-"""Messages taken from the client at once: it waits for so many, so that a last few cost its time-out."""
+"""Messages per call of the client, which waits for so many until its time-out."""
 
 
 class PartitionLog:
-    """Reads one partition; close it.
+    """Reads one partition; must be closed.
 
     Raises:
         DataError: a setting is not allowed.
@@ -26,64 +26,64 @@ class PartitionLog:
         self._library = client_library()
         self.topic, self.partition = topic, partition
         self.position = 0
-        """Behind the last message that `read` gave out and the marks after it."""
-        ours = {
-            # The library wants a name; no group is joined and no offset is committed.
+        """The offset after the last message from `read` and the transaction markers that follow it."""
+        fixed = {
+            # The library requires a name; no group is joined and no offset is committed.
             "group.id": "elastrec-landing", "enable.auto.commit": False, "enable.partition.eof": True,
             "isolation.level": "read_committed", "auto.offset.reset": "error",
         }  # fmt: skip
         try:
-            self._consumer = self._library.Consumer({**client_settings(servers, settings), **ours})
+            self._consumer = self._library.Consumer({**client_settings(servers, settings), **fixed})
         except self._library.KafkaException as error:
             raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
 
     def bounds(self) -> tuple[int, int]:
-        """Offsets of the oldest message that is there, and behind the newest one."""
+        """Offsets of the oldest message and after the newest one."""
         try:
             oldest, end = self._consumer.get_watermark_offsets(
                 self._library.TopicPartition(self.topic, self.partition), timeout=_ANSWER_SECONDS
             )
         except self._library.KafkaException as error:
-            raise self._silent(reason(error)) from error
+            raise self._unreadable(reason(error)) from error
         return oldest, end
 
     def read(self, begin: int, end: int, most: int) -> Iterator[list[tuple[int, bytes | None]]]:
-        """(offset, message) at offsets [begin, end), up to `most` at once.
+        """Lists of up to `most` (offset, message) at offsets [begin, end).
 
-        Ends before `end` where a transaction of some producer is still open: see `position`.
+        Ends before `end` if a producer's transaction is still open: see `position`.
 
         Raises:
             TransportError: the broker does not answer.
         """
         self._consumer.assign([self._library.TopicPartition(self.topic, self.partition, begin)])
         held: list[tuple[int, bytes | None]] = []
-        self.position, heard, ended = begin, time.monotonic(), False
+        self.position, last_message, ended = begin, time.monotonic(), False
         while self.position < end and not ended:
             for message in self._consumer.consume(min(most - len(held), _AT_ONCE), timeout=0.1):
-                heard = time.monotonic()
+                last_message = time.monotonic()
                 error = message.error()
                 if error is None:
                     if message.offset() < end:
                         held.append((message.offset(), message.value()))
                     self.position = min(message.offset() + 1, end)
                 elif error.code() == self._library.KafkaError._PARTITION_EOF:
-                    # Marks of transactions have offsets, too, and are never delivered.
+                    # Transaction markers have offsets, too, and are never delivered.
                     self.position, ended = min(message.offset(), end), True
                 else:
-                    raise self._silent(str(error.str()))
+                    raise self._unreadable(str(error.str()))
             if len(held) == most:
                 yield held
                 held = []
-            if time.monotonic() - heard > _SILENCE_SECONDS:
-                raise self._silent(f"no message for {_SILENCE_SECONDS:.0f} s")
+            if time.monotonic() - last_message > _SILENCE_SECONDS:
+                raise self._unreadable(f"no message for {_SILENCE_SECONDS:.0f} s")
         if held:
             yield held
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Closes the connection."""
         self._consumer.close()
 
-    def _silent(self, why: str) -> TransportError:
+    def _unreadable(self, why: str) -> TransportError:
         return TransportError(
             f"topic {self.topic}: partition {self.partition} cannot be read ({why}); what was landed before stays; "
             "land again when the broker is well",

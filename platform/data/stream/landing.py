@@ -1,8 +1,8 @@
-"""land: a topic's messages as daily Parquet files per partition of the topic, each message exactly once.
+"""land: writes a topic's messages as daily Parquet files per partition of the topic, each message exactly once.
 
-The files of one partition of the topic become visible first; then `_landed.json` moves to the offset behind them, as a
-whole. A file's name holds the offset with which it began: those that the record does not cover are what an interrupted
-call left, and are removed before the same messages are landed again.
+First, the files of one partition of the topic become visible; then `_landed.json` is replaced by one with the offset
+after them. The name of a file contains the offset of its first message: files that the record does not cover are those
+of an interrupted call, and are removed before the same messages are landed again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _log = structlog.get_logger()
 
 
 class LandRecord(Spec):
-    """How far a topic was landed; the content of `_landed.json`."""
+    """The progress of landing a topic; the content of `_landed.json`."""
 
     topic: str
     cluster_id: str
@@ -50,7 +50,7 @@ class LandRecord(Spec):
     timezone: str = "UTC"
     """Of the days."""
     session_type: Literal["integer", "text"] | None = None
-    """Decided by the first message."""
+    """That of the first message."""
     next_offsets: dict[int, int] = {}
     """Per partition of the topic, the offset of the first message that was not landed."""
     rows: int = 0
@@ -58,7 +58,7 @@ class LandRecord(Spec):
 
 
 class LandedPartition(Spec):
-    """What one call landed of one partition of the topic: messages at offsets [begin, end)."""
+    """The messages of one partition of the topic that one call landed, at offsets [begin, end)."""
 
     partition: int
     begin: int
@@ -69,7 +69,7 @@ class LandedPartition(Spec):
 
 
 class LandReport(Spec):
-    """What one call landed, and what lies there in all."""
+    """The messages that one call landed, and the record of all."""
 
     landed: tuple[LandedPartition, ...]
     record: LandRecord
@@ -80,19 +80,19 @@ class LandReport(Spec):
 def land(
     data: TrainingData, topic: str, destination: str, *, servers: str, settings: Mapping[str, str] | None = None
 ) -> LandReport:
-    """Land what the topic holds when it is called, behind what was landed before.
+    """Lands the messages that the topic contains at the time of the call and that were not landed before.
 
     Rows of one session are in one file per call and day, in the order in which they were sent, because the session is
-    the messages' key. Call it when a day is over, and each day's sessions are whole.
+    the messages' key. If it is called after the end of each day, each day's sessions are whole.
 
     Args:
-        data: the columns, as for `publish`; messages that are no such rows are bad rows and follow `data.bad_rows`.
+        data: the columns, as for `publish`; messages of another form are bad rows, see `data.bad_rows`.
         servers: `host:port,...` of the broker.
         settings: of the client library.
 
     Raises:
-        DataError: the data names no session or timestamp; a message is unusable and may not be; the topic does not
-            exist; the destination holds something else, or is being written by another call; the broker dropped
+        DataError: the data has no session or timestamp; a message is unusable and the job does not allow it; the topic
+            does not exist; the destination contains other files, or another call is writing to it; the broker deleted
             messages that were not landed.
         TransportError: the broker does not answer.
     """
@@ -100,12 +100,12 @@ def land(
     described = describe_topic(servers, topic, settings or {})
     landed = []
     with _locked(destination):
-        record = _begun(destination, described, form, data.timezone)
+        record = _record_of(destination, described, form, data.timezone)
         _remove_unrecorded(destination, record)
         for partition in range(described.partitions):
             log = PartitionLog(described.name, partition, servers, settings or {})
             try:
-                done, record = _land_one(data, form, destination, log, record)
+                done, record = _land_partition(data, form, destination, log, record)
             finally:
                 log.close()
             if done is not None:
@@ -119,7 +119,7 @@ def land(
     return report
 
 
-def _land_one(
+def _land_partition(
     data: TrainingData, form: MessageForm, destination: str, log: PartitionLog, record: LandRecord
 ) -> tuple[LandedPartition | None, LandRecord]:
     oldest, end = log.bounds()
@@ -209,7 +209,7 @@ class _DayFiles:
         self.rows += table.num_rows
 
     def finish(self) -> None:
-        """Show all files."""
+        """Makes all files visible."""
         for day in sorted(self._held):
             self._row_groups(day, last=True)
         self.days = tuple(self._folder(day) for day in sorted(self._open))
@@ -219,7 +219,7 @@ class _DayFiles:
             self.bytes += file.commit()
 
     def discard(self) -> None:
-        """Remove what is not shown yet."""
+        """Removes files that are not visible yet."""
         for file, writer in self._open.values():
             writer.close()
             file.discard()
@@ -238,8 +238,8 @@ class _DayFiles:
         return self._calendar.partition(day).folder
 
 
-def _begun(destination: str, topic: Topic, form: MessageForm, timezone: str) -> LandRecord:
-    """The record that lies there, or a new one."""
+def _record_of(destination: str, topic: Topic, form: MessageForm, timezone: str) -> LandRecord:
+    """The destination's record, or a new one."""
     new = LandRecord(
         topic=topic.name, cluster_id=topic.cluster_id, topic_id=topic.topic_id, columns=form.columns,
         timezone=timezone,
@@ -252,7 +252,7 @@ def _begun(destination: str, topic: Topic, form: MessageForm, timezone: str) -> 
     if filesystem.get_file_info(locate(uri)[1]).type != pafs.FileType.File:
         if info.type == pafs.FileType.Directory and list_files(destination):
             raise DataError(f"{destination}: holds files that were not landed; choose another folder or remove it")
-        # Written first, so that the folder of an interrupted call is recognised.
+        # Written first, so that a later call recognises the folder of an interrupted one.
         _write_record(destination, new)
         return new
     try:
@@ -272,7 +272,7 @@ def _begun(destination: str, topic: Topic, form: MessageForm, timezone: str) -> 
 def _remove_unrecorded(destination: str, record: LandRecord) -> None:
     for uri, _ in list_files(destination):
         match = _FILE.search(uri)
-        # A partition that is not in the record has nothing landed.
+        # No message of a partition that is not in the record was landed.
         if match and int(match[2]) >= record.next_offsets.get(int(match[1]), 0):
             filesystem, path = locate(uri)
             filesystem.delete_file(path)
@@ -285,7 +285,7 @@ def _write_record(destination: str, record: LandRecord) -> None:
 
 @contextmanager
 def _locked(destination: str) -> Iterator[None]:
-    """Keeps a second call on this machine away from a local destination."""
+    """Locks a local destination against other calls on this machine."""
     filesystem, path = locate(destination)
     if not isinstance(filesystem, pafs.LocalFileSystem):
         yield

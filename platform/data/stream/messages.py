@@ -1,4 +1,4 @@
-"""MessageForm: one row of a click log as one message, a MessagePack map from column to value.
+"""MessageForm: rows of a click log as messages, MessagePack maps from column to value.
 
 | column | value |
 |---|---|
@@ -11,8 +11,8 @@
 | column of ids | a signed 64-bit id, after encoding, before any step; absent or nil: an empty field |
 | list column | a list of such values; absent: an empty list |
 
-Names that the job does not know are passed over, so that a service may log more than one job reads. The key is the
-session as text in UTF-8, decimal for integers.
+Unknown names are ignored, so that a service can log columns for several jobs. The key is the session as text in UTF-8,
+decimal for integers.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ def _feature_types(data: TrainingData) -> dict[str, tuple[Any, Any, pa.DataType]
     """Of each column that features read: the value in a message, the value of an absent one, the column's type.
 
     Raises:
-        DataError: features read one column in several ways, or look only at what is missing in it.
+        DataError: features read one column in several ways, or only its missing marks.
     """
     ways: dict[str, set[tuple[str, bool]]] = {}
     for reading in RowEncoder(data).readings:
-        found = ways.setdefault(reading.column, set())
+        kinds = ways.setdefault(reading.column, set())
         if reading.kind != "presence":
-            found.add((reading.kind, reading.is_list))
-    for column, found in ways.items():
-        if len(found) != 1:
-            how = " and ".join(sorted(kind for kind, _ in found)) or "for what is missing only"
+            kinds.add((reading.kind, reading.is_list))
+    for column, kinds in ways.items():
+        if len(kinds) != 1:
+            how = " and ".join(sorted(kind for kind, _ in kinds)) or "for what is missing only"
             raise DataError(
                 f"column {column!r}: read as {how}; allowed in a stream: as numbers or as ids, one of the two; log "
                 "the value in two columns"
             )
-    return {column: _VALUES[found.pop()] for column, found in ways.items()}
+    return {column: _VALUES[kinds.pop()] for column, kinds in ways.items()}
 
 
 class MessageForm:
@@ -96,7 +96,7 @@ class MessageForm:
         types[data.session] = (session, msgspec.NODEFAULT, pa.null())
         self.columns = tuple(types)
         self._kinds = {name: kind for name, (_, _, kind) in types.items()}
-        # A struct's fields need names that Python allows; those with no default come first.
+        # Fields of a struct need names that Python allows; those without a default are first.
         self._fields = {name: f"f{index}" for index, name in enumerate(types)}
         ordered = sorted(types, key=lambda name: types[name][1] is not msgspec.NODEFAULT)
         self._ordered = tuple(ordered)
@@ -120,7 +120,7 @@ class MessageForm:
         """The row of one message.
 
         Raises:
-            DataError: it is no row of this form; says which column is wrong.
+            DataError: it is not a row of this form; the message names the column.
         """
         try:
             return self._decoder.decode(message or b"")
@@ -133,7 +133,7 @@ class MessageForm:
         return session
 
     def schema(self, session: pa.DataType) -> pa.Schema:
-        """The columns that `table` gives for sessions of this type, int64 or string."""
+        """The columns of `table` for sessions of this type, int64 or string."""
         return pa.schema({**self._kinds, self.session: session})
 
     def table(self, rows: Sequence[Row], session: pa.DataType) -> pa.Table:
@@ -148,7 +148,6 @@ class MessageForm:
 def _values(column: pa.Array) -> list[Any]:
     """Python values; those of a list column without one Arrow scalar per id."""
     if not pa.types.is_list(column.type):
-        found: list[Any] = column.to_pylist()
-        return found
+        return list(column.to_pylist())
     flat, bounds = np.asarray(column.values).tolist(), np.asarray(column.offsets).tolist()
     return [flat[begin:end] for begin, end in pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Which partition of a topic a session belongs to: Kafka's own rule for keys, for whole columns at once.
+"""The partition of a topic for each session, by Kafka's rule for keys, vectorised.
 
-murmur2 of the key's bytes without its sign, modulo the number of partitions, as in Kafka's Java client. So producers in
-other languages that use the session as key (`partitioner=murmur2` with librdkafka) choose the same partitions.
+As in Kafka's Java client, it is murmur2 of the key's bytes without its sign, modulo the number of partitions. Other
+producers that use the session as key (with librdkafka: `partitioner=murmur2`) choose the same partitions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""publish: the rows of a click log as messages of a topic, keyed by session, in the order of the log.
+"""publish: sends the rows of a click log as messages of a topic, keyed by session, in the order of the log.
 
-Every row is read and checked before the first one is sent, so that bad input leaves the topic as it was.
+All rows are read and checked before the first one is sent, so that bad input does not change the topic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = structlog.get_logger()
 
 
 class PublishReport(Spec):
-    """What was sent."""
+    """The messages that were sent."""
 
     topic: str
     rows: int
@@ -56,21 +56,21 @@ def publish(
     settings: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> PublishReport:
-    """Send a log's rows. Calling it twice sends them twice.
+    """Sends a log's rows; a second call sends them again.
 
-    A message is acknowledged by all in-sync replicas and written once, in order, however often it is sent
-    (idempotence). It carries the time of sending: with the row's own time the broker would drop old logs at once.
+    A message is acknowledged by all in-sync replicas and, with idempotence, written once and in order. Its timestamp is
+    the time of sending, because the broker would immediately delete old logs with the time of their rows.
 
     Args:
         servers: `host:port,...` of the broker.
         partitions: of the log; default all.
-        topic_partitions: make the topic with so many; one that exists has to have so many. 0: it has to exist.
+        topic_partitions: see `describe_topic`.
         settings: of the client library, such as `security.protocol`.
 
     Raises:
-        DataError: the data names no session or timestamp, a session is empty or no integer and no text, the rows are
-            not in order of time, a row is bad, or the topic is not as expected. Nothing was sent then.
-        TransportError: the broker does not answer, or stopped acknowledging; says how many rows it has.
+        DataError: the data has no session or timestamp, a session is empty or neither an integer nor text, the rows are
+            not in order of time, a row is bad, or the topic is not as expected. Then nothing was sent.
+        TransportError: the broker does not answer or acknowledge; the message contains the number of rows it has.
     """
     form = MessageForm(data)
     manifest = build_manifest(data, partitions, try_rows=False)
@@ -103,20 +103,20 @@ def publish(
 
 
 class _Sender:
-    """An idempotent producer whose first failed delivery ends everything."""
+    """An idempotent producer that stops at the first failed delivery."""
 
     def __init__(self, topic: Topic, servers: str, settings: Mapping[str, str]) -> None:
         self._library = client_library()
         self._topic = topic
         self._sent = 0
         self._failures: list[str] = []
-        ours = {
+        fixed = {
             "enable.idempotence": True, "acks": "all", "delivery.report.only.error": True,
             "error_cb": self._on_error,
         }  # fmt: skip
         defaults = {"compression.type": "zstd", "linger.ms": "50", "delivery.timeout.ms": str(1000 * _DELIVERY_SECONDS)}
         try:
-            self._producer = self._library.Producer({**defaults, **client_settings(servers, settings), **ours})
+            self._producer = self._library.Producer({**defaults, **client_settings(servers, settings), **fixed})
         except self._library.KafkaException as error:
             raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
 
@@ -129,7 +129,7 @@ class _Sender:
                     )
                     break
                 except BufferError:
-                    # The queue is full; room comes with acknowledgements.
+                    # The queue is full until messages are acknowledged.
                     self._producer.poll(0.1)
                     self._check()
                 except self._library.KafkaException as error:
@@ -140,8 +140,8 @@ class _Sender:
         self._check()
 
     def finish(self) -> None:
-        """Wait until all is acknowledged."""
-        # What cannot be delivered fails after the delivery timeout and is then no longer waited for.
+        """Waits until all messages are acknowledged."""
+        # `flush` does not wait for messages that failed after the delivery timeout.
         self._producer.flush(2 * _DELIVERY_SECONDS)
         self._check()
         if len(self._producer):
@@ -167,7 +167,7 @@ class _Sender:
 
 
 def _checked(data: TrainingData, form: MessageForm, manifest: DataManifest) -> bool:
-    """Read every row once; whether sessions are texts.
+    """Reads all rows; returns whether sessions are text.
 
     Raises:
         DataError: see `publish`.
