@@ -55,7 +55,7 @@ class Server:
         from elastrec.trainers.parameter_server.warm_up import warm_kernels
 
         warm_kernels()
-        self.server = ParameterServer(name, job().spec, cores=1)
+        self.server = ParameterServer(name, job().spec, granted_cores=1)
         handlers = {**self.server.array_handlers(), **Giver(self.server).array_handlers()}
         self.rpc = RpcServer({}, token=TOKEN, array_handlers=handlers)
         self.rpc.serve_in_background()

@@ -68,7 +68,7 @@ class Server:
             }
         )
         self.routing = RoutingTable(epoch=1, owners=[0] * buckets, servers=["ps-0"], addresses=["nowhere"])
-        self.server = ParameterServer("ps-0", self.spec, cores=cores, clock=lambda: self.now)
+        self.server = ParameterServer("ps-0", self.spec, granted_cores=cores, clock=lambda: self.now)
         self.server.start_empty(self.routing, 1)
 
     @property

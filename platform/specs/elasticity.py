@@ -75,7 +75,8 @@ class Elasticity(Spec):
     minimum_parameter_server_cores: Cores | None = None
     """No plan gives a parameter server fewer cores. Absent: the cores under `resources`."""
     maximum_parameter_server_cores: Cores | None = None
-    """No plan gives a parameter server more cores. Absent: the cores under `resources`."""
+    """No plan gives a parameter server more cores. Absent: the cores under `resources`. If a person requests more,
+    the servers are replaced by larger ones, because a server cannot use more cores than it was started for."""
     minimum_parameter_server_memory: Memory | None = None
     """No plan gives a parameter server less memory. Absent: the memory under `resources`."""
     maximum_parameter_server_memory: Memory | None = None
@@ -92,6 +93,15 @@ class Elasticity(Spec):
                     "maximum or lower the minimum"
                 )
         return self
+
+    def most_server_cores(self, at_start: float) -> float:
+        """Cores that a parameter server may have without being started anew: the number of its locks is chosen for
+        them when it starts.
+
+        Args:
+            at_start: the cores under `resources`.
+        """
+        return self.maximum_parameter_server_cores or at_start
 
     def limits(self, role: str, amount: str) -> tuple[float | None, float | None]:
         """Minimum and maximum `cores` or `memory` (bytes) of a pod of a role; None if the job file has no such

@@ -54,7 +54,7 @@ from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.load import LoadMeter
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
-from elastrec.trainers.threads import threads_of
+from elastrec.trainers.threads import granted_threads, threads_of
 
 log = structlog.get_logger(__name__)
 
@@ -187,7 +187,9 @@ class ServerPod:
             if registered is None:
                 return
             job = TrainingJob.model_validate_json(registered.job_json)
-            self._server = ParameterServer(self._settings.pod, job.spec, clock=self._clock)
+            self._server = ParameterServer(
+                self._settings.pod, job.spec, clock=self._clock, granted_cores=granted_threads(os.environ)
+            )
             orders = self._orders
             self._saver = Saver(self._server, orders.froze, orders.saved, orders.failed, orders.copied, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)

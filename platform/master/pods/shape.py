@@ -1,6 +1,7 @@
 """Changes of a running job's shape: more or fewer pods, of another size, or on other nodes. Pure.
 
-Pods are first resized in place. If a pod's node has no room, another pod takes over (`succession`).
+Pods are first resized in place. If a pod's node has no room, or a server is to have more cores than it has locks for,
+another pod takes over (`succession`).
 """
 
 from __future__ import annotations
@@ -207,10 +208,10 @@ def want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, eff
         _set_workers(state, effects)
     for role, places in change.items():
         if names_size(places):
-            _resize(state, role, target[role].size)
+            _resize(state, role, target[role].size, effects)
 
 
-def _resize(state: JobState, role: Role, size: PodSize) -> None:
+def _resize(state: JobState, role: Role, size: PodSize, effects: list[Effect]) -> None:
     """Requests a size for all remaining pods of a role; pods that were to leave because of their size stay."""
     for member in state.membership.members.values():
         if member.role is not role or member.retiring:
@@ -220,6 +221,17 @@ def _resize(state: JobState, role: Role, size: PodSize) -> None:
             succession.call_off(state, member)
         if member.stays:
             state.membership.ask_for(member, size, state.time)
+            if needs_other_locks(state, member, size):
+                reason = f"a server that started for {state.plan.most_server_cores:g} cores cannot use more"
+                _not_in_place(state, member, size, reason, effects)
+
+
+def needs_other_locks(state: JobState, member: Member, size: PodSize) -> bool:
+    """Whether a pod is a running server that is to have more cores than it started for."""
+    most = state.plan.most_server_cores
+    if most is None or member.role is not Role.PARAMETER_SERVER or not member.uid:
+        return False
+    return size.cores > max(member.cores, most)
 
 
 def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:

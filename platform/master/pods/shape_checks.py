@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from elastrec.platform.clusters.nodes import Node
+from elastrec.platform.master.pods import shape
 from elastrec.platform.master.pods.requests import names_size
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
@@ -92,9 +93,17 @@ def _too_late(state: JobState, asked: ChangeShape) -> str:
         what = f"{field_name(Role.PARAMETER_SERVER, 'count')}: {servers.count}"
     elif moved := [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]:
         what = f"moves: {moved[0]}"
+    elif _are_replaced(state, servers):
+        what = f"{field_name(Role.PARAMETER_SERVER, 'cores')}: {servers.cores:g}"
     else:
         return ""
     return f"{what} is not allowed while the job is {state.phase}; allowed: until its training is over"
+
+
+def _are_replaced(state: JobState, servers: PlacesChange) -> bool:
+    """Whether a server cannot have this size without being replaced."""
+    size = state.wanted_shape[Role.PARAMETER_SERVER].changed(servers).size
+    return any(shape.needs_other_locks(state, member, size) for member in state.membership.servers())
 
 
 def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_of: Mapping[str, str]) -> list[str]:
@@ -138,7 +147,8 @@ def _of_size(
     size = state.wanted_shape[role].changed(places).size
     members = [m for m in state.membership.members.values() if m.role is role and m.stays and m.asked != size]
     in_place, migrated, unknown, free = 0, 0, 0, {name: node.free for name, node in nodes.items()}
-    for member in members:
+    resized = [member for member in members if not shape.needs_other_locks(state, member, size)]
+    for member in resized:
         name = node_of.get(member.name, "")
         if name not in free:
             unknown += 1
@@ -153,6 +163,11 @@ def _of_size(
             in_place, free[name] = in_place + 1, left
     title = f"{_NAMES[role]}s of {size.cores:g} cores and {format_bytes(size.memory_bytes)}"
     lines = [f"{title}: {in_place} resized in place"] if in_place else []
+    if replaced := len(members) - len(resized):
+        lines.append(
+            f"{title}: {replaced} migrated: a server uses at most scaling.maximum_parameter_server_cores"
+            f"{_room(size, nodes, set())}"
+        )
     if migrated:
         lines.append(f"{title}: {migrated} migrated: their nodes have not got the room{_room(size, nodes, set())}")
     if unknown:

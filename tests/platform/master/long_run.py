@@ -237,6 +237,7 @@ def random_plan(chance: random.Random) -> JobPlan:
         shard_attempts=chance.choice([4, 100_000]),
         pod_restarts=chance.choice([30, 100_000, 100_000]),
         slow_pod_moves=chance.choice([0, 2]),
+        most_server_cores=chance.choice([None, 2.0]),
     )
 
 
@@ -307,7 +308,11 @@ def upset(world: JournalledWorld, chance: random.Random) -> None:
     elif what < 0.9 and plane.pods:
         (plane.evict if chance.random() < 0.6 else plane.lose_node)(chance.choice(sorted(plane.pods)))
     else:
-        asked = change(worker_cores=chance.choice([1.0, 2.0]), parameter_server_cores=1.5, worker_memory_bytes=2000)
+        asked = change(
+            worker_cores=chance.choice([1.0, 2.0]),
+            parameter_server_cores=chance.choice([1.5, 2.5]),
+            worker_memory_bytes=2000,
+        )
         world.handle(events.ShapeAsked(time=world.time, change=asked))
     world.reconcile()
 

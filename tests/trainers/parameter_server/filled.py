@@ -28,7 +28,7 @@ def servers_of(job: TrainingJob, count: int, *, now: float = 1000.0) -> list[Par
     routing = routing_of(["nowhere"] * count, buckets=job.spec.resources.virtual_buckets)
     servers = []
     for number in range(count):
-        server = ParameterServer(f"ps-{number}", job.spec, capacity_rows=200_000, clock=lambda: now, cores=2)
+        server = ParameterServer(f"ps-{number}", job.spec, capacity_rows=200_000, clock=lambda: now, granted_cores=2)
         server.start_empty(routing, 1)
         servers.append(server)
     return servers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from elastrec.trainers.parameter_server.serving.place import Frozen, Left, Place
 from elastrec.trainers.parameter_server.serving.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.memory import UsedRegions
+from elastrec.trainers.threads import threads_for
 
 __all__ = ["Frozen", "ParameterServer", "Place"]
 
@@ -43,8 +43,8 @@ class ParameterServer(RequestHandlers):
         spec: the job.
         clock: the job's, seconds since the epoch, for eviction.
         capacity_rows: per table group; default: the capacity of the machine's memory.
-        cores: maximum that serves at once; default: this machine's, because a pod can be resized in place while it
-            serves.
+        granted_cores: with which it starts. It has locks for as many, or for as many as the job file allows later if
+            that is more (`Elasticity.most_server_cores`).
 
     Attributes:
         transfers: see Heartbeat.
@@ -59,12 +59,13 @@ class ParameterServer(RequestHandlers):
         plan: TablePlan | None = None,
         clock: Callable[[], float] = time.time,
         capacity_rows: int | None = None,
-        cores: int | None = None,
+        granted_cores: float = 1.0,
     ) -> None:
         super().__init__(spec, plan or plan_of_job(spec), clock)
         self.name = name
         self._capacity_rows = capacity_rows
-        self._stripes = stripes_for(os.cpu_count() or 1 if cores is None else cores)
+        most_cores = spec.scaling.most_server_cores(spec.resources.parameter_server.cores)
+        self._stripes = stripes_for(threads_for(max(granted_cores, most_cores)))
         self.transfers = 0
         self.left: Left | None = None
         # Future buckets that it does not serve yet, and their stores.

@@ -18,6 +18,7 @@ from elastrec.platform.transport.messages.observer import (
     CancelShape,
     ChangeShape,
     GetStatus,
+    PodMove,
     ShapeAnswer,
     ShapeOutcome,
     ShapeRequest,
@@ -285,3 +286,19 @@ def test_only_workers_and_servers_can_be_requested():
     evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
     assert "role 'evaluator' is not allowed" in refusal(world.state, ChangeShape(change=evaluators))
     assert "above 0" in refusal(world.state, ChangeShape(change=change(worker_cores=float("nan"))))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        (ChangeShape(change=change(parameter_servers=3)), "parameter_servers: 3"),
+        (ChangeShape(change=change(parameter_server_cores=2.5)), "parameter_server_cores: 2.5"),
+        (ChangeShape(moves=[PodMove(pod="j-ps-0")]), "moves: j-ps-0"),
+    ],
+)
+def test_servers_cannot_be_replaced_while_the_job_saves_its_last_record(asked: ChangeShape, field: str):
+    world = long_job(most_server_cores=2.0)
+    world.state.phases.phase = Phase.SAVING
+    reason = refusal(world.state, asked)
+    assert reason == f"{field} is not allowed while the job is Saving; allowed: until its training is over"
+    assert not refusal(world.state, ChangeShape(change=change(parameter_server_cores=2.0)))

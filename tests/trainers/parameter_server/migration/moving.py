@@ -41,7 +41,8 @@ class Cluster:
 
     def __init__(self, count: int, job: TrainingJob, members: Sequence[WorkerProcess]) -> None:
         self.members = members
-        self.servers = {f"ps-{index}": ParameterServer(f"ps-{index}", job.spec, cores=2) for index in range(count)}
+        names = [f"ps-{index}" for index in range(count)]
+        self.servers = {name: ParameterServer(name, job.spec, granted_cores=2) for name in names}
         self.givers = {name: Giver(server) for name, server in self.servers.items()}
         self.rpcs = {
             name: RpcServer(

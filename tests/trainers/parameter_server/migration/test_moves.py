@@ -368,7 +368,7 @@ def test_buckets_that_are_not_held_are_refused() -> None:
             Taker(moved.servers["ps-0"], order, 1, moved.connect)
         with pytest.raises(TransportError, match="does not hold bucket"):
             foreign = [bucket for bucket in range(BUCKETS) if not moved.servers["ps-1"].place.owned[bucket]][:1]
-            free = ParameterServer("ps-2", JOB.spec, cores=1)
+            free = ParameterServer("ps-2", JOB.spec, granted_cores=1)
             Taker(
                 free, TakeOrder("move", [TakeFrom("ps-1", moved.rpcs["ps-1"].address, foreign, [])]), 1, moved.connect
             ).copy_round()

@@ -55,7 +55,7 @@ def rounds_until_small(monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[i
     def report() -> None:
         named.append(rounds.rounds)
 
-    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    server = ParameterServer("ps-0", JOB.spec, granted_cores=1)
     copier = Mover(server, lambda address: pytest.fail("nobody is asked"), report)
     copier.follow(ORDER, 1)
     wait_for(lambda: bool(named), 30, "an order that is copied")
@@ -89,7 +89,7 @@ def test_a_taker_pauses_less_each_time_that_it_is_hastened(
     with cluster(2, 1) as moved:
         after: RoutingTable = moved.table(2, moved.routing.owners)
         order = moved.orders(after)["ps-1"]
-        taker = Taker(ParameterServer("ps-1", JOB.spec, cores=1), order, 1, moved.connect)
+        taker = Taker(ParameterServer("ps-1", JOB.spec, granted_cores=1), order, 1, moved.connect)
         monkeypatch.setattr(taker, "_ask", lambda source, request, answer: (answered(request.buckets), nothing()))
         taker._due = SimpleNamespace(wait=pauses.append)  # type: ignore[assignment]
         taken = []
@@ -109,7 +109,7 @@ def test_there_is_no_pause_after_a_round_or_before_due_work() -> None:
     steps: list[str] = []
     with cluster(2, 1) as moved:
         order = moved.orders(moved.table(2, moved.routing.owners))["ps-1"]
-        taker = Taker(ParameterServer("ps-1", JOB.spec, cores=1), order, 1, moved.connect)
+        taker = Taker(ParameterServer("ps-1", JOB.spec, granted_cores=1), order, 1, moved.connect)
 
         def ask(source: Any, request: CopyBuckets, answer: Any) -> Any:
             steps.append("ask")
@@ -130,7 +130,7 @@ def test_long_rounds_do_not_follow_each_other_before_the_hand_over(
 ) -> None:
     clock, waits = [0.0], list[float]()
     rounds = Rounds([4 * _MIB], 0)
-    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    server = ParameterServer("ps-0", JOB.spec, granted_cores=1)
     copier = Mover(server, lambda address: pytest.fail("nobody is asked"), lambda: None)
 
     def take_time() -> int:
@@ -152,7 +152,7 @@ def test_long_rounds_do_not_follow_each_other_before_the_hand_over(
 
 
 def test_rows_that_change_in_every_round_are_listed_in_each_round() -> None:
-    server = ParameterServer("ps-0", JOB.spec, cores=1)
+    server = ParameterServer("ps-0", JOB.spec, granted_cores=1)
     server.start_empty(RoutingTable(epoch=1, owners=[0] * BUCKETS, servers=["ps-0"], addresses=["nowhere"]), 1)
     store, giver = server.stores[0], Giver(server)
 

@@ -65,7 +65,12 @@ class RecordedBuckets(Buckets):
 
     def server_of(self, cores: int) -> ParameterServer:
         return ParameterServer(
-            "ps-0", self.job.spec, plan=self.here.plan, capacity_rows=10_000, clock=lambda: self.now, cores=cores
+            "ps-0",
+            self.job.spec,
+            plan=self.here.plan,
+            capacity_rows=10_000,
+            clock=lambda: self.now,
+            granted_cores=cores,
         )
 
     def routing(self) -> object:

@@ -48,6 +48,18 @@ def test_every_request_has_a_handler() -> None:
     assert set(server_of().array_handlers()) == set(REQUESTS)
 
 
+@pytest.mark.parametrize(
+    ("granted_cores", "maximum", "locks"), [(1.0, None, 1), (0.5, 2.0, 8), (1.5, None, 8), (4.0, 2.0, 16)]
+)
+def test_a_server_has_locks_for_the_cores_that_it_has_or_may_get(
+    granted_cores: float, maximum: float | None, locks: int
+) -> None:
+    spec = job_spec(scaling={"maximum_parameter_server_cores": maximum})
+    server = ParameterServer("ps-0", spec, granted_cores=granted_cores)
+    server.start_empty(routing_of(["ps-0"]), 1)
+    assert [store.locks.count for store in server.stores] == [locks] * len(server.stores)
+
+
 def test_a_repeated_push_is_applied_once_also_when_another_process_sends_it() -> None:
     server = server_of()
     start = pull(server, "a", [5])[1][0]
@@ -241,16 +253,6 @@ def test_a_worker_that_has_pulled_ahead_pushes_to_the_rows_of_its_older_pull() -
     push(server, "a", 1, [2, 3], 0.25)
     for number, moved in ((1, 0.5), (2, 0.75), (3, 0.25)):
         np.testing.assert_allclose(pull(server, "a", [number])[1][0], before[number] - moved, atol=1e-6)
-
-
-def test_a_server_that_was_granted_one_core_can_use_more_after_it_was_resized_in_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    monkeypatch.setenv("ELASTREC_CORES", "1")
-    server = ParameterServer("ps-0", job_spec(), capacity_rows=1000)
-    server.start_empty(routing_of(["ps-0"]), 1)
-    assert {store.locks.count for store in server.stores} == {16}
 
 
 @pytest.fixture
