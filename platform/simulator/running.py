@@ -20,7 +20,7 @@ from elastrec.platform.simulator.report import Ended
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
-from elastrec.platform.specs.metrics import COUNTS_APART, WINDOW_SECONDS, share_kept
+from elastrec.platform.specs.metrics import COUNTS_APART, WINDOW_SECONDS, Steps, StepsByConfiguration, share_kept
 
 _LEAST_MEASURED_SECONDS = 0.8 * WINDOW_SECONDS
 """Shorter intervals are not measured, because a job has just begun or has changed. Memory checks, which end intervals
@@ -71,8 +71,7 @@ class Running:
         self._placed_at, self._begun_at, self._scaled_at = math.nan, math.nan, math.nan
         self._passed = self._paused_until = self._saved_at = 0.0
         self._saved_remaining = job.samples
-        self._seen: dict[Allocation, tuple[float, float, float]] = {}
-        self._steps_ever: dict[Allocation, float] = {}
+        self._measured = StepsByConfiguration[Allocation]()
         self._counted_at, self._counted_rows = list[float](), list[float]()
         self._trained = 0.0
 
@@ -176,15 +175,10 @@ class Running:
             self._saved_at += math.floor((now - self._saved_at) / every) * every
             self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
         if self._down == 0 and trained >= _LEAST_MEASURED_SECONDS:
-            seconds, compute, steps = self._seen.get(self.allocation, (0.0, 0.0, 0.0))
-            count = trained / rate.step_seconds
+            steps = trained / rate.step_seconds
+            window = Steps(int(steps * self.allocation.workers), steps, trained, (steps * rate.compute_seconds,))
             # The weight of older windows decays, because slowness is often temporary.
-            kept = share_kept(trained)
-            self._seen[self.allocation] = (
-                kept * seconds + trained, kept * compute + count * rate.compute_seconds, kept * steps + count,
-            )  # fmt: skip
-            ever = self._steps_ever.get(self.allocation, 0.0)
-            self._steps_ever[self.allocation] = ever + count * self.allocation.workers
+            self._measured.add(self.allocation, window, share_kept(trained), now - trained, now)
         self._count_rows(trained_before, WINDOW_SECONDS * rate.samples)
 
     def _count_rows(self, since: float, every: float) -> None:
@@ -226,11 +220,11 @@ class Running:
         seen = tuple(
             Observation(
                 allocation=each,
-                iteration_seconds=seconds / steps,
-                compute_seconds=compute / steps,
-                iterations=max(1, int(steps)),
+                iteration_seconds=sums.mean,
+                compute_seconds=sums.others[0] / sums.steps,
+                iterations=max(1, int(sums.steps)),
             )
-            for each, (seconds, compute, steps) in self._seen.items()
+            for each, sums in self._measured.sums.items()
         )
         now = self._environment.now
         changes = tuple(
@@ -244,7 +238,7 @@ class Running:
             changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
             movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
             priority=self.job.priority, is_settled=self.settled, are_servers_settled=self._are_servers_settled,
-            steps=int(self._steps_ever.get(self.held, 0.0)), least_steps=self.settings.least_steps,
+            steps=self._measured.sums.get(self.held, Steps()).ever, least_steps=self.settings.least_steps,
         )  # fmt: skip
 
     def change_to(

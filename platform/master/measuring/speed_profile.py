@@ -2,6 +2,7 @@
 
 Steps while pods started or ended, or while there was no master, belong to no configuration and are left out. Older
 steps count less than newer ones, so that speeds that were disturbed by other jobs are corrected by later measurements.
+If all steps become much slower or faster, the measurements before do not count (`specs.metrics.StepsByConfiguration`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from elastrec.platform.master.pods.pace import look_seconds
-from elastrec.platform.specs.metrics import Phase, Role, share_kept
+from elastrec.platform.specs.metrics import Phase, Role, Steps, StepsByConfiguration, share_kept
 from elastrec.platform.specs.shape import Places, PodSize, Shape
 from elastrec.platform.transport.messages.job import WindowMetrics
 from elastrec.platform.transport.messages.profile import Measured, ServerUse
@@ -99,7 +100,7 @@ class SpeedProfile:
     """One job's sums. Not thread-safe: its owner locks."""
 
     def __init__(self) -> None:
-        self._sums: dict[Shape, Measured] = {}
+        self._steps = StepsByConfiguration[Shape]()
         self._now: Shape | None = None
         self._settled_since = 0.0
         self._looked = float("-inf")
@@ -120,26 +121,34 @@ class SpeedProfile:
         configuration = self._now
         if configuration is None or since is None or since < self._settled_since + SETTLING_SECONDS:
             return
-        before = self._sums.get(configuration, Measured(configuration=configuration))
         # Sums only fade while the job has their configuration.
         kept = share_kept(max(0.0, time - max(self._added, self._settled_since)))
         self._added = time
-        self._sums[configuration] = Measured(
-            configuration=configuration,
-            steps_ever=before.steps_ever + metrics.steps,
-            steps=kept * before.steps + metrics.steps,
-            samples=kept * before.samples + metrics.samples,
-            worker_seconds=kept * before.worker_seconds + time - since,
-            pull_seconds=kept * before.pull_seconds + metrics.pull_seconds,
-            push_seconds=kept * before.push_seconds + metrics.push_seconds,
-        )
-        if len(self._sums) > _MOST_CONFIGURATIONS:
-            del self._sums[next(iter(self._sums))]
+        window = Steps(
+            metrics.steps, metrics.steps, time - since,
+            (float(metrics.samples), metrics.pull_seconds, metrics.push_seconds),
+        )  # fmt: skip
+        self._steps.add(configuration, window, kept, since, time)
+        if len(self._steps.sums) > _MOST_CONFIGURATIONS:
+            del self._steps.sums[next(iter(self._steps.sums))]
 
     def recall(self, measured: Iterable[Measured]) -> None:
         """Goes on where the profile of a master before this one ended."""
-        self._sums = {entry.configuration: entry for entry in measured}
+        self._steps = StepsByConfiguration({
+            entry.configuration: Steps(
+                entry.steps_ever, entry.steps, entry.worker_seconds,
+                (entry.samples, entry.pull_seconds, entry.push_seconds),
+            )
+            for entry in measured
+        })  # fmt: skip
 
     def measured(self) -> list[Measured]:
         """One entry per configuration, in the order in which they were first measured."""
-        return list(self._sums.values())
+        return [
+            Measured(
+                configuration=configuration, steps_ever=sums.ever, steps=sums.steps, worker_seconds=sums.seconds,
+                samples=samples, pull_seconds=pull_seconds, push_seconds=push_seconds,
+            )
+            for configuration, sums in self._steps.sums.items()
+            for samples, pull_seconds, push_seconds in [sums.others]
+        ]  # fmt: skip

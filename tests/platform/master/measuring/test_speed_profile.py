@@ -12,7 +12,7 @@ from elastrec.platform.master.measuring.speed_profile import (
     configuration_of,
     is_settled,
 )
-from elastrec.platform.specs.metrics import FADING_SECONDS
+from elastrec.platform.specs.metrics import FADING_SECONDS, PERIOD_SECONDS
 from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import WindowMetrics
 from tests.platform.master.world import World, plan, running
@@ -43,18 +43,47 @@ def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
 
 
 def test_later_measurements_correct_those_of_a_disturbed_job():
+    # Less than a shift, after which the earlier ones would not count at all.
     world, profile, time, step = running(plan(shape=TWO)), SpeedProfile(), 0.0, 10.0
     for window in range(20):
         if window == 10:
-            step, disturbed = 2.5, profile.measured()[0]
+            step, disturbed = 7.5, profile.measured()[0]
         for _ in range(int(FADING_SECONDS / step)):
             time += step
             profile.add("j-worker-0", WindowMetrics(samples=50, steps=1), world.state, time)
     (measured,) = profile.measured()
     assert disturbed.worker_seconds / disturbed.steps == pytest.approx(10.0, rel=0.01)
-    # Of what was disturbed 0.8^10 = 11 % are left, a fourth of which are steps; a plain mean would be at 4.0.
-    assert measured.worker_seconds / measured.steps == pytest.approx(2.5, rel=0.15)
+    # Of what was disturbed 0.8^10 = 11 % are left; a plain mean would be at 8.6.
+    assert measured.worker_seconds / measured.steps == pytest.approx(7.5, rel=0.05)
     assert measured.steps_ever > measured.steps
+
+
+def test_no_size_keeps_the_speed_that_it_had_while_other_programs_used_the_nodes():
+    world, profile, time = running(plan(shape=TWO)), SpeedProfile(), 0.0
+
+    def train(seconds: float, steps: int) -> None:
+        nonlocal time
+        until = time + seconds
+        while time < until:
+            time += 1.0
+            metrics = WindowMetrics(samples=50 * steps, steps=steps, pull_seconds=0.2, push_seconds=0.1)
+            profile.add("j-worker-0", metrics, world.state, time)
+
+    train(5 * PERIOD_SECONDS, steps=4)
+    ask(world, workers=3)
+    while not is_settled(world.state):
+        world.live_on()
+    train(5 * PERIOD_SECONDS, steps=4)
+    assert len(profile.measured()) == 2
+    train(3 * PERIOD_SECONDS, steps=20)
+    (measured,) = profile.measured()
+    assert measured.configuration == configuration_of(world.state) != TWO
+    sums = (measured.samples, measured.worker_seconds, measured.pull_seconds, measured.push_seconds)
+    assert sums == pytest.approx([each * measured.steps for each in (50, 0.05, 0.01, 0.005)], rel=0.01)
+    assert measured.steps_ever >= measured.steps > 0
+    again = SpeedProfile()
+    again.recall(profile.measured())
+    assert again.measured() == profile.measured()
 
 
 def test_measurements_of_another_configuration_do_not_fade():
