@@ -182,6 +182,17 @@ class ClusterWriter:
             self._held = []
         self._close()
 
+    def discard(self) -> None:
+        """Closes and removes the file that was being written.
+
+        An open stream of an object store would write its object when it is collected, perhaps over that of a next run.
+        """
+        if self._parquet is not None:
+            self._parquet.close()
+        if self._file is not None:
+            self._file.discard()
+        self._file = self._parquet = None
+
     def _group(self, table: pa.Table) -> None:
         if self._groups:
             table = without_repeats(table, self._groups)
@@ -315,9 +326,13 @@ def _one(
         stored_schema(source.schema, limits.groups)
     with staged_folder(target) as staging:
         writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
-        for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
-            writer.write(table)
-        writer.finish()
+        try:
+            for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
+                writer.write(table)
+            writer.finish()
+        except BaseException:
+            writer.discard()
+            raise
         report = ClusterReport(
             partition=folder,
             source=root,

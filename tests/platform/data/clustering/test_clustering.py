@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
 from elastrec.platform.data.clustering.sorting import session_starts
+from elastrec.platform.data.generating.writers import AtomicFile
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.data import TrainingData
@@ -158,6 +160,33 @@ def test_a_killed_run_leaves_no_files_and_the_next_one_succeeds(
         cluster(_data(tmp_path / "log"), str(tmp_path / "out"), row_group_rows=100)
     assert list((tmp_path / "out").iterdir()) == []
     assert cluster(_data(tmp_path / "log"), str(tmp_path / "out"))[0].rows == 5_000
+
+
+def test_an_interrupted_run_has_closed_its_file_before_another_one_can_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(_log(rows=5_000, sessions=500), tmp_path / "log")
+    opened: list[AtomicFile] = []
+
+    class Opened(AtomicFile):
+        def __init__(self, uri: str) -> None:
+            super().__init__(uri)
+            opened.append(self)
+
+    class Stopped(BaseException):
+        pass
+
+    def stops(*arguments: object) -> Iterator[pa.Table]:
+        yield from tables(*arguments)
+        raise Stopped
+
+    tables = clustering._in_order
+    monkeypatch.setattr(clustering, "AtomicFile", Opened)
+    monkeypatch.setattr(clustering, "_in_order", stops)
+    # The error that is still there refers to the writer.
+    with pytest.raises(Stopped) as stopped:
+        cluster(_data(tmp_path / "log"), str(tmp_path / "clustered"), row_group_rows=500)
+    assert stopped.value and opened and all(each.stream.closed for each in opened)
 
 
 def test_rows_without_a_session_are_last_and_belong_to_no_session(tmp_path: Path) -> None:
