@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import take_rows
+from elastrec.platform.data.deduplicating.deduplication import offsets_of, take_rows
 from elastrec.platform.data.generating.teacher import Features, Teacher
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class ClickMaker:
     def _list(self, rng: np.random.Generator, user_S: Longs, session_B: Longs, rows_so_far: int) -> tuple[Longs, Longs]:
         """A user's history: the same list for every row of a session."""
         length_S = np.minimum(rng.poisson(self._spec.list_length, len(user_S)), 4 * self._spec.list_length)
-        offset_S = np.concatenate(([0], np.cumsum(length_S)))
+        offset_S = offsets_of(length_S)
         rank_L = self._zipf(rng.random(int(offset_S[-1])), self._vocabulary(-1, rows_so_far))
         return take_rows(rank_L, offset_S, session_B)
 

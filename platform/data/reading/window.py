@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from elastrec.platform.data.deduplicating.deduplication import offsets_of
 from elastrec.platform.data.reading.batches import JaggedIds
 from elastrec.platform.data.reading.encode import EncodedRows, arrow_ids
 from elastrec.platform.data.reading.laid_out import BatchForm, Run
@@ -57,7 +58,7 @@ def minibatches_of(
     is_range = order_N is None
     if bad_N.any():
         good_Q = ~bad_N[order_Q]
-        kept = np.concatenate(([0], np.cumsum(good_Q)))
+        kept = offsets_of(good_Q)
         rows = np.diff(kept[np.cumsum([0, *cuts])]).tolist()
         order_Q, is_range = order_Q[good_Q], False
     columns = pieces[0].ids
