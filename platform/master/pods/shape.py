@@ -219,11 +219,13 @@ def _resize(state: JobState, role: Role, size: PodSize, effects: list[Effect]) -
         request = requests.find(state, member.outgoing_for)
         if member.outgoing and (request is None or member.name not in request.moved_pods):
             succession.call_off(state, member)
-        if member.stays:
+        if not member.stays:
+            continue
+        if needs_other_locks(state, member, size):
+            reason = f"a server that started for {state.plan.most_server_cores:g} cores cannot use more"
+            _not_in_place(state, member, size, reason, effects)
+        else:
             state.membership.ask_for(member, size, state.time)
-            if needs_other_locks(state, member, size):
-                reason = f"a server that started for {state.plan.most_server_cores:g} cores cannot use more"
-                _not_in_place(state, member, size, reason, effects)
 
 
 def needs_other_locks(state: JobState, member: Member, size: PodSize) -> bool:
