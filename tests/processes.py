@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent
+from elastrec.platform.clusters.local import LocalCluster, find_agent, start_agent, stop_agent
 from elastrec.platform.jobs import Platform
 from elastrec.platform.jobs import jobs as observe_all
 from elastrec.platform.specs.errors import ClusterError
@@ -91,6 +91,18 @@ class Elastrec:
 
     def close(self) -> None:
         self.call("agent", "stop")
+
+
+@contextlib.contextmanager
+def private_platform(home: Path, cores: float) -> Iterator[Platform]:
+    """A node agent with so many cores, and a platform that uses it and a tracking database, all in one folder."""
+    cluster = start_agent(home / "agent", cores=cores, memory_bytes=24 * 2**30)
+    (home / "work").mkdir()
+    try:
+        yield Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(home / "work"))
+    finally:
+        cluster.close()
+        stop_agent(home / "agent")
 
 
 def restart_with_another_token(folder: Path, timeout_seconds: float = 30) -> LocalCluster:

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling.masters import ask_profile
@@ -24,7 +23,7 @@ from elastrec.platform.specs.metrics import PERIOD_SECONDS, SHIFT
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.transport.messages.profile import Measured
 from tests.e2e.conftest import job_content
-from tests.processes import pod_processes, wait_for
+from tests.processes import pod_processes, private_platform, wait_for
 
 pytestmark = pytest.mark.services
 
@@ -42,13 +41,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def platform(home: Path) -> Iterator[jobs.Platform]:
-    cluster = start_agent(home / "agent", cores=4.0, memory_bytes=24 * 2**30)
-    (home / "work").mkdir()
-    try:
-        yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(home / "work"))
-    finally:
-        cluster.close()
-        stop_agent(home / "agent")
+    with private_platform(home, cores=4.0) as platform:
+        yield platform
 
 
 def launch(platform: jobs.Platform, log: GenerateReport, name: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from elastrec.platform import jobs
-from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.jobs.scaling import rounds as scaling
@@ -16,7 +15,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.scaling import ScalingSettings, Team
 from tests.e2e.conftest import job_content
-from tests.processes import wait_for
+from tests.processes import private_platform, wait_for
 
 pytestmark = pytest.mark.services
 
@@ -26,14 +25,8 @@ BATCH, CORES = 256, 2.2
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[jobs.Platform]:
-    home = tmp_path_factory.mktemp("shares")
-    cluster = start_agent(home / "agent", cores=CORES, memory_bytes=24 * 2**30)
-    (home / "work").mkdir()
-    try:
-        yield jobs.Platform.connect(cluster.config, f"sqlite:///{home}/mlflow.db", str(home / "work"))
-    finally:
-        cluster.close()
-        stop_agent(home / "agent")
+    with private_platform(tmp_path_factory.mktemp("shares"), cores=CORES) as platform:
+        yield platform
 
 
 def launch(platform: jobs.Platform, log: GenerateReport, team: str, workers: int) -> str:
