@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,21 +58,31 @@ def paper_job(model: str, start: Allocation) -> JobToRun:
 
 @dataclass(frozen=True)
 class Side:
-    """One way of running a workload."""
+    """One way of running a workload.
+
+    Attributes:
+        policy: its name, the policy, or what makes one of the jobs.
+    """
 
     name: str
-    policy: str | ScalingPolicy
+    policy: str | ScalingPolicy | Callable[[Sequence[JobToRun]], ScalingPolicy]
     handling: Handling = Handling()  # noqa: RUF009 - frozen
     warm: bool = False
 
     def run(self, jobs: Sequence[JobToRun], nodes: int, settings: Settings) -> Report:
         """Simulates it."""
-        policy = load_policy(self.policy) if isinstance(self.policy, str) else self.policy
+        handled = msgspec.structs.replace(settings, handling=self.handling)
         simulation = Simulation(
-            jobs, Nodes(nodes, NODE), policy, PRICES, msgspec.structs.replace(settings, handling=self.handling),
+            jobs, Nodes(nodes, NODE), self.policy_for(jobs), PRICES, handled,
             warm_start=WarmStartSettings() if self.warm else None,
         )  # fmt: skip
         return msgspec.structs.replace(simulation.run(), policy=self.name)
+
+    def policy_for(self, jobs: Sequence[JobToRun]) -> ScalingPolicy:
+        """The policy that decides about these jobs."""
+        if isinstance(self.policy, str):
+            return load_policy(self.policy)
+        return self.policy(jobs) if callable(self.policy) else self.policy
 
 
 BY_HAND_SIDE = Side("by_hand", "static", BY_HAND)

@@ -6,7 +6,8 @@
 Arrivals are made here: a rate that follows the hour of the day, and bursts, in which one person submits a sweep of jobs
 within minutes. `--trace` takes a trace's own arrivals instead, a window of them for each seed (columns `submit_time` or
 `arrival_seconds`). Jobs are those of `job_completion_time`: owners ask for too many workers as often as for too few.
-The goals are the same, on workloads that nothing was chosen on (`common/headlines.py`).
+The goals are the same, on workloads that nothing was chosen on (`common/headlines.py`). `knowing` is the default policy
+with perfect models: how far better predictions alone would lead.
 
 `sensitivity` is what becomes of the headlines when one thing differs: the size of the cluster, how long starts and
 pauses take, the noise of what is measured; against Optimus with one, two and four pods per round and the greedy one.
@@ -32,6 +33,7 @@ from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.headlines import (
     CORE_HOURS,
     HEADLINE_SEEDS,
+    KNOWING,
     MEAN,
     MEDIAN,
     P90,
@@ -112,11 +114,12 @@ def headlines(arguments: argparse.Namespace) -> list[Figure]:
     jobs = workloads(arguments)
     shown = {"jobs": arguments.jobs, "nodes": arguments.nodes, "seeds": arguments.seeds,
              "arrivals": "a trace" if arguments.trace else "made"}  # fmt: skip
-    reports = run_all(jobs, arguments.nodes, (BY_HAND_SIDE, OPTIMUS, OPTIMUS_4, GREEDY, OURS, OURS_WARM))
+    reports = run_all(jobs, arguments.nodes, (BY_HAND_SIDE, OPTIMUS, OPTIMUS_4, GREEDY, OURS, OURS_WARM, KNOWING))
     found = compared(_PREFIX, reports, OURS, GREEDY, {MEDIAN: -10.0, CORE_HOURS: 0.0}, shown)
     found += compared(_PREFIX, reports, OURS_WARM, BY_HAND_SIDE, {MEDIAN: -25.0, P90: -30.0}, shown)
     for other in (OPTIMUS, OPTIMUS_4):
         found += compared(_PREFIX, reports, OURS, other, {}, {})
+    found += compared(_PREFIX, reports, KNOWING, GREEDY, {}, {})
     found += [out_of_memory(_PREFIX, reports, side) for side in (OURS, OURS_WARM)]
     few = {
         seed: tuple(msgspec.structs.replace(job, movable=WORKERS_ONLY) for job in each) for seed, each in jobs.items()

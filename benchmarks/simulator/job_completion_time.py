@@ -6,7 +6,7 @@
   Elastic Scheduler and Optimus change one pod per round, as they ship, two and four; `optimus_greedy` as many as pay.
 * `mixed`: Fig. 14 and 15: jobs with the paper's shares of oversized pods, starved and hot servers, stragglers, and
   tables that outgrow their memory. Owners ask for too many workers as often as for too few. «By hand» is a framework
-  without elastrec.
+  without elastrec, `knowing` the default policy with perfect models.
 * `truths`: the default policy against greedy Optimus where servers are queues, and where steps have the refined form:
   truths that are not the equation of the policies' own model.
 * `workers`: the same where plans may change workers alone, as of jobs whose file has limits of nothing else. Memory
@@ -30,6 +30,7 @@ from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.headlines import (
     CORE_HOURS,
     HEADLINE_SEEDS,
+    KNOWING,
     MEAN,
     MEDIAN,
     P90,
@@ -126,7 +127,7 @@ def _shown(arguments: argparse.Namespace) -> dict[str, object]:
 
 def mixed(arguments: argparse.Namespace) -> list[Figure]:
     """Fig. 14 and 15."""
-    reports = run_all(workloads(arguments), arguments.nodes, SIDES)
+    reports = run_all(workloads(arguments), arguments.nodes, (*SIDES, KNOWING))
     if arguments.picture:
         from elastrec.platform.cli.commands.simulate_picture import draw
 
@@ -137,6 +138,7 @@ def mixed(arguments: argparse.Namespace) -> list[Figure]:
     found += compared(prefix, reports, OURS_WARM, BY_HAND_SIDE, {MEDIAN: -25.0, P90: -30.0}, shown)
     for other in (OPTIMUS, OPTIMUS_2, OPTIMUS_4, STATIC):
         found += compared(prefix, reports, OURS, other, {}, {})
+    found += compared(prefix, reports, KNOWING, GREEDY, {}, {})
     found += [out_of_memory(prefix, reports, side) for side in (OURS, OURS_WARM)]
     for what in ("worker_cpu", "server_cpu", "worker_memory", "server_memory"):
         mine, by_hand = (
@@ -176,10 +178,13 @@ def workers(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def steady(arguments: argparse.Namespace) -> list[Figure]:
-    """Under each truth, jobs of the first headline seed."""
-    few = recurring(min(arguments.jobs, 40), HEADLINE_SEEDS[0], SYMMETRIC, arguments.every)
+    """Under each truth, some jobs of every seed."""
+    few = {
+        seed: recurring(min(arguments.jobs, 40), seed, SYMMETRIC, arguments.every)
+        for seed in HEADLINE_SEEDS[: arguments.seeds]
+    }
     return [
-        steady_share(f"{_PREFIX}.steady.{name}", truth(few), HEADLINE_SEEDS[0], at_least=95.0)
+        steady_share(f"{_PREFIX}.steady.{name}", {seed: truth(jobs) for seed, jobs in few.items()}, at_least=95.0)
         for name, truth in TRUTHS.items()
     ]
 

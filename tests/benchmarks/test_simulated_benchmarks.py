@@ -137,9 +137,9 @@ def test_equal_sides_differ_by_nothing() -> None:
 @pytest.mark.parametrize("truth", sorted(TRUTHS))
 def test_jobs_that_never_change_do_not_rest_near_their_best_speed(truth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = TRUTHS[truth](recurring(4, 101, msgspec.structs.replace(SYMMETRIC, asked_spread=1.0, headroom=3.0)))
-    ours = steady_share("it", jobs, 101, at_least=95.0, longer=3.0)
+    ours = steady_share("it", {101: jobs}, at_least=95.0, longer=3.0)
     monkeypatch.setattr("benchmarks.common.headlines.ThreeStage", Static)
-    assert steady_share("it", jobs, 101, at_least=95.0, longer=3.0).value < ours.value
+    assert steady_share("it", {101: jobs}, at_least=95.0, longer=3.0).value < ours.value
 
 
 def test_a_policy_that_knows_the_models_never_explores() -> None:
@@ -152,7 +152,7 @@ def test_a_policy_that_knows_the_models_never_explores() -> None:
             kinds.update(each.kind for each in proposal.candidates)
             return proposal
 
-    report = Side("knowing", Watched(jobs)).run(jobs, 80, TROUBLED)
+    report = Side("knowing", Watched).run(jobs, 80, TROUBLED)
     assert not report.problems
     assert CandidateKind.EXPLORE not in kinds
     assert {CandidateKind.STAY, CandidateKind.SAVE} <= kinds
