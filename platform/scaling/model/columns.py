@@ -144,6 +144,7 @@ def rows_of(shape: ModelShape, columns: Columns, *, by_request: bool) -> Floats:
     return rows_NK
 
 
+@lru_cache(maxsize=1024)
 def constants_of(shape: ModelShape, *, by_request: bool) -> tuple[float, ...]:
     """A model's constants for kernels: `kernels.Constants`."""
     found: tuple[float, ...] = kernels().Constants(

@@ -11,10 +11,20 @@ import numpy as np
 
 from elastrec.platform.scaling.model import kernels as model_kernels
 from elastrec.platform.scaling.model import linear_kernels
-from elastrec.platform.scaling.model.kernels import Fitted, rows, step_and_slopes, step_seconds
+from elastrec.platform.scaling.model.kernels import (
+    Constants,
+    Fitted,
+    least_relative,
+    rows,
+    step_and_slopes,
+    step_seconds,
+)
+from elastrec.platform.scaling.model.linear_kernels import pseudo_inverse
 from elastrec.platform.specs.numba_cache import kernels_of
 
 _kernel = kernels_of(__file__, model_kernels.__file__, linear_kernels.__file__)(error_model="numpy")
+_NO_INFORMATION = 1e-12
+"""Share of the largest eigenvalue of the information below which one counts as 0."""
 _LEAST_SECONDS = 1e-300
 """Shortest time of a step, so that logarithms and shares of it are finite."""
 
@@ -97,6 +107,25 @@ def equations(  # type: ignore[no-untyped-def]
 
 
 @_kernel
+def summed(  # type: ignore[no-untyped-def]
+    table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, has_prior, shares, prior_weight
+):  # fmt: skip
+    """`equations`, and the coefficients of the plain sum that meet them best.
+
+    Args:
+        constants, prior_constants, prior: plain tuples, which numba recognises much faster than named ones.
+        has_prior: without one, it is `assumed` from the shares.
+    """
+    constants, prior_constants, prior = Constants(*constants), Constants(*prior_constants), Fitted(*prior)
+    if not has_prior:
+        prior_constants, prior = constants, assumed(table_FC, constants, seconds_C[0], shares)
+    rows_RK, seconds_R, weights_R = equations(
+        table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, prior_weight
+    )  # fmt: skip
+    return rows_RK, seconds_R, weights_R, least_relative(rows_RK, seconds_R, weights_R)
+
+
+@_kernel
 def knowledge(  # type: ignore[no-untyped-def]
     rows_RK, seconds_R, theta_K, steps, doubted, servers_from, servers_to, overlap, unknowns, least_error, prior_error
 ):  # fmt: skip
@@ -126,3 +155,26 @@ def knowledge(  # type: ignore[no-untyped-def]
             for j in range(len(theta_K)):
                 information_KK[i, j] += weight * (slopes_RK[r, i] / seconds) * (slopes_RK[r, j] / seconds)
     return error, information_KK
+
+
+@_kernel
+def known(  # type: ignore[no-untyped-def]
+    rows_RK, seconds_R, split_K, compute_C, servers_from, servers_to, overlap, unknowns, least_error, prior_error
+):  # fmt: skip
+    """The coefficients with one β, the error of the measured steps, and the covariance of the coefficients, [K, K]
+    (`knowledge`).
+
+    Args:
+        split_K: coefficients of the fit; with compute parts, β is in the last two.
+    """
+    theta_K = split_K[:7].copy()
+    for k in range(7, len(split_K)):
+        theta_K[6] += split_K[k]
+    steps, parts = len(compute_C), 0
+    for c in range(steps):
+        parts += np.isfinite(compute_C[c])
+    error, information_KK = knowledge(
+        rows_RK, seconds_R, theta_K, steps, steps + parts, servers_from, servers_to, overlap, unknowns, least_error,
+        prior_error,
+    )  # fmt: skip
+    return theta_K, error, pseudo_inverse(information_KK, _NO_INFORMATION)

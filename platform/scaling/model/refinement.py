@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from elastrec.platform.scaling.model.columns import Floats
-from elastrec.platform.scaling.model.least_squares import fit_curve, fit_relative
+from elastrec.platform.scaling.model.least_squares import fit_curve
 from elastrec.platform.scaling.model.step_form import SERVERS, Form
 
 LEAST_CONFIGURATIONS = 10
@@ -31,16 +30,16 @@ _LEAST_SQUARE = 1e-6
 
 @dataclass(frozen=True)
 class Equations:
-    """Rows over `step_form.COLUMNS`, measured seconds, and the weight of each squared log error."""
+    """Rows over `step_form.COLUMNS`, measured seconds, and the weight of each squared log error.
+
+    Attributes:
+        summed_K: the coefficients of the plain sum, where the fits of all forms of these rows begin.
+    """
 
     rows_RK: Floats
     seconds_R: Floats
     weights_R: Floats
-
-    @cached_property
-    def summed_K(self) -> Floats:
-        """The coefficients of the plain sum, where the fits of all forms of these rows begin."""
-        return fit_relative(self.rows_RK, self.seconds_R, self.weights_R)
+    summed_K: Floats
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from elastrec.platform.scaling.model.columns import (
     constants_of,
     equation_kernels,
     kernels,
-    linear_kernels,
 )
 from elastrec.platform.scaling.model.profile import Profile, require_rows, summarise
 from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equations, Fitted, choose, solve
@@ -49,6 +48,7 @@ leave nothing open, it only breaks ties."""
 _ASSUMED_SHARES = (0.6, 0.1, 0.1, 0.1)
 """Shares of T_iter by TERMS, the rest is fixed: assumed for a job without a prior, with a weight that only breaks ties.
 Chosen: they decide between fits that are equally good."""
+_NO_PRIOR = (0.0,) * (len(COLUMNS) + 1)
 _TIE_BREAK = 1e-3
 """Weight of assumptions that only break ties, against 1 of a measured configuration. Chosen: it changes a fitted step
 by far less than the noise, and is above rounding errors."""
@@ -85,7 +85,7 @@ class ThroughputModel:
         identified: the measured rows alone determine every coefficient.
         notes: for users: why it is not identified, which observations were refused, what was assumed.
         form: of the step's time.
-        information_KK: Σ x·xᵀ/σ² over relative rows, K × K; the source of standard deviations.
+        covariance_KK: of the coefficients, K × K, the inverse of Σ x·xᵀ/σ² over relative rows.
     """
 
     shape: ModelShape
@@ -98,7 +98,7 @@ class ThroughputModel:
     identified: bool
     notes: tuple[str, ...]
     form: Form
-    information_KK: Floats
+    covariance_KK: Floats
 
     def predict(self, columns: Columns) -> Prediction:
         """Predictions for these allocations."""
@@ -112,43 +112,29 @@ class ThroughputModel:
     @cached_property
     def terms(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """`kernels.Constants` and `kernels.Fitted`."""
-        fitted = kernels().Fitted(*self._theta_K.tolist(), self.form.overlap)
+        known = self.coefficients
+        fitted = kernels().Fitted(
+            known.gradient, known.update, known.synchronise, known.embedding, known.fan_in, known.fan_out, known.fixed,
+            known.overlap,
+        )  # fmt: skip
         return constants_of(self.shape, by_request=self.form.by_request), fitted
-
-    @cached_property
-    def _theta_K(self) -> Floats:
-        return vector(self.coefficients)
-
-    @cached_property
-    def covariance_KK(self) -> Floats:
-        """Of the coefficients, (K, K)."""
-        found_KK: Floats = linear_kernels().pseudo_inverse(self.information_KK, 1e-12)
-        return found_KK
 
     def parts(self, columns: Columns) -> dict[str, Floats]:
         """Seconds of each term of T_iter, by name, shape (N,) each; `fixed` is β.
 
         They add up to T_iter: if parts overlap, each term is weighted by its derivative.
         """
-        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), self._theta_K)
-        return {name: slopes_NK[:, k] * self._theta_K[k] for k, name in enumerate(COLUMNS)}
+        theta_K = vector(self.coefficients)
+        _, slopes_NK = self.form.slopes(self.form.rows(self.shape, columns), theta_K)
+        return {name: slopes_NK[:, k] * theta_K[k] for k, name in enumerate(COLUMNS)}
 
 
-def _prior_terms(
-    prior: Prior | None, shape: ModelShape, profile: Profile
-) -> tuple[tuple[float, ...], tuple[float, ...]]:  # fmt: skip
-    """`kernels.Constants` and `kernels.Fitted` of the prior; without one, of documented shares of the first
-    configuration's step."""
+def _prior_terms(prior: Prior | None, shape: ModelShape) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """`kernels.Constants` and `kernels.Fitted` of the prior; without one, zeros in their place."""
     if prior is None:
-        constants = constants_of(shape, by_request=False)
-        first = float(profile.iteration_seconds[0])
-        assumed: tuple[float, ...] = equation_kernels().assumed(
-            profile.columns.table_FN, constants, first, _ASSUMED_SHARES
-        )  # fmt: skip
-        return constants, assumed
+        return constants_of(shape, by_request=False), _NO_PRIOR
     form = Form.of(prior.coefficients)
-    theirs = kernels().Fitted(*vector(prior.coefficients).tolist(), form.overlap)
-    return constants_of(shape, by_request=form.by_request), theirs
+    return constants_of(shape, by_request=form.by_request), (*vector(prior.coefficients).tolist(), form.overlap)
 
 
 def fit(
@@ -199,15 +185,16 @@ def fit(
         notes.append("no similar job: shares of the step are assumed where nothing was measured")
 
     mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
-    believed = _prior_terms(prior, shape, profile)
+    believed = _prior_terms(prior, shape)
     # If steps determine all coefficients, the compute part only determines how β is split.
     of_compute = _TIE_BREAK if mature else COMPUTE_WEIGHT
 
     def equations_of(form: Form) -> Equations:
         return Equations(
-            *equation_kernels().equations(
-                profile.columns.table_FN, constants_of(shape, by_request=form.by_request), profile.iteration_seconds,
-                profile.compute_seconds, of_compute, *believed, weight,
+            *equation_kernels().summed(
+                profile.columns.table_FN, tuple(constants_of(shape, by_request=form.by_request)),
+                profile.iteration_seconds, profile.compute_seconds, of_compute, *map(tuple, believed),
+                prior is not None, _ASSUMED_SHARES, weight,
             )
         )  # fmt: skip
 
@@ -235,11 +222,8 @@ def _model(
     form, equations = fitted.form, fitted.equations
     # A split β is in the last two columns; of a total both are 1.
     split = len(fitted.theta_K) > count
-    theta_K = np.array([*fitted.theta_K[: count - 1].tolist(), fitted.theta_K[count - 1 :].sum()])
-    steps = len(profile)
-    parts = int(np.isfinite(profile.compute_seconds).sum())
-    error, information_KK = equation_kernels().knowledge(
-        equations.rows_RK, equations.seconds_R, theta_K, steps, steps + parts, SERVERS.start, SERVERS.stop,
+    theta_K, error, covariance_KK = equation_kernels().known(
+        equations.rows_RK, equations.seconds_R, fitted.theta_K, profile.compute_seconds, SERVERS.start, SERVERS.stop,
         form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
     )  # fmt: skip
     return ThroughputModel(
@@ -253,7 +237,7 @@ def _model(
         identified=rank == columns and condition <= CONDITION_LIMIT,
         notes=notes,
         form=form,
-        information_KK=information_KK,
+        covariance_KK=covariance_KK,
     )
 
 

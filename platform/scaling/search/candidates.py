@@ -25,16 +25,15 @@ _SAME = 1e-6
 
 def stay(situation: Situation) -> Candidate:
     """The candidate that every job has: nothing changes, costs or gains."""
-    now = situation.now
     return Candidate(
         allocation=situation.job.allocation,
         kind=CandidateKind.STAY,
-        samples_per_second=float(now.samples_per_second[0]),
+        samples_per_second=situation.samples_per_second,
         gain=0.0,
         overhead=0.0,
         cost_per_hour=0.0,
         needs=Resources(),
-        relative_error=float(now.relative_error[0]),
+        relative_error=situation.relative_error,
     )
 
 
@@ -47,12 +46,14 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     job, model, settings = situation.job, situation.model, settings or _DEFAULTS
     space = space_of(job, capacity)
     found = pareto_front(situation, capacity, space, settings)
-    chosen = found.outcomes.take(thin(found.outcomes.cost_per_hour, -found.outcomes.gain, settings.most))
+    chosen = found.outcomes
+    if len(found.points) > settings.most:
+        chosen = chosen.take(thin(chosen.cost_per_hour, -chosen.gain, settings.most))
     candidates = [stay(situation)]
     for row in range(len(chosen.columns)):
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
         candidates.append(chosen.candidate(row, kind))
-    candidates += explore(situation, capacity, space, found.looked_at)
+    candidates += explore(situation, capacity, space, found.doubted)
     return Proposal.of(job, candidates, (_trust(situation, space), _looked_at(found, space.size), *model.notes))
 
 

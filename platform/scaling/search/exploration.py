@@ -6,12 +6,10 @@ an uncertain prediction determines more. Shape legend: N allocations.
 
 from __future__ import annotations
 
-import numpy as np
-
 from elastrec.platform.scaling.amounts import Capacity, is_positive
-from elastrec.platform.scaling.model.throughput import LEAST_ERROR
-from elastrec.platform.scaling.search.front import allowed_rows, room_of
-from elastrec.platform.scaling.search.objectives import Outcomes, Situation, kernels
+from elastrec.platform.scaling.model.columns import Columns
+from elastrec.platform.scaling.search.front import room_of
+from elastrec.platform.scaling.search.objectives import Outcomes, Situation, front_kernels
 from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile
 
@@ -28,18 +26,7 @@ def _fastest_measured(job: JobProfile) -> float:
     return max((workers * job.shape.batch_size / step for workers, step in steps if is_positive(step)), default=0.0)
 
 
-def _promise(situation: Situation, capacity: Capacity, looked_at: Outcomes) -> float:
-    """The margin, as a share of Ψ, by which the best untrusted plan would satisfy the rules in the next round.
-
-    Below 0: no plan would be made even if its prediction were trusted.
-    """
-    doubted = looked_at.columns.take(allowed_rows(situation, capacity, looked_at, doubted=True))
-    if not len(doubted):
-        return -1.0
-    return -float(situation.next_round.outcomes(doubted).against_rules.min())
-
-
-def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: Outcomes) -> list[Candidate]:
+def explore(situation: Situation, capacity: Capacity, space: Space, doubted: Columns) -> list[Candidate]:
     """At most MOST neighbours with an uncertain prediction, most information per cost first; none if all are known.
 
     A step may slow the job by at most `max_slowdown` against the fastest measurement, by prediction. So smaller sizes
@@ -49,26 +36,17 @@ def explore(situation: Situation, capacity: Capacity, space: Space, looked_at: O
     one round.
 
     Args:
-        looked_at: the outcomes of points all over the space.
+        doubted: plans all over the space that fit and obey the rules, but have an untrusted prediction.
     """
-    steps, rules, model = space.single_steps, situation.rules, situation.model
-    outcomes = situation.outcomes(steps.columns, payback_seconds=0.0)
-    fastest = max(situation.reference, _fastest_measured(situation.job))
-    # Growth of the log determinant of the model's information, in nats: 0 where the model is certain.
-    teaches = kernels().teaches(
-        steps.columns.table_FN, outcomes.found_7N, room_of(situation.job, capacity), *model.terms, model.covariance_KK,
-        LEAST_ERROR, 0.5 * rules.trusted_error, (1.0 - rules.max_slowdown) * fastest,
+    model, rules, job = situation.model, situation.rules, situation.job
+    constants, fitted = model.terms
+    fastest = max(situation.reference, _fastest_measured(job))
+    window_seconds = float(job.until_next_change_seconds)
+    present, later = situation.present(0.0), situation.present(rules.payback_seconds, after_seconds=window_seconds)
+    table_FE, found_7E, errors_E = front_kernels().exploring(
+        space.start_5, space.values, space.lengths, float(space.worker_memory_bytes), tuple(room_of(job, capacity)),
+        tuple(constants), tuple(fitted), model.covariance_KK, tuple(present), tuple(later), doubted.table_FN,
+        0.5 * rules.trusted_error, (1.0 - rules.max_slowdown) * fastest, window_seconds, _LEAST_COST, MOST,
     )  # fmt: skip
-    later = situation.next_round.horizon_seconds if teaches.any() else 0.0
-    if later <= 0:
-        return []
-    price = situation.prices.per_hour(situation.job.allocation.resources)
-    # The cost of the step: more expensive pods, and the work lost while they start.
-    cost = np.maximum(outcomes.cost_per_hour, 0.0) / price + outcomes.overhead / situation.samples_per_second
-    worth = teaches / (cost + _LEAST_COST)
-    # The loss until the next round, as a share of the time in which a plan can compensate it.
-    lost = np.maximum(-outcomes.gain, 0.0) / situation.samples_per_second
-    lost *= situation.job.until_next_change_seconds / later
-    worth = np.where(lost <= _promise(situation, capacity, looked_at), worth, 0.0)
-    rows = np.argsort(-worth, kind="stable")[:MOST]
-    return [outcomes.candidate(int(row), CandidateKind.EXPLORE) for row in rows if worth[row] > 0]
+    outcomes = Outcomes(Columns(table_FE), model, found_7E, present, errors_E)
+    return [outcomes.candidate(row, CandidateKind.EXPLORE) for row in range(len(outcomes.columns))]

@@ -13,7 +13,7 @@ import msgspec
 
 from elastrec.platform.scaling.amounts import Capacity, Change, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
-from elastrec.platform.scaling.search.objectives import Outcomes, Situation, kernels
+from elastrec.platform.scaling.search.objectives import Outcomes, Situation, front_kernels, kernels
 from elastrec.platform.scaling.search.pareto import Rows
 from elastrec.platform.scaling.search.space import Indexes, Space
 from elastrec.platform.scaling.types import JobProfile
@@ -63,13 +63,14 @@ class Front:
 
     Attributes:
         points: indexes into the space's ladders, int64 of shape (N, 5).
-        looked_at: the outcomes of the points with which the search began, all over the space.
+        doubted: of the points with which the search began, all over the space, those that fit and obey the rules, but
+            have an untrusted prediction.
         exhaustive: whether these are all points of the space.
     """
 
     points: Indexes
     outcomes: Outcomes
-    looked_at: Outcomes
+    doubted: Columns
     exhaustive: bool = False
 
 
@@ -121,13 +122,13 @@ def front_of(situation: Situation, capacity: Capacity, space: Space, numbers: In
     Args:
         numbers: of points, rising (`Space`).
     """
-    job, model, present = situation.job, situation.model, situation.present(situation.rules.payback_seconds)
-    looked_FN, looked_7N, points_N5, table_FN, found_7N = kernels().front_of(
-        numbers, space.values, space.lengths, float(space.worker_memory_bytes), room_of(job, capacity), *model.terms,
-        model.covariance_KK, present, rounds,
+    model, present = situation.model, situation.present(situation.rules.payback_seconds)
+    constants, fitted = model.terms
+    points_N5, table_FN, found_7N, errors_N, doubted_FN = front_kernels().front_of(
+        numbers, space.values, space.lengths, float(space.worker_memory_bytes), tuple(room_of(situation.job, capacity)),
+        tuple(constants), tuple(fitted), model.covariance_KK, tuple(present), rounds,
     )  # fmt: skip
-    looked_at = Outcomes(Columns(looked_FN), model, looked_7N, present)
-    return Front(points_N5, Outcomes(Columns(table_FN), model, found_7N, present), looked_at)
+    return Front(points_N5, Outcomes(Columns(table_FN), model, found_7N, present, errors_N), Columns(doubted_FN))
 
 
 def exhaustive_front(situation: Situation, capacity: Capacity, space: Space) -> Front:
@@ -140,8 +141,8 @@ def coarse_front(situation: Situation, capacity: Capacity, space: Space, setting
 
     Every value of each single decision is searched, too, because a larger step may be allowed where the next size is
     too small a step for the rules. So are the neighbours of the job's allocation. If none of these points is allowed,
-    chains of neighbours are followed (`kernels.front_of`): on a full cluster, perhaps only plans fit that make some
-    pods smaller to have more of others.
+    chains of neighbours are followed (`front_kernels.front_of`): on a full cluster, perhaps only plans fit that make
+    some pods smaller to have more of others.
     """
     return front_of(situation, capacity, space, space.grid(settings.coarse_points), settings.polish_rounds)
 
@@ -157,4 +158,5 @@ def pareto_front(situation: Situation, capacity: Capacity, space: Space, setting
 
     # Its population is concentrated along the front, but exploration needs points all over the space.
     looked_at = situation.outcomes(space.points(space.grid(_LOOKED_AT)).columns)
-    return replace(genetic_front(situation, capacity, space, settings), looked_at=looked_at)
+    doubted = looked_at.columns.take(allowed_rows(situation, capacity, looked_at, doubted=True))
+    return replace(genetic_front(situation, capacity, space, settings), doubted=doubted)

@@ -37,9 +37,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,7 +48,7 @@ import numpy.typing as npt
 
 from elastrec.platform.scaling.amounts import PriceList, Resources, is_positive, require
 from elastrec.platform.scaling.model.columns import Columns, Floats
-from elastrec.platform.scaling.model.throughput import LEAST_ERROR, Prediction, ThroughputModel
+from elastrec.platform.scaling.model.throughput import LEAST_ERROR, ThroughputModel
 from elastrec.platform.scaling.types import Candidate, CandidateKind, JobProfile, Overheads
 from elastrec.platform.specs.scaling import ScalingSettings
 
@@ -100,12 +101,14 @@ class Outcomes:
     Attributes:
         found_7N: the arrays below, one after the other (`kernels.outcomes`).
         present: the job of these plans (`kernels.Present`).
+        errors_N: of the predicted speeds; None: computed on access.
     """
 
     columns: Columns
     model: ThroughputModel
     found_7N: Floats
     present: tuple[float, ...]
+    errors_N: Floats | None = None
 
     @property
     def samples_per_second(self) -> Floats:
@@ -146,7 +149,7 @@ class Outcomes:
     @cached_property
     def relative_error(self) -> Floats:
         """Of the predicted speed. Expensive, so that it is computed on access: select rows first."""
-        return self.model.relative_error(self.columns)
+        return self.model.relative_error(self.columns) if self.errors_N is None else self.errors_N
 
     @cached_property
     def violation(self) -> Floats:
@@ -158,20 +161,21 @@ class Outcomes:
 
     def take(self, rows: npt.NDArray[np.intp]) -> Outcomes:
         """A selection of rows."""
-        return Outcomes(
-            self.columns.take(rows), self.model, np.take(self.found_7N, rows, axis=1), self.present
-        )  # fmt: skip
+        errors_N = None if self.errors_N is None else self.errors_N[rows]
+        found_7N = np.take(self.found_7N, rows, axis=1)
+        return Outcomes(self.columns.take(rows), self.model, found_7N, self.present, errors_N)
 
     def candidate(self, row: int, kind: CandidateKind) -> Candidate:
         """One row as a value."""
+        speed, gain, overhead, cost, more_cores, more_bytes, _ = self.found_7N[:, row].tolist()
         return Candidate(
             allocation=self.columns.allocation(row),
             kind=kind,
-            samples_per_second=float(self.samples_per_second[row]),
-            gain=float(self.gain[row]),
-            overhead=float(self.overhead[row]),
-            cost_per_hour=float(self.cost_per_hour[row]),
-            needs=Resources(float(self.more_cores[row]), float(self.more_memory_bytes[row])),
+            samples_per_second=speed,
+            gain=gain,
+            overhead=overhead,
+            cost_per_hour=cost,
+            needs=Resources(more_cores, more_bytes),
             relative_error=float(self.relative_error[row]),
         )
 
@@ -187,27 +191,32 @@ class Situation:
     rules: Rules = field(default_factory=Rules)
 
     @cached_property
-    def now(self) -> Prediction:
-        """The model's prediction for the present allocation."""
-        return self.model.predict(Columns.of([self.job.allocation]))
-
-    @cached_property
-    def samples_per_second(self) -> float:
-        """Ψ now, by the model, because its errors cancel in comparisons with its other predictions."""
-        return float(self.now.samples_per_second[0])
+    def _speeds(self) -> tuple[float, float, float]:
+        """Ψ now, its relative error, and the highest Ψ of all allocations so far."""
+        trained_with = Columns.of([self.job.allocation, *(each.allocation for each in self.job.observations)])
+        found: tuple[float, float, float] = front_kernels().speeds(
+            trained_with.table_FN, *map(tuple, self.model.terms), self.model.covariance_KK, LEAST_ERROR
+        )
+        return found
 
     @property
-    def horizon_seconds(self) -> float:
-        """h: the time in which a change has to pay for itself; at least the window until the next one is possible."""
-        payback = max(self.rules.payback_seconds, self.job.until_next_change_seconds)
-        return min(self.job.remaining_samples / self.samples_per_second, payback)
+    def samples_per_second(self) -> float:
+        """Ψ now, by the model, because its errors cancel in comparisons with its other predictions."""
+        return self._speeds[0]
 
-    @cached_property
-    def next_round(self) -> Situation:
-        """The same job at its next possible change, if it stays as it is until then."""
-        trained = self.job.until_next_change_seconds * self.samples_per_second
-        job = msgspec.structs.replace(self.job, remaining_samples=max(self.job.remaining_samples - trained, 0.0))
-        return replace(self, job=job)
+    @property
+    def relative_error(self) -> float:
+        """Of Ψ now."""
+        return self._speeds[1]
+
+    @property
+    def reference(self) -> float:
+        """Ψ against which a slowdown is measured: the highest of the job's allocations so far, so that many small
+        losses do not add up to a large one.
+
+        Predicted by the model, as `samples_per_second`, because a measurement would be compared with a prediction.
+        """
+        return self._speeds[2]
 
     def outcomes(self, columns: Columns, *, payback_seconds: float | None = None) -> Outcomes:
         """RC, TG and the rules for N allocations; float64 of shape (N,) each.
@@ -220,10 +229,22 @@ class Situation:
         # Before the search of the front, because untrusted plans may dominate trusted ones.
         return Outcomes(columns, self.model, kernels().outcomes(columns.table_FN, *self.model.terms, present), present)
 
-    def present(self, payback_seconds: float) -> tuple[float, ...]:
-        """`kernels.Present`."""
+    def present(self, payback_seconds: float, *, after_seconds: float = 0.0) -> tuple[float, ...]:
+        """`kernels.Present`, of the job as it is after some seconds in which it stays as it is.
+
+        Args:
+            payback_seconds: the time in which a change has to pay for itself; at least the window until the next one.
+        """
+        found: tuple[float, ...] = self._present._replace(
+            payback=float(max(payback_seconds, self.job.until_next_change_seconds)),
+            remaining=max(float(self.job.remaining_samples) - after_seconds * self.samples_per_second, 0.0),
+        )
+        return found
+
+    @cached_property
+    def _present(self) -> Any:
         now, rules, overheads, speed = self.job.allocation, self.rules, self.overheads, self.samples_per_second
-        found: tuple[float, ...] = kernels().Present(
+        return kernels().Present(
             workers=float(now.workers),
             parameter_servers=float(now.parameter_servers),
             worker_cores=float(now.worker_cores),
@@ -233,8 +254,8 @@ class Situation:
             core_hour=float(self.prices.core_hour),
             gibibyte_hour=float(self.prices.gibibyte_hour),
             speed=speed,
-            remaining=float(self.job.remaining_samples),
-            payback=float(max(payback_seconds, self.job.until_next_change_seconds)),
+            remaining=math.nan,
+            payback=math.nan,
             pause=float(overheads.migration_pause_seconds),
             worker_start=float(overheads.worker_start_seconds),
             server_start=float(overheads.server_start_seconds + overheads.migration_copy_seconds),
@@ -248,19 +269,6 @@ class Situation:
             least_error=LEAST_ERROR,
             trusted_error=float(rules.trusted_error),
         )
-        return found
-
-    @cached_property
-    def reference(self) -> float:
-        """Ψ against which a slowdown is measured: the highest of the job's allocations so far, so that many small
-        losses do not add up to a large one.
-
-        Predicted by the model, as `samples_per_second`, because a measurement would be compared with a prediction.
-        """
-        trained_with = Columns.of([each.allocation for each in self.job.observations])
-        if not len(trained_with):
-            return self.samples_per_second
-        return max(float(self.model.predict(trained_with).samples_per_second.max()), self.samples_per_second)
 
 
 @cache
@@ -269,6 +277,14 @@ def kernels() -> ModuleType:
     from elastrec.platform.scaling.search import kernels
 
     return kernels
+
+
+@cache
+def front_kernels() -> ModuleType:
+    """Likewise."""
+    from elastrec.platform.scaling.search import front_kernels
+
+    return front_kernels
 
 
 def measured_overheads(

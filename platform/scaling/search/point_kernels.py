@@ -136,6 +136,43 @@ def unfold(numbers, values, length_5, worker_memory_bytes):  # type: ignore[no-u
 
 
 @_kernel
+def first_point(values, length_5, worker_memory_bytes):  # type: ignore[no-untyped-def]
+    """The allocation of point 0, [F, 1]."""
+    found_F1, first = np.empty((6, 1)), np.int64(0)
+    found_F1[4, 0] = worker_memory_bytes
+    for k in range(5):
+        # The memory of a worker is not a decision; that of a server comes after it.
+        found_F1[k if k < 4 else 5, 0] = values[first]
+        first += length_5[k]
+    return found_F1
+
+
+@_kernel
+def advance(index_5, ahead, length_5, values, point_F1):  # type: ignore[no-untyped-def]
+    """Moves a point's indexes and its allocation ahead by so many numbers, and returns the first decision that changes.
+
+    A step to one of the next numbers changes the last decisions, so that most divisions are saved.
+
+    Args:
+        index_5, point_F1: at first zeros, and `first_point`.
+        ahead: ≥ 0.
+    """
+    k = 4
+    index_5[4] += ahead
+    while k > 0 and index_5[k] >= length_5[k]:
+        carried = index_5[k] // length_5[k]
+        index_5[k] -= carried * length_5[k]
+        k -= 1
+        index_5[k] += carried
+    moved, first = k, np.int64(0)
+    for j in range(5):
+        if j >= moved:
+            point_F1[j if j < 4 else 5, 0] = values[first + index_5[j]]
+        first += length_5[j]
+    return moved
+
+
+@_kernel
 def order_of(keys):  # type: ignore[no-untyped-def]
     """Indexes in the order of their keys; those of equal keys rise. (Merges of blocks of 1, 2, 4 …)"""
     count = len(keys)

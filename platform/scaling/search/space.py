@@ -63,6 +63,11 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         return np.array([len(ladder) for ladder in self.ladders], dtype=np.int64)
 
     @cached_property
+    def start_5(self) -> Indexes:
+        """Indexes of the present allocation, shape (5,)."""
+        return np.array(self.start, dtype=np.int64)
+
+    @cached_property
     def values(self) -> npt.NDArray[np.float64]:
         """Of all ladders, one after the other."""
         return np.concatenate([_array(ladder) for ladder in self.ladders])
@@ -88,8 +93,7 @@ class Space(msgspec.Struct, frozen=True, dict=True):
     def grid(self, most: int) -> Indexes:
         """Rising numbers of `spread`, `around` the present allocation, and `lines`. Cached: do not write to them."""
         if most not in self._grids:
-            start_5 = np.array(self.start, dtype=np.int64)
-            self._grids[most] = _points().grid(*self._rungs(most), start_5, self.lengths)
+            self._grids[most] = _points().grid(*self._rungs(most), self.start_5, self.lengths)
         return self._grids[most]
 
     @cached_property
@@ -104,11 +108,11 @@ class Space(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def single_steps(self) -> Points:
         """One or two steps up or down in one decision from the present allocation; memory stays. Do not write to it."""
-        return self.points(_points().single_steps(np.array(self.start, dtype=np.int64), self.lengths))
+        return self.points(_points().single_steps(self.start_5, self.lengths))
 
     def lines(self) -> Indexes:
         """Rising numbers of the points that differ from the present allocation in at most one decision."""
-        found: Indexes = np.sort(_points().lines(np.array(self.start, dtype=np.int64), self.lengths))
+        found: Indexes = np.sort(_points().lines(self.start_5, self.lengths))
         return found
 
     def spread(self, most: int) -> Indexes:

@@ -105,3 +105,9 @@ def profile(**changes: Any) -> JobProfile:
 def situation(true: Coefficients | None = None, **changes: Any) -> Situation:
     """Of a job that has trained with nothing but what it has, and whose model is known all the same."""
     return Situation(profile(**({"observations": ()} | changes)), known_model(true), PRICES)
+
+
+def horizon_seconds(asked: Situation) -> float:
+    """h of `objectives`, for a plan that does not change the speed."""
+    now: Any = asked.present(asked.rules.payback_seconds)
+    return float(min(now.remaining / now.speed, now.payback))

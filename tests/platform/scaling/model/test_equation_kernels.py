@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.scaling.model import equation_kernels as compiled
 from elastrec.platform.scaling.model.columns import FIELDS, TERMS, Columns, Floats, constants_of, features, kernels
+from elastrec.platform.scaling.model.least_squares import fit_relative
 from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form
 from elastrec.platform.scaling.types import ModelShape
 
@@ -110,3 +111,34 @@ def test_assumed_shares_make_up_the_first_configurations_step(dense_bytes: int) 
     total = sum(getattr(found, term) * feature for term, feature in zip(TERMS, row_K, strict=True))
     assert total + found.fixed == pytest.approx(0.2)
     assert (found.fan_in, found.fan_out, found.overlap) == (0.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("has_prior", [False, True])
+@pytest.mark.parametrize("measured_parts", [False, True])
+def test_coefficients_are_those_that_meet_the_equations_best(*, has_prior: bool, measured_parts: bool) -> None:
+    measured, seconds_C = columns(3, 4), np.array([0.2, 0.3, 0.25])
+    compute_C = 0.4 * seconds_C if measured_parts else np.full(3, np.nan)
+    constants, shares = constants_of(SHAPE, by_request=False), (0.6, 0.1, 0.1, 0.1)
+    theirs = kernels().Fitted(*np.linspace(1e-4, 1e-3, 7).tolist(), 1.0)
+    prior = theirs if has_prior else compiled.assumed(measured.table_FN, constants, 0.2, shares)
+    *found, summed_K = compiled.summed(
+        measured.table_FN, tuple(constants), seconds_C, compute_C, 0.03, tuple(constants), tuple(theirs), has_prior,
+        shares, 0.5,
+    )  # fmt: skip
+    expected = compiled.equations(measured.table_FN, constants, seconds_C, compute_C, 0.03, constants, prior, 0.5)
+    for ours, plain in zip(found, expected, strict=True):
+        assert np.array_equal(ours, plain)
+    assert np.array_equal(summed_K, fit_relative(*expected))
+
+
+def test_a_split_fixed_part_is_one_coefficient_whose_covariance_is_known() -> None:
+    random, compute_C = np.random.default_rng(2), np.array([0.1, np.nan, 0.1, np.nan, np.nan, np.nan, np.nan, np.nan])
+    rows_RK = random.uniform(0.1, 1.0, (8 + 2 + 4, 8))
+    split_K = random.uniform(0.1, 1.0, 8)
+    seconds_R = rows_RK @ split_K
+    at = (SERVERS.start, SERVERS.stop, 1.0, 5, 0.03, 0.3)
+    theta_K, error, covariance_KK = compiled.known(rows_RK, seconds_R, split_K, compute_C, *at)
+    assert theta_K.tolist() == [*split_K[:6].tolist(), split_K[6] + split_K[7]]
+    expected, information_KK = compiled.knowledge(rows_RK, seconds_R, theta_K, 8, 10, *at)
+    assert error == expected
+    assert covariance_KK @ information_KK == pytest.approx(np.eye(7), abs=1e-6)

@@ -14,6 +14,7 @@ from tests.platform.scaling.jobs import (
     PRICES,
     allocation,
     coefficients,
+    horizon_seconds,
     measure,
     profile,
     situation,
@@ -113,7 +114,7 @@ def test_nothing_is_explored_that_the_next_round_has_no_time_to_use(seconds: flo
     young_job = young(allocation(1, 1), movable=WORKER_SIZE)
     left = seconds * young_job.samples_per_second
     asked = young(allocation(1, 1), movable=WORKER_SIZE, remaining_samples=left)
-    assert asked.horizon_seconds > asked.job.until_next_change_seconds
+    assert horizon_seconds(asked) > asked.job.until_next_change_seconds
     kinds = {each.kind for each in propose(asked, PLENTY).candidates}
     assert (CandidateKind.EXPLORE in kinds) is is_tried
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,12 +16,24 @@ from hypothesis import strategies as st
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Capacity, Change, Resources
 from elastrec.platform.scaling.model.columns import FIELDS, Columns
 from elastrec.platform.scaling.model.step_form import vector
-from elastrec.platform.scaling.search.front import allowed_rows, excess, front_of
+from elastrec.platform.scaling.search import front_kernels
+from elastrec.platform.scaling.search.exploration import MOST, explore
+from elastrec.platform.scaling.search.front import allowed_rows, excess, front_of, room_of
 from elastrec.platform.scaling.search.objectives import Rules, Situation
 from elastrec.platform.scaling.search.pareto import front
 from elastrec.platform.scaling.search.space import Space, space_of
 from elastrec.platform.scaling.types import Limits, MemoryNeed, Overheads
-from tests.platform.scaling.jobs import GIB, PRICES, allocation, coefficients, known_model, measure, profile, spread
+from tests.platform.scaling.jobs import (
+    GIB,
+    PRICES,
+    allocation,
+    coefficients,
+    horizon_seconds,
+    known_model,
+    measure,
+    profile,
+    spread,
+)
 
 TRUE = coefficients((0.5, 0.15, 0.05, 0.2, 0.1))
 MODEL = known_model(TRUE)
@@ -245,14 +258,64 @@ def test_a_front_is_not_dominated_and_neighbours_are_searched_until_it_is_stable
         good = allowed_rows(asked, capacity, found)
         return points.indexes_N5[good[front(found.cost_per_hour[good], -found.gain[good])]]
 
-    expected_N5 = best(numbers)
+    expected_N5, first = best(numbers), space.points(numbers).columns
+    doubted = allowed_rows(asked, capacity, asked.outcomes(first), doubted=True)
     for rounds in range(3):
         found = front_of(asked, capacity, space, numbers, rounds)
         assert np.array_equal(found.points, expected_N5)
         assert np.array_equal(found.outcomes.columns.table_FN, space.columns(found.points).table_FN)
         assert np.array_equal(found.outcomes.found_7N, asked.outcomes(found.outcomes.columns).found_7N)
-        assert np.array_equal(found.looked_at.columns.table_FN, space.points(numbers).columns.table_FN)
+        assert found.outcomes.relative_error == pytest.approx(MODEL.relative_error(found.outcomes.columns))
+        assert np.array_equal(found.doubted.table_FN, first.take(doubted).table_FN)
         if not len(expected_N5):
             # What an empty one leads to: `test_chains`.
             break
         expected_N5 = best(space.around(expected_N5))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SITUATIONS, CAPACITIES)
+def test_near_are_the_points_that_fit_and_lack_less_than_to_stay(asked: Situation, capacity: Capacity) -> None:
+    """Most others are left out by bounds, without their outcome."""
+    space = space_of(asked.job, capacity)
+    numbers = space.grid(300)
+    found = asked.outcomes(space.points(numbers).columns)
+    fitting = (excess(asked, capacity, found) <= 0).all(axis=1)
+    close = fitting & ((found.against_rules < asked.rules.least_change) | (found.against_rules <= 0))
+    present = asked.present(asked.rules.payback_seconds)
+    near = front_kernels.near(
+        np.sort(np.concatenate([numbers, numbers[::3]])), space.values, space.lengths, float(space.worker_memory_bytes),
+        room_of(asked.job, capacity), *MODEL.terms, present,
+    )  # fmt: skip
+    assert near.tolist() == np.unique(numbers)[close].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(SITUATIONS, CAPACITIES, st.floats(0.01, 0.2))
+def test_steps_that_explore_are_those_of_most_information_per_cost(
+    asked: Situation, capacity: Capacity, trusted_error: float
+) -> None:
+    asked = replace(asked, rules=msgspec.structs.replace(asked.rules, trusted_error=trusted_error))
+    job, rules, space = asked.job, asked.rules, space_of(asked.job, capacity)
+    columns = space.single_steps.columns
+    window = job.until_next_change_seconds
+    later = msgspec.structs.replace(
+        job, remaining_samples=max(job.remaining_samples - window * asked.samples_per_second, 0.0)
+    )
+    doubted = Columns.of(PLANS[:20])
+    found, error_N = asked.outcomes(columns, payback_seconds=0.0), MODEL.relative_error(columns)
+    measured = [each.allocation.workers * job.shape.batch_size / each.iteration_seconds for each in job.observations]
+    known, slowest = 0.5 * trusted_error, (1.0 - rules.max_slowdown) * max([asked.reference, *measured])
+    teaches_N = np.where(error_N > known, np.log1p((error_N / known) ** 2), 0.0)
+    teaches_N *= (excess(asked, capacity, found) <= 0).all(axis=1) & (found.samples_per_second >= slowest)
+    cost_N = np.maximum(found.cost_per_hour, 0.0) / price(job.allocation) + found.overhead / asked.samples_per_second
+    rest = horizon_seconds(replace(asked, job=later))
+    promise = -float(replace(asked, job=later).outcomes(doubted).against_rules.min())
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        lost_N = np.maximum(-found.gain, 0.0) / asked.samples_per_second * np.float64(window) / rest
+    worth_N = np.where((lost_N <= promise) & (rest > 0), teaches_N / (cost_N + 0.05), 0.0)
+    best = [row for row in np.argsort(-worth_N, kind="stable")[:MOST] if worth_N[row] > 0]
+    explored = explore(asked, capacity, space, doubted)
+    assert [each.allocation for each in explored] == [columns.allocation(int(row)) for row in best]
+    assert [each.relative_error for each in explored] == pytest.approx(error_N[best])
+    assert [each.gain for each in explored] == pytest.approx(found.gain[best])
