@@ -333,6 +333,7 @@ class ServerPod:
             address=self._address,
             node=self._settings.node,
             restored_order_id=self._orders.restored_order_id,
+            started_cores=granted_threads(os.environ),
         )
         quiet = False
         while not self._stopped.is_set():

@@ -56,6 +56,7 @@ class PodRegistered(_Event, frozen=True, kw_only=True):
     address: str = ""
     node: str = ""
     restored_order_id: str = ""
+    started_cores: int = 0
 
 
 class PodReported(_Event, frozen=True, kw_only=True):

@@ -144,7 +144,7 @@ def _registered(state: JobState, event: PodRegistered, effects: list[Effect]) ->
         orders.joined(state, member)
     is_new = member.incarnation != event.incarnation
     address = event.address if member.role is Role.PARAMETER_SERVER else ""
-    state.membership.registered(member, event.incarnation, address, event.node, state.time)
+    state.membership.registered(member, event.incarnation, address, event.node, state.time, event.started_cores)
     if member.role is Role.PARAMETER_SERVER and (is_new or event.restored_order_id):
         state.recovery.restored(member.name, event.restored_order_id)
 

@@ -61,6 +61,7 @@ class PodCalls(ServicePart):
                 address=message.address,
                 node=message.node,
                 restored_order_id=message.restored_order_id,
+                started_cores=message.started_cores,
             )
         )
         with self._lock:

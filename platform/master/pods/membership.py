@@ -42,6 +42,8 @@ class Member(msgspec.Struct, kw_only=True):
         restart: increases with every pod of the place, so that no name is used twice.
         uid: of the pod in the cluster; empty until the cluster has reported the pod.
         incarnation: of the registered process; empty until it has registered.
+        started_cores: of a server: for which its process has started (see Register), so that it has locks for as many;
+            0: unknown.
         cores, memory_bytes: granted, possibly more than requested, if a cluster rounds up; before the pod is created,
             the size with which it will be created.
         asked: the wanted size.
@@ -77,6 +79,7 @@ class Member(msgspec.Struct, kw_only=True):
     avoids_nodes: list[str] = []
     uid: str = ""
     incarnation: str = ""
+    started_cores: int = 0
     address: str = ""
     node: str = ""
     reached_version: int = 0
@@ -235,7 +238,9 @@ class Membership(msgspec.Struct, kw_only=True):
         member.stage = to
         self.edition += 1
 
-    def registered(self, member: Member, incarnation: str, address: str, node: str, time: float) -> None:
+    def registered(
+        self, member: Member, incarnation: str, address: str, node: str, time: float, started_cores: int = 0
+    ) -> None:
         """A process of the pod has registered, possibly again."""
         if member.incarnation != incarnation:
             member.reached_version, member.orders_version, member.let_go_version = 0, 0, 0
@@ -246,6 +251,7 @@ class Membership(msgspec.Struct, kw_only=True):
         elif member.address != address:
             self.edition += 1
         member.incarnation, member.address, member.node = incarnation, address, node
+        member.started_cores = started_cores
         member.room_until = 0.0
         if member.stage is MemberStage.ASKED:
             self.move(member, MemberStage.SERVING if member.role is Role.WORKER else MemberStage.STANDBY)

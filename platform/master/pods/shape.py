@@ -6,6 +6,7 @@ another pod takes over (`succession`).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -222,18 +223,27 @@ def _resize(state: JobState, role: Role, size: PodSize, effects: list[Effect]) -
         if not member.stays:
             continue
         if needs_other_locks(state, member, size):
-            reason = f"a server that started for {state.plan.most_server_cores:g} cores cannot use more"
+            reason = f"a server that started for {_most_cores(state, member):g} cores cannot use more"
             _not_in_place(state, member, size, reason, effects)
         else:
             state.membership.ask_for(member, size, state.time)
 
 
 def needs_other_locks(state: JobState, member: Member, size: PodSize) -> bool:
-    """Whether a pod is a running server that is to have more cores than it started for."""
+    """Whether a pod is a running server that is to have more cores than it has locks for."""
+    return size.cores > _most_cores(state, member)
+
+
+def _most_cores(state: JobState, member: Member) -> float:
+    """Cores that a pod may have without being replaced.
+
+    A server has locks for the cores with which it started, even if it has fewer now, and for those that the job file
+    allows; a cluster that rounds up may have granted it more.
+    """
     most = state.plan.most_server_cores
     if most is None or member.role is not Role.PARAMETER_SERVER or not member.uid:
-        return False
-    return size.cores > max(member.cores, most)
+        return math.inf
+    return max(member.cores, member.started_cores, most)
 
 
 def pod_resized(state: JobState, event: PodResized, effects: list[Effect]) -> None:

@@ -165,8 +165,8 @@ def _of_size(
     lines = [f"{title}: {in_place} resized in place"] if in_place else []
     if replaced := len(members) - len(resized):
         lines.append(
-            f"{title}: {replaced} migrated: a server uses at most scaling.maximum_parameter_server_cores"
-            f"{_room(size, nodes, set())}"
+            f"{title}: {replaced} migrated: a server uses at most the cores with which it started, or "
+            f"scaling.maximum_parameter_server_cores if that is more{_room(size, nodes, set())}"
         )
     if migrated:
         lines.append(f"{title}: {migrated} migrated: their nodes have not got the room{_room(size, nodes, set())}")

@@ -171,6 +171,7 @@ class Register(Message, frozen=True):
     Attributes:
         incarnation: random per process; the process that registered last is valid, an earlier one is ordered to exit.
         address: `host:port` where the pod serves, else empty.
+        started_cores: of a server: whole cores for which its process has started; 0: a worker.
     """
 
     pod: str
@@ -178,6 +179,7 @@ class Register(Message, frozen=True):
     incarnation: str
     address: str = ""
     node: str = ""
+    started_cores: int = 0
     # Set by a server that kept its state during a restart of the master, so that it need not restore again.
     restored_order_id: str = ""
 

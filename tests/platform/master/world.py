@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from typing import Any
 
@@ -172,6 +173,7 @@ class World:
             self.up[pod.name] |= {"writing": "", "uri": "", "transfers": 0, "reached": 0, "frozen": ""}
             self.serial += 1
             self.up[pod.name] |= {"incarnation": str(self.serial), "uid": pod.uid}
+            self.up[pod.name] |= {"started_cores": math.ceil(self.plane.pods[pod.uid].size.cores)}
             self.register(pod.name)
 
     def register(self, name: str) -> None:
@@ -185,6 +187,7 @@ class World:
                 address=f"{name}:1" if pod["role"] is Role.PARAMETER_SERVER else "",
                 node=self.plane.pods[pod["uid"]].node,
                 restored_order_id=pod["restored"],
+                started_cores=pod["started_cores"] if pod["role"] is Role.PARAMETER_SERVER else 0,
             )
         )
 

@@ -255,7 +255,9 @@ def test_a_server_process_survives_an_unreachable_store_and_a_damaged_record(tmp
         master.close()
 
 
-def test_a_server_restores_with_threads_for_the_cores_that_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_with_which_it_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(environment.CORES, "1")
     threads: list[int] = []
     monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
@@ -270,13 +272,13 @@ def test_a_server_restores_with_threads_for_the_cores_that_it_has_now(monkeypatc
         master.orders = PodOrders(version=3, cores=2.5)
         master.wait(lambda: master.heartbeats["ps-0"].orders_version == 3, "the server says that it has its orders")
         master.wait_until_reached(master.direct(restore=RestoreOrder("r2", "")), ["ps-0"])
-        assert threads == [1, 3]
+        assert threads == [1, 3] and master.registered["ps-0"].started_cores == 1
         master.known = False
         master.registered.clear()
         master.orders = PodOrders(version=4, cores=4.0)
         master.wait(lambda: master.registered, "the server registers again")
         master.wait_until_reached(master.direct(restore=RestoreOrder("r3", "")), ["ps-0"])
-        assert threads == [1, 3, 4]
+        assert threads == [1, 3, 4] and master.registered["ps-0"].started_cores == 1
         master.direct(mode=Mode.EXIT)
         running.join(15)
     finally:
