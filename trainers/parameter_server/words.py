@@ -54,7 +54,8 @@ def copy_words(typing_context: Any, target: Any, start: Any, source: Any, first:
 def stream_words(typing_context: Any, target: Any, start: Any, source: Any, first: Any, count: Any) -> Any:
     """As `copy_words`, of 32-bit words, past the processor's caches: for many bytes that nobody reads soon.
 
-    The memory of the target is then not read before it is written. What is written is seen by other threads as usual.
+    The memory of the target is then not read before it is written. Other threads may read it once this thread has
+    called `end_streams`.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -86,7 +87,20 @@ def stream_words(typing_context: Any, target: Any, start: Any, source: Any, firs
             )
             written.set_metadata("nontemporal", builder.module.add_metadata([word(1)]))
         copy(tail, words)
-        builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return types.void(target, types.uint64, source, types.uint64, types.uint64), generate
+
+
+@intrinsic
+def end_streams(typing_context: Any) -> Any:
+    """Other threads see everything that this thread has written by `stream_words`.
+
+    It waits until all of it is in memory: once after many calls, since a wait after each doubles their time.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.trainers.parameter_server.words import copy_row, copy_words, stream_words
+from elastrec.trainers.parameter_server.words import copy_row, copy_words, end_streams, stream_words
 
 LONGEST = 40
 
@@ -20,6 +20,7 @@ def copied(target, at, source, begin, count):
 @numba.njit
 def streamed(target, at, source, begin, count):
     stream_words(target, at, source, begin, count)
+    end_streams()
 
 
 @numba.njit

@@ -32,7 +32,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
-from elastrec.trainers.parameter_server.words import stream_words
+from elastrec.trainers.parameter_server.words import end_streams, stream_words
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore
@@ -46,6 +46,14 @@ _LINE_WORDS = 16
 
 @kernel
 def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
+    """See `_stream_cells`; what was copied is seen by all threads."""
+    foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
+    end_streams()
+    return foreign
+
+
+@kernel
+def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
     """Copies cells [n * W] into the slabs of their buckets; returns the number of one that is foreign, else -1.
 
     Args:
@@ -99,7 +107,7 @@ def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, top
     """Copies lines [n, 16] into the runs of their buckets [b], of as many lines; fills `entries` and `tops` [b].
 
     Args:
-        slabs: see `_copy_cells`.
+        slabs: see `_stream_cells`.
         entries, tops: how many places each bucket's lines have, and one that none of these exceeds.
     """
     first = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TableSpec
-from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage import RowStore, slabs
 from elastrec.trainers.parameter_server.storage.copying import Copied
 from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE
 from elastrec.trainers.parameter_server.storage.kernels.index import PLACES
@@ -233,3 +234,17 @@ def test_every_chunk_of_a_bucket_counts_for_its_lines() -> None:
 
 def copied_again(store: RowStore) -> list[Copied]:
     return [chunk for chunk in copied(store) if chunk.kind == 0]
+
+
+def test_a_thread_waits_once_for_the_cells_that_it_has_copied_past_the_caches() -> None:
+    pushed, loaded = store_of(), store_of()
+    push(pushed)
+    chunks = rows_of(pushed)
+    load_all(loaded, chunks, lines_of(pushed, chunks))
+    # Compiled here, because numba shows no code from its cache.
+    kernel = numba.njit(_nrt=False)(slabs._copy_cells.py_func)
+    kernel.compile(slabs._copy_cells.signatures[0])
+    (code,) = kernel.inspect_llvm().values()
+    functions = code.split("\ndefine ")
+    (copies,) = (each for each in functions if "!nontemporal" in each)
+    assert code.count(" fence ") == 1 and " fence " not in copies, "a wait per slab takes as long as its copy"
