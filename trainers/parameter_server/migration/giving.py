@@ -65,8 +65,8 @@ class Giver:
                     raise IncompatibleError(f"server {server.name} does not hold bucket {bucket}")
                 handle = store.bucket(bucket)
                 if since >= 0:
-                    # The taker has the earlier changes. A log that grew round by round would be dropped at a quarter of
-                    # the bucket's length, and the next listing would contain all rows.
+                    # The taker has the earlier changes. A log that grew round by round would become full and would be
+                    # dropped, and the next listing would contain all rows.
                     handle.forget_changes(since)
                 try:
                     changes = handle.changes(since, left, left_bytes)

@@ -146,8 +146,8 @@ class Bucket:
     def changes(self, since: int, left: tuple[int, int] = (0, 0), part_bytes: int = PART_BYTES) -> Changes:
         """The changes after `mark` returned this version, with a new mark; -1: everything.
 
-        It is also everything if the log does not reach back that far (it was never begun, or had become longer than a
-        quarter of the bucket), or if the listing would be longer than some parts. Everything is listed in parts.
+        It is also everything if the log does not reach back that far (it was never begun, or had become full), or if
+        the listing would be longer than some parts. Everything is listed in parts.
 
         Args:
             left: of the previous part, with its version as `since`, for the next part. (0, 0): no part is missing.

@@ -26,13 +26,13 @@ from tests.trainers.parameter_server.storage.copies import columns_of
 BUCKETS, DIMENSION = 4, 16
 
 
-def store_of(*, stripes: int = 1, table: TableSpec | None = None) -> RowStore:
-    plan = make_plan({"t": DIMENSION}, settings={"t": table} if table else {}, virtual_buckets=BUCKETS)
+def store_of(*, stripes: int = 1, table: TableSpec | None = None, dimension: int = DIMENSION) -> RowStore:
+    plan = make_plan({"t": dimension}, settings={"t": table} if table else {}, virtual_buckets=BUCKETS)
     return RowStore(plan, plan.groups[0], np.ones(BUCKETS, np.bool_), 1_000_000, stripes)
 
 
 def push(store: RowStore, ids: np.ndarray, gradient: float = 1.0, now: float = 0.0) -> None:
-    gradients = np.full((len(ids), DIMENSION), gradient, np.float32)
+    gradients = np.full((len(ids), store.group.dimension), gradient, np.float32)
     store.push(np.array([len(ids)], np.int32), ids, np.ones(len(ids), np.int32), gradients, now)
 
 
@@ -127,6 +127,18 @@ def test_a_log_that_grew_too_long_is_given_up_and_the_listing_is_whole() -> None
     assert changes.is_whole and len(changes.rows) == store.bucket(0).rows
     again = store.bucket(0).changes(changes.version)
     assert not again.is_whole and not len(again.rows)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "changed", "is_whole"), [(8, 0.2, False), (8, 0.3, True), (64, 0.7, False), (64, 0.8, True)]
+)
+def test_a_log_holds_more_changes_of_wider_rows(dimension: int, changed: float, is_whole: bool) -> None:
+    store, ids = store_of(dimension=dimension), np.arange(20_000)
+    push(store, ids)
+    version = store.bucket(0).mark()
+    of_bucket = ids[buckets_of(ids, "t", BUCKETS) == 0]
+    push(store, of_bucket[: int(changed * len(of_bucket))])
+    assert store.bucket(0).changes(version).is_whole is is_whole
 
 
 def test_a_frozen_bucket_cannot_be_frozen_again_and_a_cancelled_copy_raises() -> None:

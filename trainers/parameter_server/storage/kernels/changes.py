@@ -37,7 +37,10 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
 
 _S32 = np.uint64(32)
 LEAST_LOGGED = 64
-"""Changes that a log holds in any case; beyond, no more than a quarter of the bucket's cells."""
+"""Changes that a log holds in any case."""
+_WORDS_PER_QUARTER, _MOST_QUARTERS = 20, 3
+"""A log holds the changes of a quarter of its bucket's cells for every twenty words of a cell, of three quarters at
+most: it takes at most a fortieth of the cells' bytes, and a listing is shorter than everything."""
 
 
 @kernel
@@ -49,11 +52,18 @@ def may_change(shelf, marks, bucket, stripe, cells):  # type: ignore[no-untyped-
 
 
 @kernel
+def is_log_full(shelf, bucket):  # type: ignore[no-untyped-def]
+    """Whether the bucket's log holds as many changes as it may."""
+    quarters = max(1, min(_MOST_QUARTERS, shelf.pool.shape.width // _WORDS_PER_QUARTER))
+    return 4 * shelf.log.buckets[bucket, COUNT] > quarters * shelf.pool.buckets[bucket, COUNT] + 4 * LEAST_LOGGED
+
+
+@kernel
 def log_change(shelf, marks, bucket, stripe, place):  # type: ignore[no-untyped-def]
     """Appends a place to the bucket's log, or ends the log when it has become longer than it is worth."""
     if marks[bucket, LOGGING] == 0:
         return
-    if 4 * shelf.log.buckets[bucket, COUNT] > shelf.pool.buckets[bucket, COUNT] + 4 * LEAST_LOGGED:
+    if is_log_full(shelf, bucket):
         # Its slabs stay until the next mark: releasing them here might need more room than there is.
         marks[bucket, LOG_FROM] = marks[bucket, VERSION]
         marks[bucket, LOGGING] = 0
