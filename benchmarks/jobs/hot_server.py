@@ -5,7 +5,8 @@
 Eight of the 256 buckets, all of one of three servers, hold the ids of half of all look-ups, so that every step
 waits for that server. Relief is the product's own default: nobody asks for anything. The restart is ordered as soon as
 the relieved job's master has decided, saves, and goes on with four servers of together as many cores, among which the
-hot buckets are spread evenly. Every pod has a fraction of a core by its control group.
+hot buckets are spread evenly. Every pod has a fraction of a core by its control group. Batches are large, so that
+servers are busy with rows and not with requests, whose number a move of buckets does not change.
 
 All sides continue one model, as a job of every day does: a pass over ids that are all different made its rows. Relief
 copies only those of the hot buckets, a restart saves and restores all of them.
@@ -71,7 +72,7 @@ def job_content(log: GenerateReport, epochs: int, *, relieves: bool = True) -> d
     spec = {
         "model": {"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
-        "training": {"batch_size": 1024, "batches_per_shard": 2, "epochs": epochs, "overlap_pull": True},
+        "training": {"batch_size": 4096, "batches_per_shard": 1, "epochs": epochs, "overlap_pull": True},
         "optimizers": {"rows": {"kind": "adam", "learning_rate": 0.001}},
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
@@ -135,7 +136,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
-    parser.add_argument("--epochs", type=int, default=64, help="over 20,000 rows (default 64)")
+    parser.add_argument("--epochs", type=int, default=256, help="over 20,000 rows (default 256)")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ The same network, ids, optimisers, thread, malloc and OpenMP settings on both si
 parameters live differs. Compared are samples per CPU second, of server and worker together. All steps overlap their
 pulls, as a job's do once its model has taken its first steps (`overlap_pull: auto`).
 
-    python -m benchmarks parameter_server [--rows 10000000] [--groups 4] [--slices 40] [--output json]
+    python -m benchmarks parameter_server [--rows 10000000] [--groups 8] [--slices 20] [--output json]
 
 A machine's speed changes from second to second, and a process is faster or slower for as long as it lives, by where its
 memory lies. So the sides take turns in slices of about a quarter of a second, and all processes are started anew for
@@ -124,8 +124,8 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of all tables together (default 10,000,000)")
-    parser.add_argument("--groups", type=int, default=4, help="times that all processes are started (default 4)")
-    parser.add_argument("--slices", type=int, default=40, help="slices of each side in a group (default 40)")
+    parser.add_argument("--groups", type=int, default=8, help="times that all processes are started (default 8)")
+    parser.add_argument("--slices", type=int, default=20, help="slices of each side in a group (default 20)")
     parser.add_argument("--case", action="append", choices=[case.name for case in CASES], help="default: all")
 
 
