@@ -27,6 +27,7 @@ from benchmarks.simulator.simulator_calibration import (
 )
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation
 from elastrec.platform.scaling.model import columns, step_form, throughput
+from elastrec.platform.scaling.model.least_squares import fit_relative
 from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
@@ -120,11 +121,12 @@ def test_a_model_of_which_all_features_are_1_misses_them(
 
     kernels = columns.equation_kernels()
 
-    def equations(*arguments: object) -> tuple[object, ...]:
-        rows_RK, *others = kernels.equations(*arguments)
-        return np.ones_like(rows_RK), *others
+    def summed(*arguments: object) -> tuple[object, ...]:
+        rows_RK, seconds_R, weights_R, _ = kernels.summed(*arguments)
+        rows_RK = np.ones_like(rows_RK)
+        return rows_RK, seconds_R, weights_R, fit_relative(rows_RK, seconds_R, weights_R)
 
-    broken = SimpleNamespace(assumed=kernels.assumed, equations=equations, knowledge=kernels.knowledge)
+    broken = SimpleNamespace(summed=summed, known=kernels.known)
     monkeypatch.setattr(throughput, "equation_kernels", lambda: broken)
     monkeypatch.setattr(step_form, "rows_of", ones)
     assert False in goals(figures(runs, draws=3)).values()
