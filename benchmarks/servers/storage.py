@@ -170,7 +170,7 @@ def measure_memory(rows: int) -> list[Figure]:
     del other
     gc.collect()
     server = Server(rows)
-    first = 256 * server.store.rows_memory.shelf.pool.shape.per_slab // 2
+    first = 256 * server.store.rows_memory.indexed.pool.shape.per_slab // 2
     server.touch(np.arange(first))
     before, end, per_row, differences = _status("VmRSS"), first, [], []
     for step in np.linspace(max(rows // 20, 2 * first), rows, 40).astype(int):

@@ -16,7 +16,7 @@ from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.lines import LineMaker
-from elastrec.trainers.parameter_server.storage.loading import expect_rows, load, load_columns, unload
+from elastrec.trainers.parameter_server.storage.loading import load, load_columns, reserve_rows, unload
 from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
 
@@ -44,7 +44,7 @@ def warm_kernels() -> None:
         store.cuts.freeze(buckets)
         restored = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
         for copied in list(copy_frozen(store, buckets, 1 << 20)):
-            if copied.kind == ROWS and expect_rows(restored, copied.buckets, copied.counts):
+            if copied.kind == ROWS and reserve_rows(restored, copied.buckets, copied.counts):
                 columns, tables = row_columns(store.layout, copied.cells), np.arange(len(store.salts))
                 load_columns(restored, copied.buckets, copied.counts, tables, columns)
                 _warm_slabs(RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64), copied)
@@ -64,9 +64,9 @@ def _warm_slabs(store: RowStore, copied: Copied) -> None:
     """What a save makes of rows beside their cells, and what takes both in."""
     maker = LineMaker(store, most_share=np.inf)
     made = [*maker.add(copied), *maker.finish()]
-    expect_rows(store, copied.buckets, copied.counts)
+    reserve_rows(store, copied.buckets, copied.counts)
     slabs = SlabLoader(store, copied.buckets, copied.counts)
-    slabs.take_cells(copied.buckets, copied.counts, np.zeros(len(copied.counts), np.int64), copied.cells)
+    slabs.load_cells(copied.buckets, copied.counts, np.zeros(len(copied.counts), np.int64), copied.cells)
     slabs.finish()
     for each in made:
-        slabs.take_lines(each.buckets, each.counts, each.lines)
+        slabs.load_lines(each.buckets, each.counts, each.lines)

@@ -33,9 +33,9 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VER
 from elastrec.trainers.parameter_server.storage.lines import LINES, place_words
 from elastrec.trainers.parameter_server.storage.loading import (
     ForeignCellError,
-    expect_rows,
     load,
     load_columns,
+    reserve_rows,
     unload,
 )
 from elastrec.trainers.parameter_server.storage.memory import LINE_BYTES
@@ -188,7 +188,7 @@ class Loader:
             versions[buckets] = np.maximum(versions[buckets], share.last + 1)
         if len(targets) == 1 and -1 not in targets and not share.first.any():
             number = targets.pop()
-            if expect_rows(self._stores[number], *share.row_counts()):
+            if reserve_rows(self._stores[number], *share.row_counts()):
                 self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
 
     def _slabs(self, share: Share, number: int, numbers: Array) -> SlabLoader | None:
@@ -219,7 +219,7 @@ class Loader:
         def enter(section: tuple[SectionEntry, Arrays]) -> None:
             entry, arrays = section
             if entry.key.kind is SectionKind.LINES:
-                bucket = slabs.take_lines(entry.buckets, entry.counts, arrays[LINES])
+                bucket = slabs.load_lines(entry.buckets, entry.counts, arrays[LINES])
                 if bucket >= 0:
                     raise DamagedRecordError(
                         f"{share.where}: section {entry.key}: the index of bucket {bucket} is not that of its rows; "
@@ -227,7 +227,7 @@ class Loader:
                     )
                 return
             try:
-                slabs.take_cells(entry.buckets, entry.counts, firsts[entry.key], arrays[CELLS])
+                slabs.load_cells(entry.buckets, entry.counts, firsts[entry.key], arrays[CELLS])
             except ForeignCellError as error:
                 found, at = chunk(entry, arrays, share.tables, share.where), error.number
                 table = share.tables[found.columns["tables"][at]]
@@ -334,7 +334,7 @@ class Loader:
         if self._has_changes:
             return
         for store, entered in zip(self._stores, self._entered, strict=True):
-            held = store.rows_memory.shelf.pool.buckets[:, COUNT]
+            held = store.rows_memory.indexed.pool.buckets[:, COUNT]
             if len(doubled := buckets[held[buckets] != entered[buckets]]):
                 bucket = int(doubled[0])
                 raise DamagedRecordError(

@@ -1,4 +1,4 @@
-"""One virtual bucket of a store: copied in parts while it is written to, listed by version, moved, dropped."""
+"""One virtual bucket of a store: its changes since a version, and its transfer between stores."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     LOG_FROM,
     LOGGING,
     VERSION,
+    IndexedPool,
     Pool,
-    Shelf,
 )
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_back, copy_before, copy_logged
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS
@@ -32,31 +32,32 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COPY_STEP_CELLS = 16_384
-"""Copied under one lock: about half a millisecond."""
+"""Cells that are copied while a lock is held once: about half a millisecond."""
 _STEP_BYTES = 2**20
-"""Copied under one lock where cells are wide."""
+"""The same limit in bytes, for wide cells."""
 PART_BYTES = 2**24
-"""Of one part of a bucket; both servers hold it in memory."""
-_LOG_VERSION = 1  # which word of a log's entry
+"""Size of one part of a bucket, which both servers hold in memory."""
+_LOG_VERSION = 1  # the word of a log entry that holds the version
 _LISTED_PARTS = 8
-"""A listing is in one answer, however long: a quarter of a frame at most."""
+"""Largest listing of changes, in parts. It is sent in one answer, so this is at most a quarter of a frame."""
 
 
 class ThawedError(CheckpointError):
-    """A copy was cancelled while it was made."""
+    """A bucket was thawed while it was copied, so the copy is incomplete."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The contents of a bucket, or its changes since a version; or the next part of either.
+    """The contents of a bucket, or the next part of them, or the changes of a bucket since a version.
 
     Attributes:
-        is_whole: the receiver empties its bucket first; else it removes `deleted` and then enters the others.
-        version: of the bucket when the listing began: later changes have higher versions, and a part that was copied
-            after them already contains them.
+        is_whole: True: the receiver empties its bucket first. False: it removes the ids of `deleted`, then inserts
+            `rows` and `candidates`.
+        version: version of the bucket when the listing began. Later changes have higher versions; a part that is copied
+            after such a change already contains it.
         rows, candidates: [n, W], [c, 5] uint32 cells.
-        deleted: [d, 4] uint32: ids (two words), version, table.
-        left: rows and candidates of the bucket that are not copied yet; (0, 0): the listing is complete.
+        deleted: [d, 4] uint32 tombstones: id (two words), version, table.
+        left: numbers of rows and candidates that are still to be copied; (0, 0): the listing is complete.
     """
 
     is_whole: bool
@@ -73,12 +74,13 @@ class Changes:
 
 @dataclass(frozen=True)
 class _Log:
-    """A bucket's log, or its tombstones, at one moment.
+    """The extent of a bucket's log, or of its tombstones, at one moment.
 
     Attributes:
-        version_word: of an entry.
-        entries: how many there are; the last ones are `in_slab` of a slab, -1: there are none.
-        cells: that the bucket has.
+        version_word: the word of an entry that holds the version.
+        entries: number of entries.
+        slab, in_slab: the last slab (-1: no entries) and the number of entries in it.
+        cells: number of the bucket's cells.
     """
 
     pool: Pool
@@ -98,28 +100,28 @@ class _Log:
 
 
 def _step_cells(pool: Pool) -> int:
-    """Copied under one lock."""
+    """Cells that are copied while a lock is held once."""
     return max(1, min(COPY_STEP_CELLS, _STEP_BYTES // (4 * pool.shape.width)))
 
 
 class Bucket:
-    """A handle; several may stand for one bucket."""
+    """A handle to a bucket of a store. Several handles to one bucket may exist; the state is in the store."""
 
     def __init__(self, store: RowStore, number: int) -> None:
         self._store = store
         self.number = number
 
     @property
-    def _shelves(self) -> tuple[Shelf, Shelf]:
-        return self._store.rows_memory.shelf, self._store.waiting_memory.shelf
+    def _indexed_pools(self) -> tuple[IndexedPool, IndexedPool]:
+        return self._store.rows_memory.indexed, self._store.candidates_memory.indexed
 
     @property
     def rows(self) -> int:
-        return int(self._shelves[0].pool.buckets[self.number, COUNT])
+        return int(self._indexed_pools[0].pool.buckets[self.number, COUNT])
 
     @property
     def version(self) -> int:
-        """The number of marks and freezes of the bucket, on all servers."""
+        """The number of marks and freezes of the bucket so far, on all servers that have owned it."""
         return int(self._store.marks[self.number, VERSION])
 
     @property
@@ -127,7 +129,7 @@ class Bucket:
         return bool(self._store.marks[self.number, FROZEN] >= 0)
 
     def mark(self) -> int:
-        """Marks the bucket and returns its version so far. Later changes are logged, so that listing them is cheap."""
+        """Raises the bucket's version and returns the earlier one. Later changes are logged, to be listed."""
         with self._store.locked(self.number):
             return self._mark()
 
@@ -135,27 +137,27 @@ class Bucket:
         marks = self._store.marks[self.number]
         before = int(marks[VERSION])
         marks[VERSION] += 1
-        # A copy of a frozen bucket may still need the log and the tombstones that have ended.
+        # A copy of a frozen bucket may still need the old log and tombstones.
         if not marks[LOGGING] and not self.is_frozen:
             self._store.rows_memory.drop_log(self.number)
-            self._store.waiting_memory.drop_log(self.number)
-            self._store.cuts.drop_tombs(self.number)
+            self._store.candidates_memory.drop_log(self.number)
+            self._store.cuts.drop_tombstones(self.number)
             marks[LOGGING], marks[LOG_FROM] = 1, before
         return before
 
     def changes(self, since: int, left: tuple[int, int] = (0, 0), part_bytes: int = PART_BYTES) -> Changes:
-        """The changes after `mark` returned this version, with a new mark; -1: everything.
+        """Lists the changes since `mark` returned the version `since`, and marks the bucket again.
 
-        It is also everything if the log does not reach back that far (it was never begun, or had become full), or if
-        the listing would be longer than some parts. Everything is listed in parts.
+        The whole bucket is listed instead, in parts, if `since` is -1, if the log does not reach back to `since` (none
+        was begun, or it ended because it was full), or if the changes are larger than eight parts.
 
         Args:
-            left: of the previous part, with its version as `since`, for the next part. (0, 0): no part is missing.
-            part_bytes: of cells in a part; one cell in any case.
+            left: for the next part of a whole bucket: `left` of the previous part, with its version as `since`. (0, 0)
+                begins a new listing.
+            part_bytes: size of the cells in a part; a part has at least one cell.
 
         Raises:
-            ElastrecError: the bucket is frozen, and its changes are not logged; they can be logged from a version after
-            its thaw on.
+            ElastrecError: the bucket is frozen and its changes are not logged. Thaw it first.
         """
         version, marked = since, None
         with self._store.locked(self.number):
@@ -173,15 +175,16 @@ class Bucket:
                     raise ElastrecError(
                         f"bucket {self.number} is frozen, and its changes are not logged; thaw it first"
                     )
-                version, left = self._mark(), self._held
+                version, left = self._mark(), self._cell_counts
         rows, rows_left = self._part(0, left[0], part_bytes)
         candidates, candidates_left = self._part(1, left[1], part_bytes - rows.nbytes)
         nothing = np.empty((0, 4), np.uint32)
         return Changes(not is_next, version, rows, candidates, nothing, (rows_left, candidates_left))
 
     @property
-    def _held(self) -> tuple[int, int]:
-        rows, candidates = (int(shelf.pool.buckets[self.number, COUNT]) for shelf in self._shelves)
+    def _cell_counts(self) -> tuple[int, int]:
+        """Numbers of rows and candidates."""
+        rows, candidates = (int(indexed.pool.buckets[self.number, COUNT]) for indexed in self._indexed_pools)
         return rows, candidates
 
     def _is_logged_since(self, version: int) -> bool:
@@ -190,27 +193,28 @@ class Bucket:
         return version >= 0 and bool(marks[LOGGING]) and version >= marks[LOG_FROM]
 
     def _logs(self) -> list[_Log]:
-        """Of rows, candidates and tombstones as they are now. The lock is held."""
-        shelves, tombs = self._shelves, self._store.tombs_memory.pool
-        pools = [(shelf.log, _LOG_VERSION) for shelf in shelves] + [(tombs, CELL_VERSION)]
+        """The extents of the logs of rows and of candidates, and of the tombstones. The lock is held."""
+        indexed_pools, tombstones = self._indexed_pools, self._store.tombstones_memory.pool
+        pools = [(indexed.log, _LOG_VERSION) for indexed in indexed_pools] + [(tombstones, CELL_VERSION)]
         return [
-            _Log.of(pool, word, self.number, cells) for (pool, word), cells in zip(pools, (*self._held, 0), strict=True)
+            _Log.of(pool, word, self.number, cells)
+            for (pool, word), cells in zip(pools, (*self._cell_counts, 0), strict=True)
         ]
 
     def _listing(self, since: int, version: int, logs: Sequence[_Log], most_bytes: int) -> Changes | None:
-        """Changes after `since` up to `version`, copied in small steps.
+        """Copies the changes after `since` up to `version`, in small steps.
 
-        None: they are too many bytes, or the logs have ended during the copy. Cells that change or move during the copy
-        have a later version and belong to the next listing.
+        Returns None if they are larger than `most_bytes`, or if the logs ended during the copy. Cells that change or
+        move during the copy have a later version and belong to the next listing.
         """
-        rows_log, candidates_log, tombs = logs
-        deleted = self._copy_back(tombs, since)
+        rows_log, candidates_log, tombstones = logs
+        deleted = self._copy_back(tombstones, since)
         if deleted is None:
             return None
         left_bytes, found = most_bytes - deleted.nbytes, []
-        for shelf, log in zip(self._shelves, (rows_log, candidates_log), strict=True):
+        for indexed, log in zip(self._indexed_pools, (rows_log, candidates_log), strict=True):
             entries = self._copy_back(log, since)
-            cells = None if entries is None else self._copy_logged(shelf.pool, log, entries, left_bytes)
+            cells = None if entries is None else self._copy_logged(indexed.pool, log, entries, left_bytes)
             if cells is None:
                 return None
             left_bytes -= cells.nbytes
@@ -219,7 +223,7 @@ class Bucket:
         return Changes(False, version, rows, candidates, deleted)
 
     def _copy_back(self, log: _Log, since: int) -> Array | None:
-        """Entries of a log, or tombstones, after a version; None: it has ended."""
+        """Copies the entries of a log, or the tombstones, after a version; None: the log ended during the copy."""
         cursor, is_over = np.array([log.slab, log.in_slab, 0], np.int64), False
         out = np.empty((log.entries, log.pool.shape.width), np.uint32)
         while not is_over:
@@ -232,9 +236,10 @@ class Bucket:
         return out[: cursor[2]]
 
     def _copy_logged(self, pool: Pool, log: _Log, entries: Array, most_bytes: int) -> Array | None:
-        """Cells that entries of a log name; None: they are more than so many bytes.
+        """Copies the cells that log entries name; None: they are larger than `most_bytes`.
 
-        If the log ends during the copy, moves are not logged, but the next listing contains everything.
+        If the log ends during the copy, later moves are not logged, and cells may be missing. The next listing then
+        contains the whole bucket.
         """
         cell_bytes = 4 * pool.shape.width
         out = np.empty((min(len(entries), max(0, most_bytes) // cell_bytes), pool.shape.width), np.uint32)
@@ -247,16 +252,19 @@ class Bucket:
                     pool, self.number, entries, self._store.locks.words, stripe, step, seen, progress, out
                 )
             if progress[0] == before and not is_over:
-                return None  # there is no room for the next one
+                return None  # no room for the next cell
         return out[: progress[1]]
 
     def _part(self, kind: int, end: int, most_bytes: int) -> tuple[Array, int]:
-        """Cells of one shelf with numbers below `end`, the last ones first, and how many numbers are left.
+        """Copies cells with numbers below `end`, highest first; returns them and the number below which cells remain.
 
-        A cell changes its number only when the last one moves into the place of a removed one: copied cells never get a
-        number below `end`, and no cell below it is lost.
+        A cell changes its number only to a lower one, when it is the last and moves into the place of a removed cell.
+        So no cell below `end` is missed, but one that was copied may be copied again.
+
+        Args:
+            kind: 0: rows; 1: candidates.
         """
-        pool = self._shelves[kind].pool
+        pool = self._indexed_pools[kind].pool
         cell_bytes = 4 * pool.shape.width
         step, parts = _step_cells(pool), []
         room = 0 if most_bytes <= 0 and kind else max(1, most_bytes // cell_bytes)
@@ -269,46 +277,47 @@ class Bucket:
         return np.concatenate(parts) if parts else np.empty((0, pool.shape.width), np.uint32), end
 
     def forget_changes(self, version: int) -> None:
-        """Frees logs that only listings since earlier versions need; those listings then contain everything.
+        """Frees log entries and tombstones that only listings since versions before `version` need.
 
-        A save that is being copied, or may build on an earlier one, keeps what it needs.
+        Such a listing then contains the whole bucket. What a save needs, in progress or as a delta of an earlier save,
+        is kept.
         """
         with self._store.locked(self.number):
             self._store.cuts.trim_listed(self.number, version)
 
     def take_in(self, changes: Changes) -> None:
-        """Applies a result of `changes` of the same bucket of another store, with versions; parts in their order.
+        """Applies changes that another store listed for this bucket. Parts of a bucket are applied in their order.
 
         Raises:
-            ElastrecError: the bucket is frozen, or not this store's.
-            IncompatibleError: a cell is not of this bucket or of no table of it; nothing was changed.
+            ElastrecError: the bucket is frozen, or this store does not own it.
+            IncompatibleError: a cell does not belong to this bucket, or to none of its tables; nothing was changed.
             ServerMemoryError: no room for more rows.
         """
         store = self._store
         if self.is_frozen or not store.owned[self.number]:
-            raise ElastrecError(f"bucket {self.number} cannot take rows in: it is frozen, or not this server's")
+            raise ElastrecError(f"bucket {self.number} cannot take rows in: it is frozen, or another server owns it")
         rows = self._look_up("rows", changes.rows, store.layout.width)
         candidates = self._look_up("candidates", changes.candidates, CANDIDATE_WORDS)
         deleted = self._look_up("deleted", changes.deleted, DELETED_WORDS)
-        if changes.is_whole and any(self._held):
+        if changes.is_whole and any(self._cell_counts):
             store.forget_bucket(self.number)
             self.own()
-        # A part that was copied after a later mark has later versions: no cell may have a future version.
+        # A part that was copied after a later mark has later versions. No cell may be newer than its bucket.
         versions = [int(cells[:, CELL_VERSION].max()) for cells in (changes.rows, changes.candidates) if len(cells)]
         with store.locked(self.number):
             latest = max(changes.version, *versions) if versions else changes.version
             store.marks[self.number, VERSION] = max(store.marks[self.number, VERSION], latest + 1)
             if changes.is_whole:
-                # At once: a run that grows is laid out anew every time.
+                # At once, because each growth of an index run inserts all cells again.
                 store.rows_memory.grow_for(self.number, len(changes.rows) + changes.left[0], store.salts)
         if deleted is not None:
             store.remove(deleted)
         for kind, (lookup, cells) in enumerate(((rows, changes.rows), (candidates, changes.candidates))):
             if lookup is not None:
-                store.enter(lookup, cells, kind=kind)
+                store.insert(lookup, cells, kind=kind)
 
     def _look_up(self, what: str, cells: Array, width: int) -> Lookup | None:
-        """Cells of another server; None: there are none."""
+        """A lookup of cells from another server; None: there are no cells."""
         if not len(cells):
             return None
         if cells.dtype != np.uint32 or cells.shape != (len(cells), width):

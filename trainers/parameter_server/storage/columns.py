@@ -1,4 +1,4 @@
-"""Cells as columns, as records hold them, and back."""
+"""Conversion between cells and the columns of records."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ DELETED_WORDS = 4
 
 
 def cell_words(layout: RowLayout) -> dict[str, Attribute]:
-    """Attributes of a section with cells of this layout."""
+    """Attributes of a record's section with cells of this layout."""
     return {SEEN_WORD: layout.seen_word, STATE_WORD: layout.state_word, VALUE_WORD: layout.value_word}
 
 
 def row_columns(layout: RowLayout, cells: Array) -> Columns:
-    """Columns of rows' cells [n, W] uint32, in their order.
+    """The columns of cells [n, W] uint32 of rows, in their order.
 
-    `ids` [n] int64, `tables` [n] uint16, numbers in the group, `versions` [n] uint32, with eviction `last_seen` [n]
-    uint32, seconds, `state` [n, S] and `values` [n, D] float32.
+    Returns `ids` [n] int64, `tables` [n] uint16 (numbers in the group), `versions` [n] uint32, `state` [n, S] and
+    `values` [n, D] float32; with eviction also `last_seen` [n] uint32 (seconds).
     """
     return cell_columns(cells, layout.seen_word, layout.state_word, layout.value_word)
 
 
 def candidate_columns(cells: Array) -> Columns:
-    """As `row_columns`, of candidates' cells [c, 5]: `ids`, `tables`, `versions`, `last_seen`, `sightings` uint16."""
+    """As `row_columns`, for candidates [c, 5]: `ids`, `tables`, `versions`, `last_seen`, `sightings` uint16."""
     sightings = (cells[:, TABLE] >> _SIGHTINGS_SHIFT).astype(np.uint16)
     return {**cell_names(cells), "last_seen": np.ascontiguousarray(cells[:, REST]), "sightings": sightings}
 
@@ -53,7 +53,7 @@ def _cells(columns: Columns, width: int) -> Array:
 
 
 def row_cells(layout: RowLayout, columns: Columns) -> Array:
-    """Cells [n, W] uint32 of what `row_columns` gives."""
+    """Cells [n, W] uint32 of the columns that `row_columns` returns."""
     cells = _cells(columns, layout.width)
     if layout.keeps_seen:
         cells[:, REST] = columns["last_seen"]
@@ -64,11 +64,11 @@ def row_cells(layout: RowLayout, columns: Columns) -> Array:
 
 
 def candidate_cells(columns: Columns, most_sightings: int) -> Array:
-    """Cells [c, 5] uint32 of what `candidate_columns` gives.
+    """Cells [c, 5] uint32 of the columns that `candidate_columns` returns.
 
     Args:
-        most_sightings: limit of a candidate's sightings, because the job file may now require fewer; the next sighting
-            then admits it.
+        most_sightings: upper limit. If the job file now requires fewer sightings than a candidate has, its next
+            sighting admits it.
     """
     cells = _cells(columns, CANDIDATE_WORDS)
     cells[:, TABLE] |= np.minimum(columns["sightings"].astype(np.uint32), most_sightings) << _SIGHTINGS_SHIFT
@@ -77,5 +77,5 @@ def candidate_cells(columns: Columns, most_sightings: int) -> Array:
 
 
 def deleted_cells(columns: Columns) -> Array:
-    """Cells [d, 4] uint32 of what `deleted_columns` gives."""
+    """Cells [d, 4] uint32 of the columns that `deleted_columns` returns."""
     return _cells(columns, DELETED_WORDS)

@@ -1,4 +1,4 @@
-"""The state of a record's rows for a store whose segments or rules may be others."""
+"""Optimiser state of recorded rows, converted for a store with other segments or update rules."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from elastrec.trainers.parameter_server.storage.rules import RowRules
 Array = np.ndarray[Any, Any]
 
 _SAME_VALUE = 1e-4
-"""What float32 may add to a value that is computed from the state of ftrl."""
+"""Relative rounding error of a float32 value that is computed from the state of ftrl."""
 
 
 class SegmentError(Exception):
-    """Rows do not have the segments that their record names."""
+    """The arrays of recorded rows do not fit the segments that the record names."""
 
 
 def is_kept(recorded: Sequence[SegmentSummary], segments: Sequence[RowSegment]) -> bool:
-    """Whether states of recorded rows are those of rows of `segments` as they are, whatever numbers the rules have."""
-    is_same = [(one.width, one.optimizer) for one in recorded] == [(one.width, one.rule.kind) for one in segments]
-    return is_same and all(one.optimizer is not OptimizerKind.FTRL for one in recorded)
+    """Whether recorded states fit `segments` unchanged, for any constants of the rules.
+
+    With ftrl they never do, because z depends on the constants.
+    """
+    recorded_kinds = [(segment.width, segment.optimizer) for segment in recorded]
+    kinds = [(segment.width, segment.rule.kind) for segment in segments]
+    return recorded_kinds == kinds and all(kind is not OptimizerKind.FTRL for _, kind in kinds)
 
 
 def converted_states(
@@ -32,11 +36,11 @@ def converted_states(
 ) -> Array:
     """States [n, S] float32 for rows of `segments` with values [n, D], from a record's states [n, R].
 
-    A segment goes on from the state of the recorded one that holds its columns and has the same rule; numbers of a
-    whole row (the accumulator of adagrad, the steps of adam) are then taken as they are. Other states begin anew.
+    A segment keeps the state of the recorded segment that has its columns and the same rule. State of a whole recorded
+    segment (the accumulator of adagrad, the step count of adam) is copied unchanged. Other states are initialised.
 
     Raises:
-        SegmentError: the arrays are not of the recorded segments, or have other columns than `segments`.
+        SegmentError: the widths of the arrays are not those of the recorded segments or of `segments`.
     """
     widths = [sum(segment.width for segment in recorded), sum(segment.state_width for segment in recorded)]
     if [values.shape[1], states.shape[1]] != widths or widths[0] != sum(segment.width for segment in segments):
@@ -47,11 +51,10 @@ def converted_states(
         )
     if is_kept(recorded, segments):
         return states
-    wanted = [SegmentSummary(name=one.name, width=one.width, optimizer=one.rule.kind) for one in segments]
-    rules = RowRules(segments)
-    out = rules.first_states(values)
+    out = RowRules(segments).first_states(values)
     column, at = 0, 0
-    for segment, summary in zip(segments, wanted, strict=True):
+    for segment in segments:
+        summary = SegmentSummary(name=segment.name, width=segment.width, optimizer=segment.rule.kind)
         kind, begin_of_segment = segment.rule.kind, at
         source = covering(recorded, column, summary)
         begin = source.state if source else 0
@@ -71,7 +74,7 @@ def converted_states(
 
 
 def _fit_ftrl(rule: OptimizerSpec, values: Array, state: Array) -> None:
-    """Sets z if it does not give the value under this rule, for example after a change of the learning rate.
+    """Sets z wherever this rule would compute another value from it, for example after a change of the learning rate.
 
     Args:
         values: [n, W]; state: [n, 2 W], z and accumulators.
@@ -80,6 +83,6 @@ def _fit_ftrl(rule: OptimizerSpec, values: Array, state: Array) -> None:
     z, accumulators = state[:, :width], state[:, width:]
     value = values.astype(np.float64)
     scale = (rule.beta + np.sqrt(accumulators.astype(np.float64))) / rule.learning_rate + rule.l2
-    given = -np.sign(z) * np.maximum(np.abs(z.astype(np.float64)) - rule.l1, 0.0) / scale
-    differs = np.abs(given - value) > _SAME_VALUE * np.abs(value) + 1e-12
+    computed = -np.sign(z) * np.maximum(np.abs(z.astype(np.float64)) - rule.l1, 0.0) / scale
+    differs = np.abs(computed - value) > _SAME_VALUE * np.abs(value) + 1e-12
     z[differs] = (-(value * scale + np.sign(value) * rule.l1))[differs].astype(np.float32)

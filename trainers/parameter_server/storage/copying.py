@@ -1,6 +1,6 @@
-"""Copies of frozen buckets, many at a time, for saves.
+"""Copies of frozen buckets for saves.
 
-The overhead per bucket is small, so that thousands of small ones cost as much as one large one.
+One call of a kernel copies many buckets, so thousands of small buckets cost about as much as one large bucket.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.bucket import COPY_STEP_CELLS, ThawedError
+from elastrec.trainers.parameter_server.storage.indexed_pools import detach
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COPIED,
@@ -24,7 +25,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
 from elastrec.trainers.parameter_server.storage.kernels.bits import trailing_zeros
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_cells
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel
-from elastrec.trainers.parameter_server.storage.kernels.locks import BEFORE_LOOKING, is_wanted
+from elastrec.trainers.parameter_server.storage.kernels.locks import CELLS_PER_CHECK, has_waiter
 from elastrec.trainers.parameter_server.storage.kernels.pools import (
     number_of,
     offset_of,
@@ -32,30 +33,29 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
     prefetch_cell,
     slab_at,
 )
-from elastrec.trainers.parameter_server.storage.shelves import detach
 
 if TYPE_CHECKING:
-    from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
+    from elastrec.trainers.parameter_server.storage.indexed_pools import IndexedPoolMemory
     from elastrec.trainers.parameter_server.storage.store import RowStore
 
 Array = np.ndarray[Any, Any]
 
 ROWS, CANDIDATES, DELETED = 0, 1, 2
 _COPIED, _PAUSED, _THAWED = 0, 1, 2
-_BUCKET, _SHADOW, _FILLED = 0, 1, 2  # of `progress`
-_ENTRY = 1  # of `progress` of a listing
+_BUCKET, _SHADOW, _FILLED = 0, 1, 2  # columns of `progress` of `copy_frozen_cells`
+_ENTRY = 1  # column of `progress` of `mark_logged`
 _PER_BUCKET = 4
-"""The overhead of a bucket, as a number of copied cells."""
+"""The cost of a bucket, in copied cells."""
 
 
 @dataclass(frozen=True)
 class Copied:
-    """Cells of frozen buckets; a bucket may continue in the next chunk.
+    """A chunk of cells of frozen buckets. A bucket may continue in the next chunk.
 
     Attributes:
-        kind: ROWS, CANDIDATES or DELETED; a bucket's DELETED come first.
-        buckets, counts: [b] int64, those with cells here, and how many; their cells follow each other.
-        cells: [n, W] uint32.
+        kind: ROWS, CANDIDATES or DELETED; the DELETED of a bucket come first.
+        buckets, counts: [b] int64, buckets with cells in this chunk, and the number of cells of each.
+        cells: [n, W] uint32, bucket by bucket.
     """
 
     kind: int
@@ -65,21 +65,23 @@ class Copied:
 
 
 @kernel
-def list_changed(  # type: ignore[no-untyped-def]
-    shelf, marks, buckets, since, locks, stripe, most, progress, starts, bits
+def mark_logged(  # type: ignore[no-untyped-def]
+    indexed, marks, buckets, since, locks, stripe, most, progress, starts, bits
 ):
-    """Sets the bits of the cells of frozen buckets [b] of one stripe that their logs name.
+    """Sets a bit for each cell that the logs of frozen buckets [b] of one stripe name.
 
-    They are at least those that have changed after `since` and are still as they were when their bucket was frozen.
+    These include all cells that changed after `since` and not after the freeze.
 
     Args:
-        since: see `copy_many`; the logs reach back to there.
-        most: entries that are looked at before the kernel pauses; it pauses sooner when somebody waits for the lock.
-        progress: [2] int64: number of the bucket in `buckets`, entries of its log that are left (-1: all).
-        starts: [b + 1] int64: the first word of `bits` of each bucket; a bucket without words is left out.
-        bits: [n] uint64.
+        since: see `copy_frozen_cells`; the logs reach back to these versions.
+        most: log entries to read before the kernel pauses. It pauses sooner if a thread waits for the lock.
+        progress: [2] int64: position of the bucket in `buckets`, log entries of it that are left (-1: all).
+        starts: [b + 1] int64, the first word in `bits` of each bucket; buckets without words are skipped.
+        bits: [n] uint64, a bit per cell.
+
+    Returns _COPIED when all logs were read, _PAUSED to be called again, or _THAWED.
     """
-    log, pool, passed, look = shelf.log, shelf.pool, 0, BEFORE_LOOKING
+    log, pool, passed, look = indexed.log, indexed.pool, 0, CELLS_PER_CHECK
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -92,8 +94,8 @@ def list_changed(  # type: ignore[no-untyped-def]
         slab = slab_at(log, bucket, left - 1) if left and words else np.int64(-1)
         while slab >= 0 and passed < most:
             if passed >= look:
-                look = passed + BEFORE_LOOKING
-                if is_wanted(locks, stripe):
+                look = passed + CELLS_PER_CHECK
+                if has_waiter(locks, stripe):
                     most = passed
                     break
             left -= 1
@@ -102,7 +104,7 @@ def list_changed(  # type: ignore[no-untyped-def]
                 left = 0
                 break
             place = np.int64(log.words[at])
-            # A place that was given up may be another bucket's by now.
+            # A freed place may belong to another bucket by now.
             if owner_of(pool, place) == bucket:
                 number = number_of(pool, place)
                 if number >> 6 < words:
@@ -125,8 +127,8 @@ def list_changed(  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
-    """How many cells from this number on may be passed: up to a listed one, or to the end of a word."""
+def _cells_until_marked(bits, start, words, number):  # type: ignore[no-untyped-def]
+    """Number of unmarked cells from this number on, up to the end of the word of `bits`."""
     word = number >> 6
     if word >= words:
         return np.int64(64)
@@ -134,22 +136,25 @@ def _until_listed(bits, start, words, number):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def copy_many(  # type: ignore[no-untyped-def]
-    shelf, marks, buckets, since, locks, stripe, starts, bits, most, progress, places, out, counts
+def copy_frozen_cells(  # type: ignore[no-untyped-def]
+    indexed, marks, buckets, since, locks, stripe, starts, bits, most, progress, places, out, counts
 ):
     """Copies the next cells of frozen buckets [b] of one stripe into `out` [n, W], adding to `counts` [b].
 
-    Each bucket's cells in their order, then its shadows: once all cells were passed, nothing is put there any more.
+    Copies each bucket's cells in their order and then its shadows, because no shadow is added once the copy has passed
+    all cells.
 
     Args:
-        since: [b] versions; cells of them and before are left out.
-        starts, bits: of `list_changed`: other cells are passed without a look; of a bucket without words none is.
-        most: cells that are looked at before the kernel pauses; it pauses sooner when somebody waits for the lock.
-        progress: [3] int64: number of the bucket in `buckets`, of its next shadow, of the next row of `out`.
+        since: [b] versions; cells with these or earlier versions are left out.
+        starts, bits: filled by `mark_logged`; only marked cells are read. All cells of a bucket without words are read.
+        most: cells to read before the kernel pauses. It pauses sooner if a thread waits for the lock.
+        progress: [3] int64: position of the bucket in `buckets`, number of its next shadow, next row of `out`.
         places: [AHEAD] int64, scratch.
+
+    Returns _COPIED when all buckets were copied, _PAUSED to be called again, or _THAWED.
     """
-    pool, shadows = shelf.pool, shelf.shadows
-    passed, look, filled, end = 0, BEFORE_LOOKING, progress[_FILLED], out.shape[0]
+    pool, shadows = indexed.pool, indexed.shadows
+    passed, look, filled, end = 0, CELLS_PER_CHECK, progress[_FILLED], out.shape[0]
     for k in range(progress[_BUCKET], buckets.shape[0]):
         bucket = buckets[k]
         progress[_BUCKET] = k
@@ -161,23 +166,23 @@ def copy_many(  # type: ignore[no-untyped-def]
             first = progress[_SHADOW] if is_shadow else pool.buckets[bucket, COPIED]
             number, count = first, source.buckets[bucket, COUNT]
             slab = slab_at(source, bucket, number) if number < count else np.int64(-1)
-            begun = filled
+            before_bucket = filled
             while number < count and passed < most and filled < end:
                 if passed >= look:
-                    look = passed + BEFORE_LOOKING
-                    if is_wanted(locks, stripe):
+                    look = passed + CELLS_PER_CHECK
+                    if has_waiter(locks, stripe):
                         most = passed
                         break
                 if words and not is_shadow:
-                    # Listed cells lie kilobytes apart, too far for the processor to guess the next one: all of some are
-                    # on their way before the first of them is read.
+                    # Marked cells lie kilobytes apart, too far for the processor's own prefetching: some of them are
+                    # prefetched before the first of them is read.
                     listed, most_listed, until = (
                         0,
                         min(places.shape[0], end - filled),
-                        min(passed + BEFORE_LOOKING, most),
+                        min(passed + CELLS_PER_CHECK, most),
                     )
                     while listed < most_listed and number < count and passed < until:
-                        step = min(_until_listed(bits, starts[k], words, number), count - number)
+                        step = min(_cells_until_marked(bits, starts[k], words, number), count - number)
                         if step == 0:
                             places[listed] = (slab << source.shape.shift) | (number % source.shape.per_slab)
                             prefetch_cell(source.words, source.shape, places[listed])
@@ -202,7 +207,7 @@ def copy_many(  # type: ignore[no-untyped-def]
                 passed += 1
                 if number % source.shape.per_slab == 0:
                     slab = np.int64(source.slabs[slab, FOLLOWING])
-            counts[k] += filled - begun
+            counts[k] += filled - before_bucket
             progress[_FILLED] = filled
             if is_shadow:
                 progress[_SHADOW] = number
@@ -220,18 +225,18 @@ def copy_many(  # type: ignore[no-untyped-def]
 
 
 def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
-    """Copies frozen buckets [b] chunk by chunk, and thaws the copied ones.
+    """Copies frozen buckets [b] chunk by chunk, and thaws them.
 
-    Requests are served during the copy: a stripe's lock is held for some thousand cells at a time, or some hundred if a
-    request waits for it.
+    Requests are served during the copy. A stripe's lock is held for some thousand cells at a time, or for some hundred
+    if a request waits for it.
 
     Args:
-        chunk_bytes: of cells, at most; but all that was deleted in a bucket is in one.
-        since: [b] versions to which the logs reach back: copies only later changes and deletions, at a cost in
-            proportion to them. Negative: everything.
+        chunk_bytes: largest size of a chunk's cells. All tombstones of a bucket are in one chunk, whatever their size.
+        since: [b] versions to which the logs reach back. Only later changes and deletions are copied, at a cost
+            proportional to their number. Negative: the whole bucket.
 
     Raises:
-        ThawedError: a bucket was thawed by another thread.
+        ThawedError: another thread has thawed a bucket.
     """
     for stripe in range(len(store.moves)):
         chosen = store.stripe_of[buckets] == stripe
@@ -242,22 +247,22 @@ def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array 
         yield from _deleted(store, mine, begins, chunk_bytes)
         yield from _copy(store, store.rows_memory, mine, begins, ROWS, chunk_bytes)
         if store.group.admit_after > 1:
-            yield from _copy(store, store.waiting_memory, mine, begins, CANDIDATES, chunk_bytes)
+            yield from _copy(store, store.candidates_memory, mine, begins, CANDIDATES, chunk_bytes)
         store.cuts.thaw(mine)
 
 
 def _deleted(store: RowStore, buckets: Array, since: Array, chunk_bytes: int) -> Iterator[Copied]:
-    """Tombstones of buckets of one stripe, from after `since` to their freeze."""
-    tombs = store.tombs_memory.pool
+    """Copies the tombstones of buckets of one stripe with versions after `since` and up to the freeze."""
+    tombstones = store.tombstones_memory.pool
     found: list[tuple[int, Array]] = []
     left = chunk_bytes
     for bucket, version in zip(buckets.tolist(), since.tolist(), strict=True):
-        if version < 0 or not tombs.buckets[bucket, COUNT]:
+        if version < 0 or not tombstones.buckets[bucket, COUNT]:
             continue
         with store.locked(bucket):
             frozen = int(store.marks[bucket, FROZEN])
-            cells = np.empty((int(tombs.buckets[bucket, COUNT]), tombs.shape.width), np.uint32)
-            copied, _ = copy_cells(tombs, bucket, version, 0, cells)
+            cells = np.empty((int(tombstones.buckets[bucket, COUNT]), tombstones.shape.width), np.uint32)
+            copied, _ = copy_cells(tombstones, bucket, version, 0, cells)
         if frozen < 0:
             raise _thawed(bucket)
         kept = cells[:copied][cells[:copied, CELL_VERSION] <= frozen]
@@ -282,16 +287,16 @@ def _thawed(bucket: int) -> ThawedError:
     return ThawedError(f"bucket {bucket} was thawed while it was copied; freeze it and copy it again")
 
 
-def _listed(store: RowStore, memory: ShelfMemory, buckets: Array, since: Array) -> tuple[Array, Array]:
-    """The cells of the buckets that may have changed; see `list_changed`."""
-    shelf = memory.shelf
-    words = np.where(since < 0, 0, shelf.pool.buckets[buckets, COUNT] // 64 + 1)
+def _mark_changed(store: RowStore, memory: IndexedPoolMemory, buckets: Array, since: Array) -> tuple[Array, Array]:
+    """`starts` and `bits` of the cells that may have changed; see `mark_logged`."""
+    indexed = memory.indexed
+    words = np.where(since < 0, 0, indexed.pool.buckets[buckets, COUNT] // 64 + 1)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
     bits, progress, code = np.zeros(int(starts[-1]), np.uint64), np.array([0, -1], np.int64), _PAUSED
     while len(bits) and code != _COPIED:
         with store.locked(int(buckets[0])) as stripe:
-            code = list_changed(
-                shelf, store.marks, buckets, since, store.locks.words, stripe, COPY_STEP_CELLS, progress, starts, bits
+            code = mark_logged(
+                indexed, store.marks, buckets, since, store.locks.words, stripe, COPY_STEP_CELLS, progress, starts, bits
             )
         if code == _THAWED:
             raise _thawed(int(buckets[progress[_BUCKET]]))
@@ -299,26 +304,26 @@ def _listed(store: RowStore, memory: ShelfMemory, buckets: Array, since: Array) 
 
 
 def _copy(
-    store: RowStore, memory: ShelfMemory, buckets: Array, since: Array, kind: int, chunk_bytes: int
+    store: RowStore, memory: IndexedPoolMemory, buckets: Array, since: Array, kind: int, chunk_bytes: int
 ) -> Iterator[Copied]:
-    """One shelf's share; `buckets` are of one stripe."""
-    shelf, shadows = memory.shelf, memory.shelf.shadows
-    width = shelf.pool.shape.width
-    starts, bits = _listed(store, memory, buckets, since)
+    """Copies the rows or the candidates of buckets of one stripe."""
+    indexed, shadows = memory.indexed, memory.indexed.shadows
+    width = indexed.pool.shape.width
+    starts, bits = _mark_changed(store, memory, buckets, since)
     counts, progress, places = np.zeros(len(buckets), np.int64), np.zeros(3, np.int64), np.empty(AHEAD, np.int64)
     first, code = 0, _PAUSED
     while code != _COPIED:
-        held = int(shelf.pool.buckets[buckets[first:], COUNT].sum() + shadows.buckets[buckets[first:], COUNT].sum())
+        held = int(indexed.pool.buckets[buckets[first:], COUNT].sum() + shadows.buckets[buckets[first:], COUNT].sum())
         out = np.empty((max(1, min(chunk_bytes // (4 * width), held)), width), np.uint32)
         while code != _COPIED and progress[_FILLED] < len(out):
             before = int(progress[_BUCKET])
             with store.locked(int(buckets[0])) as stripe:
-                code = copy_many(
-                    shelf, store.marks, buckets, since, store.locks.words, stripe, starts, bits, COPY_STEP_CELLS,
+                code = copy_frozen_cells(
+                    indexed, store.marks, buckets, since, store.locks.words, stripe, starts, bits, COPY_STEP_CELLS,
                     progress, places, out, counts,
                 )  # fmt: skip
                 done = buckets[before : progress[_BUCKET]]
-                # Shadows of copied buckets are freed, because they may be as large as all changes during the copy.
+                # Shadows of copied buckets are freed now, because they may be as large as all later changes.
                 shadowed = done[shadows.buckets[done, COUNT] > 0].tolist()
                 emptied = [detach(shadows, bucket)[0] for bucket in shadowed]
             if emptied:

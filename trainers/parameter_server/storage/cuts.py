@@ -1,4 +1,4 @@
-"""Cuts of a store: buckets frozen at one moment for a copy, and the versions from which a delta save is possible."""
+"""Cuts of a store: the state of many buckets at one moment, and the versions on which a delta save can build."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.trainers.parameter_server.storage.indexed_pools import IndexedPoolMemory, detach
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     CELL_VERSION,
     COPIED,
@@ -18,53 +19,52 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     VERSION,
 )
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks
-from elastrec.trainers.parameter_server.storage.kernels.pools import cut_first
+from elastrec.trainers.parameter_server.storage.kernels.pools import drop_first_slabs
 from elastrec.trainers.parameter_server.storage.memory import PoolMemory
-from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory, detach
 
 Array = np.ndarray[Any, Any]
 
 _NEVER = np.iinfo(np.int64).max
 _REMEMBERED = 4
-"""Number of saves whose versions are kept, because the last one may not have become a record."""
+"""Number of saves whose versions are kept. The last saves may not have become complete records."""
 
 
 class Cuts:
-    """Those of one store, of whose memory and marks this is a part; `RowStore` describes the arrays.
+    """The cuts of one store, which shares its memory and arrays; `RowStore` describes these.
 
     Args:
-        shelves: of rows and of candidates.
+        memories: the memory of rows and of candidates.
 
     Attributes:
-        logs: whether a freeze begins to log later changes, so that a later save can be a delta.
+        logs: whether a freeze begins a log of later changes, so that the next save can be a delta.
         frozen_rows: [T] int64, rows by table at the last freeze.
     """
 
     def __init__(
         self,
-        shelves: tuple[ShelfMemory, ShelfMemory],
-        tombs: PoolMemory,
+        memories: tuple[IndexedPoolMemory, IndexedPoolMemory],
+        tombstones: PoolMemory,
         marks: Array,
         stripe_of: Array,
         locks: Locks,
         entries: Array,
     ) -> None:
-        self._shelves, self._tombs, self._marks = shelves, tombs, marks
+        self._memories, self._tombstones, self._marks = memories, tombstones, marks
         self._stripe_of, self._locks, self._entries = stripe_of, locks, entries
         self.logs = False
         self.frozen_rows = np.zeros(entries.shape[1], np.int64)
-        # [V] int64, since when the changes of a frozen bucket were logged when it was frozen.
+        # [V] int64, the version from which a bucket's changes were logged when it was frozen.
         self._logged_from = np.full(len(marks), _NEVER, np.int64)
-        # By save, [V] int64, the version of each bucket in it.
+        # The version of each bucket [V] int64 in a save, by the save's cut.
         self._saved: dict[str, Array] = {}
 
     def freeze(self, buckets: Sequence[int] | Array) -> None:
-        """Freezes these buckets: a copy gives their present contents, whatever is pushed or evicted later.
+        """Freezes buckets: a copy then has their present contents, although requests continue to change them.
 
-        The contents are of one moment if nothing is pushed or evicted during this call.
+        The contents of all buckets are of one moment if no request is served during this call.
 
         Raises:
-            ElastrecError: one of them is frozen; none was changed, unless another thread freezes them at the same time.
+            ElastrecError: a bucket is already frozen. None was changed, unless another thread froze some concurrently.
         """
         marks, chosen = self._marks, np.asarray(buckets, np.int64)
         if (marks[chosen, FROZEN] >= 0).any():
@@ -86,22 +86,22 @@ class Cuts:
         self.begin_copies(buckets)
 
     def begin_copies(self, buckets: Array) -> None:
-        """Buckets [n] whose version was raised are frozen as they were before. Their stripe's lock is held."""
+        """Freezes buckets [n] at the version before the present one. Their stripe's lock is held."""
         self._marks[buckets, FROZEN] = self._marks[buckets, VERSION] - 1
-        for memory in self._shelves:
-            memory.shelf.pool.buckets[buckets, COPIED] = 0
+        for memory in self._memories:
+            memory.indexed.pool.buckets[buckets, COPIED] = 0
 
     def _begin_logs(self, buckets: Array) -> None:
-        """Begins to log changes after this version of each bucket. The lock of their stripe is held."""
-        for memory in self._shelves:
-            for bucket in buckets[memory.shelf.log.buckets[buckets, COUNT] > 0].tolist():
+        """Begins a log of changes after the present version of each bucket. The lock of their stripe is held."""
+        for memory in self._memories:
+            for bucket in buckets[memory.indexed.log.buckets[buckets, COUNT] > 0].tolist():
                 memory.drop_log(bucket)
-        for bucket in buckets[self._tombs.pool.buckets[buckets, COUNT] > 0].tolist():
-            self.drop_tombs(bucket)
+        for bucket in buckets[self._tombstones.pool.buckets[buckets, COUNT] > 0].tolist():
+            self.drop_tombstones(bucket)
         self._marks[buckets, LOGGING], self._marks[buckets, LOG_FROM] = 1, self._marks[buckets, VERSION]
 
     def thaw(self, buckets: Sequence[int] | Array) -> None:
-        """Ends a freeze, with or without a copy; buckets that are not frozen do not change."""
+        """Thaws buckets, copied or not. Buckets that are not frozen do not change."""
         chosen = np.asarray(buckets, np.int64)
         stripes = self._stripe_of[chosen]
         for stripe in np.unique(stripes).tolist():
@@ -109,18 +109,18 @@ class Cuts:
             with self._locks.held(stripe):
                 mine = mine[self._marks[mine, FROZEN] >= 0]
                 self._marks[mine, FROZEN] = -1
-                for memory in self._shelves:
-                    for bucket in mine[memory.shelf.shadows.buckets[mine, COUNT] > 0].tolist():
+                for memory in self._memories:
+                    for bucket in mine[memory.indexed.shadows.buckets[mine, COUNT] > 0].tolist():
                         memory.drop_shadows(bucket)
 
     def remember(self, cut: str, buckets: Array) -> None:
-        """Records a save of frozen buckets, full or delta: later changes since it can be requested."""
+        """Keeps the versions of frozen buckets in a full or delta save, on which a later delta can build."""
         versions = np.full(len(self._marks), _NEVER, np.int64)
         versions[buckets] = self._marks[buckets, FROZEN]
         self._saved = {**dict(list(self._saved.items())[1 - _REMEMBERED :]), cut: versions}
 
     def since(self, cut: str, buckets: Array) -> Array:
-        """[b] versions of frozen buckets at a kept cut; -1: later deletions are not known."""
+        """Versions [b] of frozen buckets at an earlier cut; -1: the changes since then are not completely known."""
         versions = self._saved.get(cut)
         if versions is None:
             return np.full(len(buckets), -1, np.int64)
@@ -128,11 +128,11 @@ class Cuts:
         return np.where((of_cut < _NEVER) & (self._logged_from[buckets] <= of_cut), of_cut, -1)
 
     def forget_changes(self, cut: str) -> None:
-        """Changes since a cut earlier than this one will not be requested any more."""
+        """Frees logs of changes before a cut: no later save builds on an earlier cut."""
         versions = self._saved.get(cut)
         if versions is None:
             return
-        pools = (*(memory.log.pool for memory in self._shelves), self._tombs.pool)
+        pools = (*(memory.log.pool for memory in self._memories), self._tombstones.pool)
         is_long = np.any([pool.buckets[:, COUNT] > pool.shape.per_slab for pool in pools], axis=0)
         chosen = np.flatnonzero(is_long & (versions < _NEVER))
         stripes = self._stripe_of[chosen]
@@ -151,24 +151,23 @@ class Cuts:
             self.trim(np.array([bucket], np.int64), np.array([version], np.int64))
 
     def trim(self, buckets: Array, versions: Array) -> None:
-        """Frees logs that only listings since before versions [b] of buckets [b] of one stripe need. Its lock is
-        held."""
+        """Frees log entries and tombstones of buckets [b] up to versions [b]. The lock of their stripe is held."""
         self._marks[buckets, LOG_FROM] = np.maximum(self._marks[buckets, LOG_FROM], versions)
-        # Slabs whose entries are all of this version or before.
-        for memory, word in (*((memory.log, 1) for memory in self._shelves), (self._tombs, CELL_VERSION)):
+        # Frees the slabs whose entries all have this version or an earlier one.
+        for memory, word in (*((memory.log, 1) for memory in self._memories), (self._tombstones, CELL_VERSION)):
             pool = memory.pool
             slabs = np.empty(int((-(-pool.buckets[buckets, COUNT] // pool.shape.per_slab)).sum()), np.int32)
-            memory.free(slabs[: cut_first(pool, buckets, word, versions, slabs)].tolist())
+            memory.free(slabs[: drop_first_slabs(pool, buckets, word, versions, slabs)].tolist())
 
-    def drop_tombs(self, bucket: int) -> None:
+    def drop_tombstones(self, bucket: int) -> None:
         """Frees a bucket's tombstones. The lock is held."""
-        slabs, _ = detach(self._tombs.pool, bucket)
-        self._tombs.free(slabs.tolist())
+        slabs, _ = detach(self._tombstones.pool, bucket)
+        self._tombstones.free(slabs.tolist())
 
     def forget_bucket(self, bucket: int) -> None:
-        """Clears the versions, tombstones and saves of a dropped bucket. The lock is held."""
+        """Clears the versions, tombstones and saved versions of a dropped bucket. The lock is held."""
         self._marks[bucket] = 0
         self._marks[bucket, FROZEN] = -1
-        self.drop_tombs(bucket)
+        self.drop_tombstones(bucket)
         for versions in self._saved.values():
             versions[bucket] = _NEVER

@@ -1,4 +1,4 @@
-"""Evicts rows that were not seen for long, in steps so small that no request waits for one."""
+"""Eviction of rows and candidates that were not seen for the group's `evict_after`, in short steps."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.store import RowStore
 
 _STEP_ROWS = 16_384
-"""Cells per lock if no request waits for it: half a millisecond, slightly more if all of them are evicted."""
+"""Cells that are checked while a lock is held once, if no request waits for it: about half a millisecond."""
 
 
 def steps(store: RowStore, now_seconds: float) -> Iterator[int]:
     """See RowStore.eviction_steps."""
     if not store.evicts:
         return
-    memories = store.rows_memory, store.waiting_memory
+    memories = store.rows_memory, store.candidates_memory
     for bucket in store.buckets_in_use():
         for kind, word in enumerate((store.layout.seen_word, REST)):
             memory, report = memories[kind], np.array([0, 0, -1, 0], np.int64)
-            while memory.shelf.pool.buckets[bucket, COUNT] and report[2]:
+            while memory.indexed.pool.buckets[bucket, COUNT] and report[2]:
                 before = int(report[3])
                 with store.locked(bucket) as stripe:
                     access.evict(
-                        memory.shelf, store.tombs_memory.pool, store.marks, bucket, stripe, word, int(now_seconds),
-                        int(store.group.evict_after_seconds), _STEP_ROWS, store.salts, kind, store.entries,
-                        store.locks.words, report,
+                        memory.indexed, store.tombstones_memory.pool, store.marks, bucket, stripe, word,
+                        int(now_seconds), int(store.group.evict_after_seconds), _STEP_ROWS, store.salts, kind,
+                        store.entries, store.locks.words, report,
                     )  # fmt: skip
                     released = [each.take_released(stripe) for each in memories]
                     if report[0] != access.DONE:

@@ -1,7 +1,7 @@
-"""One array that represents all arrays of a store, because numba unpacks an array in 0.3 µs and a request needs fifty.
+"""One array with the addresses and shapes of all arrays of a store, so that a call passes one argument.
 
-A store's arrays have constant addresses while it exists. A kernel with a handle builds the tuples of `arrays` from it,
-at no cost after compilation; its caller keeps the store alive.
+numba needs 0.3 µs to unpack an array argument, and a request needs fifty arrays. They keep their addresses while the
+store exists. A kernel builds the tuples of `arrays` from a handle at no cost; its caller keeps the store alive.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
-from elastrec.trainers.parameter_server.storage.kernels.arrays import Index, Pool, Settings, Shape, Shelf
+from elastrec.trainers.parameter_server.storage.kernels.arrays import Index, IndexedPool, Pool, Settings, Shape
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 
 Array = np.ndarray[Any, Any]
 
-# Words of the parts of a handle.
+# Sizes of the parts of a handle, and where they begin, in words of 8 bytes.
 _POOL, _INDEX, _SETTINGS = 16, 6, 20
-_SHELF = 3 * _POOL + _INDEX
-_ROWS, _WAITING, _TOMBS = 0, _SHELF, 2 * _SHELF
-_CONSTANTS = _TOMBS + _POOL
+_INDEXED_POOL = 3 * _POOL + _INDEX
+_ROWS, _CANDIDATES, _TOMBSTONES = 0, _INDEXED_POOL, 2 * _INDEXED_POOL
+_CONSTANTS = _TOMBSTONES + _POOL
 _STORE = _CONSTANTS + _SETTINGS
 _WORDS = _STORE + 16
 
 
 class Guarded(NamedTuple):
-    """The arrays of a store beside its cells. Legend as in `arrays`.
+    """The arrays of a store other than its cells; see `RowStore`. Legend as in `arrays`.
 
     Attributes:
         marks: [V, 4] int64; owned: [V] bool; stripe_of: [V] int64.
-        locks: words of Locks; moves: [S] int64.
-        usage: [V, T, 2] int64; counters: [2] int64, buckets that were dropped, most rows.
-        load: [V] int64, rows that requests have named.
+        locks: `Locks.words`; moves: [S] int64.
+        entries: [V, T, 2] int64; load: [V] int64.
+        counters: [2] int64: number of buckets dropped so far, most rows allowed.
     """
 
     marks: Array
@@ -43,7 +43,7 @@ class Guarded(NamedTuple):
     stripe_of: Array
     locks: Array
     moves: Array
-    usage: Array
+    entries: Array
     counters: Array
     load: Array
 
@@ -57,15 +57,17 @@ def _pool_words(pool: Pool) -> list[int]:
     return [*words, *pool.shape]
 
 
-def _shelf_words(shelf: Shelf) -> list[int]:
-    index = shelf.slots
-    words = _pool_words(shelf.pool)
+def _indexed_pool_words(indexed: IndexedPool) -> list[int]:
+    index = indexed.hash_index
+    words = _pool_words(indexed.pool)
     words += [index.lines.ctypes.data, len(index.lines), index.runs.ctypes.data, len(index.runs), 0, 0]
-    return words + _pool_words(shelf.shadows) + _pool_words(shelf.log)
+    return words + _pool_words(indexed.shadows) + _pool_words(indexed.log)
 
 
-def make_handle(rows: Shelf, waiting: Shelf, tombs: Pool, settings: Settings, guarded: Guarded) -> Array:
-    """The handle of these arrays, which must be contiguous and outlive it."""
+def make_handle(
+    rows: IndexedPool, candidates: IndexedPool, tombstones: Pool, settings: Settings, guarded: Guarded
+) -> Array:
+    """The handle [_WORDS] int64 of these arrays, which must be contiguous and outlive it."""
     tables, dimension = settings.ranges.shape
     constants = [
         settings.salts.ctypes.data, tables, settings.ranges.ctypes.data, dimension, settings.segments.ctypes.data,
@@ -75,12 +77,18 @@ def make_handle(rows: Shelf, waiting: Shelf, tombs: Pool, settings: Settings, gu
         settings.admit_after, settings.seen_word, settings.state_word, settings.value_word, settings.states,
         settings.dimension, 0, 0, 0,
     ]  # fmt: skip
-    beside = [
+    guarded_words = [
         guarded.marks.ctypes.data, len(guarded.marks), guarded.owned.ctypes.data, guarded.stripe_of.ctypes.data,
         guarded.locks.ctypes.data, len(guarded.locks), guarded.moves.ctypes.data, len(guarded.moves),
-        guarded.usage.ctypes.data, guarded.counters.ctypes.data, guarded.load.ctypes.data,
+        guarded.entries.ctypes.data, guarded.counters.ctypes.data, guarded.load.ctypes.data,
     ]  # fmt: skip
-    words = [*_shelf_words(rows), *_shelf_words(waiting), *_pool_words(tombs), *constants, *beside]
+    words = [
+        *_indexed_pool_words(rows),
+        *_indexed_pool_words(candidates),
+        *_pool_words(tombstones),
+        *constants,
+        *guarded_words,
+    ]
     handle = np.zeros(_WORDS, np.int64)
     handle[: len(words)] = words
     return handle
@@ -88,7 +96,7 @@ def make_handle(rows: Shelf, waiting: Shelf, tombs: Pool, settings: Settings, gu
 
 @intrinsic
 def _array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
-    """The contiguous array of this shape and type at an address.
+    """The contiguous array with this shape and type at an address.
 
     numba's own `carray` is a function that returns an array, which kernels without reference counts cannot call.
     """
@@ -112,7 +120,7 @@ def _array(typing_context: Any, address: Any, shape: Any, dtype: Any) -> Any:
 
 @inlined
 def pool_at(handle, at):  # type: ignore[no-untyped-def]
-    """A pool of the handle."""
+    """The pool whose words begin at `at`."""
     return Pool(
         _array(handle[at], (handle[at + 1],), np.uint32),
         _array(handle[at], (handle[at + 1],), np.float32),
@@ -126,7 +134,7 @@ def pool_at(handle, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def index_at(handle, at):  # type: ignore[no-untyped-def]
-    """An index of the handle."""
+    """The index whose words begin at `at`."""
     return Index(
         _array(handle[at], (handle[at + 1], 16), np.uint32),
         _array(handle[at], (handle[at + 1], 8), np.uint64),
@@ -135,9 +143,9 @@ def index_at(handle, at):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def shelf_at(handle, at):  # type: ignore[no-untyped-def]
-    """A shelf of the handle."""
-    return Shelf(
+def indexed_pool_at(handle, at):  # type: ignore[no-untyped-def]
+    """The pool with an index whose words begin at `at`."""
+    return IndexedPool(
         pool_at(handle, at),
         index_at(handle, at + _POOL),
         pool_at(handle, at + _POOL + _INDEX),
@@ -147,20 +155,20 @@ def shelf_at(handle, at):  # type: ignore[no-untyped-def]
 
 @inlined
 def rows_of(handle):  # type: ignore[no-untyped-def]
-    """The shelf of rows."""
-    return shelf_at(handle, _ROWS)
+    """The pool of rows."""
+    return indexed_pool_at(handle, _ROWS)
 
 
 @inlined
-def waiting_of(handle):  # type: ignore[no-untyped-def]
-    """The shelf of candidates."""
-    return shelf_at(handle, _WAITING)
+def candidates_of(handle):  # type: ignore[no-untyped-def]
+    """The pool of candidates."""
+    return indexed_pool_at(handle, _CANDIDATES)
 
 
 @inlined
-def tombs_of(handle):  # type: ignore[no-untyped-def]
+def tombstones_of(handle):  # type: ignore[no-untyped-def]
     """The pool of tombstones."""
-    return pool_at(handle, _TOMBS)
+    return pool_at(handle, _TOMBSTONES)
 
 
 @inlined
@@ -186,7 +194,7 @@ def settings_of(handle):  # type: ignore[no-untyped-def]
 
 @inlined
 def guarded_of(handle):  # type: ignore[no-untyped-def]
-    """The store's arrays beside its cells."""
+    """The store's arrays other than its cells."""
     at = _STORE
     buckets, stripes, tables = handle[at + 1], handle[at + 7], handle[_CONSTANTS + 1]
     return Guarded(

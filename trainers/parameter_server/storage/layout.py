@@ -1,4 +1,4 @@
-"""The layout of cells."""
+"""The layout of the words of a cell."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ CANDIDATE_WORDS = 5
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The positions of a row's numbers in its cell: id, version, table, last sighting if kept, state [S], values [D].
+    """Positions in a row's cell: id, version, table, last sighting if it is kept, state [S], values [D].
 
-    State and values are those of one segment after the other; `row_state` names the state's.
+    State and values contain one segment after the other. `row_state` names the numbers of the state.
+
+    Attributes:
+        dimension, states: D, S.
+        keeps_seen: whether cells hold the time of the last sighting.
     """
 
     dimension: int
@@ -22,7 +26,7 @@ class RowLayout:
 
     @property
     def seen_word(self) -> int:
-        """0: none is kept."""
+        """The word of the last sighting; 0: it is not kept."""
         return REST if self.keeps_seen else 0
 
     @property

@@ -1,7 +1,7 @@
 """Loading of many rows at once, for restores and migrations.
 
-Rows of a full record are copied from its columns directly into slabs and index (`load_columns`), because they replace
-no rows. All others are loaded as cells, which are looked up and replaced (`load`).
+Rows of a full record replace no rows, so they are copied from its columns directly into slabs and index
+(`load_columns`). All other rows are loaded as cells, each of which is looked up and replaced (`load`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     read_only_view,
 )
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
-from elastrec.trainers.parameter_server.storage.kernels.index import enter_new, home_of
+from elastrec.trainers.parameter_server.storage.kernels.index import home_of, insert_new
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
-from elastrec.trainers.parameter_server.storage.kernels.pools import chain, offset_of
+from elastrec.trainers.parameter_server.storage.kernels.pools import append_slab, offset_of
 from elastrec.trainers.parameter_server.words import copy_row
 
 if TYPE_CHECKING:
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _S32 = np.uint64(32)
-_NEXT, _USED = 0, 1  # of `progress`
+_NEXT, _USED = 0, 1  # columns of `progress`
 
 
 @kernel
-def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # type: ignore[no-untyped-def]
-    """Fills a request for the ids of cells [n, W], leaving out those in buckets that are not `owned` [V].
+def order_cells(cells, salts, owned, stripe_of, expected, request, at):  # type: ignore[no-untyped-def]
+    """Fills a request for the ids of cells [n, W]; cells in buckets that are not `owned` [V] are left out.
 
-    Returns the number of the first cell whose table there is not, or whose bucket is not the `expected` [n] one; -1:
-    there is none.
+    Returns the number of the first cell whose table does not exist or whose bucket is not the expected one, else -1.
 
     Args:
-        expected: [n] int32, negative: any.
-        request: its `starts` are zero; at: [S] int64, scratch.
+        expected: [n] int32, the bucket of each cell; negative: any.
+        request: to be filled; its `starts` are zero.
+        at: [S] int64, scratch.
     """
     virtual_buckets = np.uint64(owned.shape[0])
     stripes = request.starts.shape[0] - 1
@@ -86,10 +86,10 @@ def lay_out_cells(cells, salts, owned, stripe_of, expected, request, at):  # typ
 
 
 class ForeignCellError(Exception):
-    """A cell does not belong to its stated bucket, or is of an unknown table.
+    """A cell does not belong to its stated bucket, or its table does not exist.
 
     Attributes:
-        number: of the cell.
+        number: the cell's position in the array that was passed.
     """
 
     def __init__(self, number: int) -> None:
@@ -98,13 +98,13 @@ class ForeignCellError(Exception):
 
 
 def look_up_cells(store: RowStore, cells: Array, buckets: Array | None) -> Lookup:
-    """A lookup of the ids of cells [n, W] in owned buckets.
+    """A lookup of the ids of cells [n, W], of those in owned buckets.
 
     Args:
-        buckets: [n] int32 where they must be; None: wherever they are.
+        buckets: [n] int32, the bucket to which each cell must belong; None: any.
 
     Raises:
-        ForeignCellError: one of them is not there.
+        ForeignCellError: a cell belongs to another bucket, or its table does not exist.
     """
     size, stripes = len(cells), len(store.moves)
     expected = np.full(size, -1, np.int32) if buckets is None else np.array(buckets, np.int32)
@@ -113,37 +113,37 @@ def look_up_cells(store: RowStore, cells: Array, buckets: Array | None) -> Looku
         np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
     )  # fmt: skip
     lookup = store.lookup_of(request)
-    strange = lay_out_cells(
+    foreign = order_cells(
         read_only_view(cells), store.salts, store.owned, store.stripe_of, expected, request, np.empty(stripes, np.int64)
     )
-    if strange >= 0:
-        raise ForeignCellError(int(strange))
+    if foreign >= 0:
+        raise ForeignCellError(int(foreign))
     return lookup
 
 
 def load(store: RowStore, kind: int, cells: Array, buckets: Array | None, *, keep_versions: bool) -> Array:
-    """Enters cells [n, W] uint32 of rows (kind 0) or candidates (1), those in owned buckets only.
+    """Inserts cells [n, W] uint32 of rows (kind 0) or candidates (1), only those in owned buckets.
 
-    Returns how many of each bucket there were [V] int64.
+    Returns how many cells of each bucket there were [V] int64.
 
     Args:
         buckets: see `look_up_cells`.
-        keep_versions: else the rows are as old as their buckets: versions of other buckets say nothing.
+        keep_versions: False: cells get the version of their bucket, because versions of other buckets are meaningless.
 
     Raises:
-        ForeignCellError: see `look_up_cells`; nothing was entered.
+        ForeignCellError: see `look_up_cells`; nothing was inserted.
         ServerMemoryError: no room for more rows.
     """
     lookup = look_up_cells(store, cells, buckets)
     if not keep_versions:
         cells[:, CELL_VERSION] = store.marks[lookup.request.buckets, VERSION]
-    store.enter(lookup, cells, kind=kind)
+    store.insert(lookup, cells, kind=kind)
     request = lookup.request
     return np.bincount(request.buckets[request.order[: request.starts[-1]]], minlength=len(store.owned))
 
 
 def unload(store: RowStore, cells: Array, buckets: Array | None) -> None:
-    """Removes rows and candidates with the ids and tables of cells [n, 4], those in owned buckets only.
+    """Removes rows and candidates with the ids and tables of cells [n, 4], only those in owned buckets.
 
     Raises:
         ForeignCellError: see `look_up_cells`; nothing was removed.
@@ -151,28 +151,28 @@ def unload(store: RowStore, cells: Array, buckets: Array | None) -> None:
     store.remove(look_up_cells(store, cells, buckets))
 
 
-def expect_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
-    """Makes room in the index for so many rows in each owned bucket [b], as growing to them would in many steps.
+def reserve_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
+    """Reserves room in the index for `counts` [b] more rows in each owned bucket [b], at once instead of by growth.
 
-    Returns whether `load_columns` may enter them: the buckets hold nothing, and nobody watches what changes in them.
+    Returns whether `load_columns` may insert them: the buckets are empty, not frozen, and log no changes.
 
     Raises:
-        ServerMemoryError: there is none, or none for so many rows.
+        ServerMemoryError: no memory for the index, or more rows than the store's capacity.
     """
-    there = (buckets >= 0) & (buckets < len(store.owned)) & (counts > 0)
-    buckets, counts = buckets[there], counts[there]
+    exists = (buckets >= 0) & (buckets < len(store.owned)) & (counts > 0)
+    buckets, counts = buckets[exists], counts[exists]
     owned = store.owned[buckets]
     buckets, counts = buckets[owned], counts[owned]
-    held = [memory.shelf.pool.buckets[buckets, COUNT] for memory in (store.rows_memory, store.waiting_memory)]
+    held = [memory.indexed.pool.buckets[buckets, COUNT] for memory in (store.rows_memory, store.candidates_memory)]
     watched = (store.marks[buckets, LOGGING] > 0) | (store.marks[buckets, FROZEN] >= 0)
     if watched.any() or np.any(held):
         for bucket, rows in zip(buckets.tolist(), counts.tolist(), strict=True):
             with store.locked(bucket):
                 store.rows_memory.grow_for(bucket, rows, store.salts)
         return False
-    if int(store.rows_memory.shelf.pool.buckets[:, COUNT].sum() + counts.sum()) > store.capacity_rows:
+    if int(store.rows_memory.indexed.pool.buckets[:, COUNT].sum() + counts.sum()) > store.capacity_rows:
         store.provide(0, np.array([access.FULL, 0, 0, 0]))
-    store.rows_memory.lay_out_empty(buckets, counts)
+    store.rows_memory.reserve_lines(buckets, counts)
     return True
 
 
@@ -181,17 +181,17 @@ def _enter_columns(  # type: ignore[no-untyped-def]
     handle, buckets, counts, numbers, salts, ids, tables, versions, seen, states, values, slabs, hashes, entered,
     progress,
 ):  # fmt: skip
-    """See `load_columns`; false: the row that `progress` names is of another bucket.
+    """See `load_columns`. Returns False if the row at progress[_NEXT] belongs to another bucket.
 
     Args:
         numbers, salts: [R] int64, uint64, the table of the group for each number in `tables`, and its salt.
-        seen: [0] where none is kept.
-        slabs: [n] int64, empty ones, enough for all rows.
+        seen: last sightings; [0] if cells do not keep them.
+        slabs: [n] int64, empty slabs, enough for all rows.
         hashes: [AHEAD] uint64, scratch; entered: [T] int64, zeros, scratch.
-        progress: [2] int64: the next row of the columns, how many slabs were used.
+        progress: [2] int64: the next row of the columns, number of slabs used.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
-    pool, lines, longs = rows.pool, rows.slots.lines, rows.slots.longs
+    pool, lines, longs = rows.pool, rows.hash_index.lines, rows.hash_index.longs
     words, numbered, shape = pool.words, pool.cells, pool.shape
     virtual_buckets = np.uint64(guarded.owned.shape[0])
     mask = virtual_buckets - np.uint64(1)
@@ -204,14 +204,14 @@ def _enter_columns(  # type: ignore[no-untyped-def]
             row = end
             continue
         stripe = guarded.stripe_of[bucket]
-        start, length = rows.slots.runs[bucket, START], rows.slots.runs[bucket, LINES]
+        start, length = rows.hash_index.runs[bucket, START], rows.hash_index.runs[bucket, LINES]
         lock(guarded.locks, stripe)
         guarded.moves[stripe] += 1
         slab, count = pool.buckets[bucket, LAST], pool.buckets[bucket, COUNT]
         number, is_foreign = count % shape.per_slab, False
         while row < end and not is_foreign:
             some = min(end - row, AHEAD)
-            # Unsigned numbers of rows, here and below: numba tests of signed ones whether they count from the end.
+            # Unsigned, here and below: for a signed index numba tests whether it counts from the end.
             for k in range(some):
                 j = np.uint64(row + k)
                 hashes[np.uint64(k)] = splitmix64(np.uint64(ids[j]) ^ salts[np.uint64(tables[j])])
@@ -227,11 +227,11 @@ def _enter_columns(  # type: ignore[no-untyped-def]
                 if number == 0:
                     slab = slabs[used]
                 place = (slab << shape.shift) | number
-                # An id that comes twice is entered once: who checks the record counts the rows.
-                if not enter_new(words, shape, lines, longs, start, length, row_hash, key, np.uint32(table), place):
+                # A duplicate id is inserted once; the loader detects it by the number of rows.
+                if not insert_new(words, shape, lines, longs, start, length, row_hash, key, np.uint32(table), place):
                     continue
                 if number == 0:
-                    chain(pool, bucket, slab)
+                    append_slab(pool, bucket, slab)
                     used += 1
                 number = number + 1 if number + 1 < shape.per_slab else 0
                 count += 1
@@ -248,7 +248,7 @@ def _enter_columns(  # type: ignore[no-untyped-def]
             row += some
         pool.buckets[bucket, COUNT] = count
         for table in range(entered.shape[0]):
-            guarded.usage[bucket, table, 0] += entered[table]
+            guarded.entries[bucket, table, 0] += entered[table]
             entered[table] = 0
         unlock(guarded.locks, stripe)
         progress[_NEXT], progress[_USED] = row, used
@@ -262,32 +262,32 @@ def _column(column: Array, dtype: Any) -> Array:
 
 
 def _slabs_for(store: RowStore, buckets: Array, counts: Array) -> int:
-    """How many slabs so many rows may begin in the owned ones of buckets [b], whatever these hold by then."""
-    there = counts > 0
-    buckets, counts = buckets[there], counts[there]
-    return int((-(-counts // store.rows_memory.shelf.pool.shape.per_slab))[store.owned[buckets]].sum())
+    """Most slabs that `counts` [b] rows can need in the owned ones of buckets [b], whatever these already contain."""
+    has_rows = counts > 0
+    buckets, counts = buckets[has_rows], counts[has_rows]
+    return int((-(-counts // store.rows_memory.indexed.pool.shape.per_slab))[store.owned[buckets]].sum())
 
 
 def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array, columns: Columns) -> None:
-    """Enters rows of owned buckets for which `expect_rows` made room and said so; versions are those of the columns.
+    """Inserts rows of owned buckets for which `reserve_rows` returned True. They keep the versions of the columns.
 
-    Threads may do so side by side; what they enter into one bucket is then in any order.
+    Several threads may insert at the same time; the order of the rows of one bucket is then undefined.
 
     Args:
-        buckets, counts: [b] buckets, and how many of the columns' rows each has, one after the other; none negative.
-        numbers: [R] tables of the group by number in `tables`.
-        columns: [n, ...] as `row_columns`, with the state of this store's rules.
+        buckets, counts: [b] buckets, and the number of rows of each; the columns hold them bucket by bucket.
+        numbers: [R] the table of the group for each number in `tables`.
+        columns: [n, ...] as `row_columns` returns them, with the state of this store's rules.
 
     Raises:
-        ForeignCellError: a row belongs to another bucket; those before it were entered.
+        ForeignCellError: a row belongs to another bucket; the rows before it were inserted.
         ServerMemoryError: no room for more rows.
     """
     buckets = np.ascontiguousarray(buckets, np.int64)
-    if len(strange := np.flatnonzero(((buckets < 0) | (buckets >= len(store.owned))) & (counts > 0))):
-        raise ForeignCellError(int(counts[: strange[0]].sum()))
+    if len(unknown := np.flatnonzero(((buckets < 0) | (buckets >= len(store.owned))) & (counts > 0))):
+        raise ForeignCellError(int(counts[: unknown[0]].sum()))
     progress, hashes = np.zeros(2, np.int64), np.empty(AHEAD, np.uint64)
     memory = store.rows_memory.rows
-    slabs = memory.take(_slabs_for(store, buckets, counts))
+    slabs = memory.allocate(_slabs_for(store, buckets, counts))
     arguments = (
         _column(counts, np.int64), _column(numbers, np.int64), _column(store.salts[numbers], np.uint64),
         _column(columns["ids"], np.int64),
@@ -297,6 +297,6 @@ def load_columns(store: RowStore, buckets: Array, counts: Array, numbers: Array,
     )  # fmt: skip
     entered = np.zeros(store.entries.shape[1], np.int64)
     has_entered = _enter_columns(store.handle, buckets, *arguments, slabs, hashes, entered, progress)
-    memory.put_back(slabs[progress[_USED] :])
+    memory.return_unused(slabs[progress[_USED] :])
     if not has_entered:
         raise ForeignCellError(int(progress[_NEXT]))

@@ -1,5 +1,7 @@
-"""Memory of a store: slabs and lines in reservations, whose pages are created at the first write and returned when
-freed."""
+"""Memory of a store: slabs and index lines in reserved address space.
+
+The system creates a page at its first write. Freed slabs and lines return their pages.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ PAGE_BYTES = mmap.PAGESIZE
 LINE_BYTES = 64
 LINES_PER_PAGE = PAGE_BYTES // LINE_BYTES
 SPARES, RELEASED = 32, 1024
-"""Slabs that a stripe takes from, and gives back to, its store at a time."""
+"""Most slabs that a stripe takes from its store, or returns to it, at a time."""
 
 
 class ServerMemoryError(ElastrecError):
@@ -33,7 +35,7 @@ class ServerMemoryError(ElastrecError):
 
 
 def physical_memory_bytes() -> int:
-    """Memory of the machine."""
+    """Physical memory of the machine, bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -41,7 +43,7 @@ def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
     """Zeroed address space whose untouched pages cost nothing.
 
     Args:
-        huge: ask for huge pages: random rows are read several times as fast.
+        huge: request huge pages, with which random rows are read several times as fast.
 
     Raises:
         ServerMemoryError: the system refuses the address space.
@@ -62,14 +64,15 @@ def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
 
 
 class Region:
-    """Address space, whose first `left_bytes` may contain data of an earlier user.
+    """Reserved address space, which a later store can use again with the pages that it has.
 
     Args:
         size_bytes, huge: see `reserve`.
 
     Attributes:
-        left_bytes: whose pages are there; zeros if nobody has written them, else of any content.
-        held_bytes: that its user needs of it now, wherever they lie; the next user gets no more pages.
+        left_bytes: bytes from the start whose pages existed when the present user got the region. They contain zeros,
+            or arbitrary data if an earlier user has written to the region.
+        held_bytes: bytes that the user has allocated, at any position. The next user gets no more pages than that.
     """
 
     def __init__(self, size_bytes: int, *, huge: bool) -> None:
@@ -81,34 +84,34 @@ class Region:
         self.words: Array = np.frombuffer(self._map, np.uint32, size_bytes // 4)
 
     def use(self, end: int) -> None:
-        """Its first bytes, up to `end`, are written from now on."""
+        """Notes that the user writes to the bytes before `end` from now on."""
         self._used_bytes, self.held_bytes, self._is_written = max(self._used_bytes, end), end, True
 
     def make_pages(self, end: int) -> None:
-        """Has the system make the pages up to `end`, for the next user. Nobody else uses the region; holds no GIL."""
+        """Has the system create the pages before `end`, for the next user. No other thread may use the region."""
         self.words[self._used_bytes // 4 : end // 4 : PAGE_BYTES // 4] = 0
         self._used_bytes = self.held_bytes = max(self._used_bytes, end)
 
     def pass_on(self) -> None:
-        """Another user has it from now on, and fills it from the front."""
-        # The user before may have had as many pages anywhere: those behind would be there beside the new ones.
+        """Gives the region to a new user, who fills it from the front."""
+        # The earlier user may have had its pages anywhere. Those after `held_bytes` would stay beside the new ones.
         self._drop_between(self.held_bytes, self._used_bytes)
         self._used_bytes = min(self._used_bytes, self.held_bytes)
         self.left_bytes, self._left_is_written = self._used_bytes, self._is_written
         self.held_bytes = 0
 
     def clear(self, start: int, size: int) -> None:
-        """Makes zero what was left there."""
+        """Sets bytes that an earlier user may have written to zero."""
         if not self._left_is_written:
             return
         self.words[start // 4 : min(start + size, self.left_bytes) // 4] = 0
 
     def drop(self, start: int, size: int) -> None:
-        """Returns whole pages to the system; they are zero again."""
+        """Returns whole pages to the system. They read as zeros afterwards."""
         self._map.madvise(mmap.MADV_DONTNEED, start, size)
 
     def trim(self, needed_bytes: int) -> None:
-        """Returns what was left behind the first `needed_bytes`."""
+        """Returns the earlier user's pages after the first `needed_bytes`."""
         self._drop_between(needed_bytes, self.left_bytes)
         self.left_bytes, self._used_bytes = 0, needed_bytes
 
@@ -119,7 +122,7 @@ class Region:
 
 
 class RegionSize(msgspec.Struct, frozen=True, array_like=True):
-    """A region as `reserve` makes it, and how many of its first bytes are used."""
+    """The size of a region, and how many of its first bytes will be used."""
 
     size_bytes: int
     huge: bool
@@ -127,11 +130,11 @@ class RegionSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UsedRegions:
-    """Regions of earlier users for new users, because an existing page costs a fraction of a new one.
+    """Regions of earlier users, for new users: an existing page costs a fraction of a new one.
 
     Args:
-        users: each with its regions; while one of them exists, no other user gets its regions.
-        unused: regions of no user, whose pages were made for the next one.
+        users: earlier users and their regions. A region becomes available when its user was garbage-collected.
+        unused: regions without a user, whose pages were created in advance.
     """
 
     def __init__(self, users: Iterable[tuple[object, Sequence[Region]]] = (), unused: Iterable[Region] = ()) -> None:
@@ -141,12 +144,12 @@ class UsedRegions:
         self._regions += [(lambda: None, region) for region in unused]
 
     def add(self, other: UsedRegions) -> None:
-        """Takes the regions of another one over, behind its own."""
+        """Moves the regions of `other` to the end of this list."""
         self._regions += other._regions
         other.clear()
 
     def take(self, size_bytes: int, *, huge: bool) -> Region:
-        """A region of this size whose user is gone, else a new one."""
+        """An available region of this size, or a new one."""
         for number, (user, region) in enumerate(self._regions):
             if user() is None and (region.size_bytes, region.huge) == (size_bytes, huge):
                 del self._regions[number]
@@ -155,29 +158,31 @@ class UsedRegions:
         return Region(size_bytes, huge=huge)
 
     def clear(self) -> None:
-        """Returns what nobody took to the system."""
+        """Returns the remaining regions to the system."""
         self._regions.clear()
 
 
 def reserve_array(shape: tuple[int, ...], dtype: Any) -> Array:
-    """A zeroed array in memory of its own; see `reserve`."""
+    """A zeroed array in its own reserved memory; see `reserve`."""
     count = int(np.prod(shape))
     return np.frombuffer(reserve(count * np.dtype(dtype).itemsize, huge=False), dtype, count).reshape(shape)
 
 
 class PoolMemory:
-    """The slabs of one pool. Thread-safe, apart from the pool's arrays: the lock of a bucket's stripe guards those.
+    """Allocates the slabs of one pool. Thread-safe, except for the pool's arrays: the lock of a bucket's stripe guards
+    these.
 
     Args:
         width: words of 4 bytes per cell.
-        capacity_bytes: of address space.
-        slab_bytes: at least; a power of two. Slabs of less than a page are only used again, never returned.
+        capacity_bytes: size of all cells, without spare slabs.
+        slab_bytes: a power of two; doubled until a slab holds two cells. Slabs smaller than a page are reused, but
+            never returned to the system.
         huge: see `reserve`.
-        used: from where it takes its region.
+        used: regions of earlier users, from which it takes its region.
 
     Attributes:
-        pool: what kernels take.
-        region: in which the slabs lie.
+        pool: the arrays for kernels.
+        region: contains the slabs.
     """
 
     def __init__(
@@ -196,8 +201,8 @@ class PoolMemory:
         self.slab_bytes = slab_bytes
         per_slab = slab_bytes // (4 * width)
         shift = (per_slab - 1).bit_length()
-        # Whatever the rows, every bucket may hold a slab that is not full, and every stripe spare ones. A place has
-        # 32 bits.
+        # Beside full slabs, every bucket may have one that is not full, and every stripe has spare ones. A place has 32
+        # bits.
         slabs = min(-(-capacity_bytes // slab_bytes) + buckets + stripes * SPARES, 2 ** (32 - shift))
         self._slabs = slabs
         self.region = (used or UsedRegions()).take(slabs * slab_bytes, huge=huge)
@@ -219,11 +224,11 @@ class PoolMemory:
 
     @property
     def bytes(self) -> int:
-        """Of the slabs that buckets and stripes have."""
+        """Size of the slabs that buckets and stripes have."""
         return (self._next - len(self._free)) * self.slab_bytes
 
     def refill(self, stripe: int) -> None:
-        """Gives a stripe more slabs: a few while there are few rows, that small models stay small.
+        """Gives a stripe spare slabs; only few while the pool has few, so that small models need little memory.
 
         Raises:
             ServerMemoryError: none is left.
@@ -245,11 +250,11 @@ class PoolMemory:
         if not spares[0]:
             raise self._used_up()
 
-    def take(self, count: int) -> Array:
-        """Slabs [count] int64 of no bucket, ascending where none was freed; `put_back` takes those that stay unused.
+    def allocate(self, count: int) -> Array:
+        """Slabs [count] int64; freed ones first, then new ones in ascending order.
 
         Raises:
-            ServerMemoryError: there are not so many left.
+            ServerMemoryError: fewer are left.
         """
         with self._lock:
             if count > len(self._free) + self._slabs - self._next:
@@ -261,8 +266,8 @@ class PoolMemory:
             self.region.held_bytes = self.bytes
         return np.array(slabs, np.int64)
 
-    def take_run(self, count: int) -> int:
-        """The first of so many slabs of no bucket that follow each other; -1: there are none."""
+    def allocate_adjacent(self, count: int) -> int:
+        """The first of `count` adjacent new slabs; -1: fewer are left."""
         with self._lock:
             if count > self._slabs - self._next:
                 return -1
@@ -271,14 +276,14 @@ class PoolMemory:
             self.region.held_bytes = self.bytes
         return first
 
-    def put_back(self, slabs: Array) -> None:
-        """Takes slabs that `take` gave and nobody wrote into."""
+    def return_unused(self, slabs: Array) -> None:
+        """Returns slabs that `allocate` gave and that were not written to."""
         with self._lock:
             self._free.extend(slabs[::-1].tolist())
             self.region.held_bytes = self.bytes
 
     def trim(self) -> None:
-        """Returns what a user of the region before has left and no slab has taken."""
+        """Returns pages of an earlier user of the region that no slab uses yet."""
         with self._lock:
             self.region.trim(self._next * self.slab_bytes)
 
@@ -286,7 +291,7 @@ class PoolMemory:
         return ServerMemoryError(f"no room for more rows: all {self._slabs} slabs of a table group are in use")
 
     def take_released(self, stripe: int) -> list[int]:
-        """Slabs that a kernel has released in a stripe, of no bucket from now on, for `give_back`."""
+        """Slabs that kernels have released in a stripe; the caller passes them to `give_back`."""
         released = self.pool.released[stripe]
         slabs: list[int] = released[1 : 1 + int(released[0])].tolist()
         released[0] = 0
@@ -294,16 +299,16 @@ class PoolMemory:
         return slabs
 
     def _disown(self, slabs: list[int]) -> None:
-        # A log may still name places in them.
+        # A log entry may still name a place in them.
         self.pool.slabs[slabs, OWNER] = -1
 
     def free(self, slabs: Sequence[int]) -> None:
-        """Returns slabs of no bucket."""
+        """Returns slabs that were taken from their bucket."""
         self._disown(list(slabs))
         self.give_back(slabs)
 
     def give_back(self, slabs: Sequence[int]) -> None:
-        """Returns slabs that no bucket has, neighbours together, to the system and to the other buckets."""
+        """Makes slabs without an owner available again, and returns their pages to the system."""
         ordered = sorted(slabs)
         first = 0
         for at in range(1, len(ordered) + 1):
@@ -313,20 +318,26 @@ class PoolMemory:
                     self.region.drop(start, size)
                 first = at
         with self._lock:
-            # The lowest are taken again first, so that the reservation stays dense.
+            # The lowest are used again first, so that the used part of the region stays dense.
             self._free.extend(reversed(ordered))
             self.region.held_bytes = self.bytes
 
 
 class IndexMemory:
-    """The lines of one index: a run of whole pages per bucket. Thread-safe like PoolMemory.
+    """Allocates the lines of one index: per bucket a run of whole pages. Thread-safe like PoolMemory.
 
     Args:
-        used: from where it takes its region.
+        capacity_entries: most places in all runs.
+        used: regions of earlier users, from which it takes its region.
+
+    Attributes:
+        index: the arrays for kernels.
+        region: contains the lines.
     """
 
     def __init__(self, buckets: int, capacity_entries: int, used: UsedRegions | None = None) -> None:
-        # Runs of each size are left behind as buckets grow: at a quarter more each time, five times the last ones.
+        # Growing buckets leave runs of every size behind. With a quarter more each time, these sum up to five times the
+        # last ones.
         pages = 8 * (capacity_entries // (8 * LINES_PER_PAGE) + 1) + 16 * buckets
         self._pages = pages
         self.region = (used or UsedRegions()).take(pages * PAGE_BYTES, huge=True)
@@ -341,16 +352,16 @@ class IndexMemory:
     def bytes(self) -> int:
         return self._used * PAGE_BYTES
 
-    def take(self, pages: int) -> int:
-        """First line of an empty run.
+    def allocate(self, pages: int) -> int:
+        """The first line of an empty run of this many pages.
 
         Raises:
-            ServerMemoryError: none is left.
+            ServerMemoryError: the address space is used up.
         """
         with self._lock:
-            free = self._free.get(pages)
-            if free:
-                first = free.pop()
+            freed = self._free.get(pages)
+            if freed:
+                first = freed.pop()
             else:
                 first = self._next
                 if first + pages > self._pages:
@@ -359,11 +370,11 @@ class IndexMemory:
             self._count(pages)
         return first * LINES_PER_PAGE
 
-    def take_each(self, pages: Array) -> Array:
-        """First lines [b] int64 of empty runs of so many pages [b] each, one behind the other where none is free.
+    def allocate_each(self, pages: Array) -> Array:
+        """The first lines [b] int64 of empty runs of `pages` [b] each; adjacent if no freed runs exist.
 
         Raises:
-            ServerMemoryError: there are not enough left.
+            ServerMemoryError: the address space is used up.
         """
         with self._lock:
             is_dense = not any(self._free.values())
@@ -372,7 +383,7 @@ class IndexMemory:
                 self._extend(int(pages.sum()))
                 self._count(int(pages.sum()))
                 return np.asarray((ends - pages) * LINES_PER_PAGE, np.int64)
-        return np.array([self.take(count) for count in pages.tolist()], np.int64)
+        return np.array([self.allocate(count) for count in pages.tolist()], np.int64)
 
     def _count(self, pages: int) -> None:
         self._used += pages
@@ -384,12 +395,12 @@ class IndexMemory:
         self.region.use(self._next * PAGE_BYTES)
 
     def trim(self) -> None:
-        """Returns what a user of the region before has left and no run has taken."""
+        """Returns pages of an earlier user of the region that no run uses yet."""
         with self._lock:
             self.region.trim(self._next * PAGE_BYTES)
 
-    def give(self, line: int, lines: int) -> None:
-        """Returns a run, empty from now on."""
+    def free(self, line: int, lines: int) -> None:
+        """Frees a run by its first line and length; its lines are empty afterwards."""
         first, pages = line // LINES_PER_PAGE, lines // LINES_PER_PAGE
         self.region.drop(first * PAGE_BYTES, pages * PAGE_BYTES)
         with self._lock:

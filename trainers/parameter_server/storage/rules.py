@@ -1,21 +1,21 @@
-"""Update rules of the segments of embedding rows, float32.
+"""Update rules of the segments of embedding rows, in float32.
 
-With g a segment's gradient summed over the batch, w its value [W], λ weight decay (g ← g + λ w):
+g is a segment's gradient, summed over the batch; w is its value [W]; λ is the weight decay (g ← g + λ w):
 
     adagrad  a ← a + mean_d(g²);  w ← w - lr g / (sqrt(a) + eps)      one a per row, as torchrec's RowWiseAdagrad
-    adam     as torch.optim.Adam with a step count per row (a row that is not in a batch is not touched)
+    adam     as torch.optim.Adam, with a step count per row (rows that are not in the batch do not change)
     sgd      w ← w - lr g
     ftrl     n' = n + g²;  z ← z + g - (sqrt(n') - sqrt(n)) / lr · w
              w ← 0 if |z| ≤ l1, else -(z - sign(z) l1) / ((beta + sqrt(n')) / lr + l2)
 
-A step may have a factor s of its learning rate: lr s takes the place of lr. With ftrl s g takes that of g in z: a value
-follows from z, so another lr would move it without a gradient.
+A step may scale its learning rate by a factor s: lr is then lr s. With ftrl, g in z is then s g instead, because a
+value is computed from z, and another lr would change it without a gradient.
 
 ftrl is FTRL-Proximal, McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1, with two
-numbers per value. z begins where it gives the value that a row starts with, so that a first step does not undo it.
+numbers per value. The first z of a row yields the row's initial value, so that the first step does not discard it.
 
-The kernel notes the change of each row (`changes`) before it makes it. It stops where that needs slabs, and returns the
-position in the stripe's order from which it is to be called again.
+`apply_rules` notes the change of each row (`changes`) before it changes it. If this needs slabs, it stops and returns
+the position in the stripe's order at which it must be called again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import numpy as np
 from elastrec.platform.specs.optimizers import OptimizerKind, RowSegment, row_state
 from elastrec.trainers.parameter_server.prefetch import AHEAD, prefetch
 from elastrec.trainers.parameter_server.storage.kernels.arrays import CELL_VERSION, VERSION
-from elastrec.trainers.parameter_server.storage.kernels.changes import may_change, note_change
+from elastrec.trainers.parameter_server.storage.kernels.changes import can_change, note_change
 from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined, kernel, kernel_with
 from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
 
 Array = np.ndarray[Any, Any]
 
-# Columns of the segments [G, 4] int64 of a table group (STATE: first of the segment's words among those of the row's
-# state) and of their numbers [G, 9] float32.
+# Columns of the segments [G, 4] int64 of a table group (STATE: where the segment's state begins in the row's state) and
+# of their constants `numbers` [G, 9] float32.
 KIND, COLUMN, WIDTH, STATE = 0, 1, 2, 3
 RATE, EPSILON, DECAY, BETA1, BETA2, BETA, L1, L2, ACCUMULATOR = 0, 1, 2, 3, 4, 5, 6, 7, 8
 SGD, ADAGRAD, ADAM, FTRL = 0, 1, 2, 3
@@ -44,25 +44,31 @@ _KINDS = {OptimizerKind.SGD: SGD, OptimizerKind.ADAGRAD: ADAGRAD, OptimizerKind.
 
 @kernel
 def _note_older(  # type: ignore[no-untyped-def]
-    shelf, settings, marks, buckets, order, places, first, last, stripe, now_seconds
+    indexed, settings, marks, buckets, order, places, first, last, stripe, now_seconds
 ):
-    """Notes that rows older than their bucket's version change and were seen; returns the first that needs slabs."""
+    """Notes the change and the sighting of rows older than their bucket's version.
+
+    Returns the position of the first row for which slabs are missing, or `last`.
+    """
     for k in range(first, last):
         place = places[order[k]]
         if place >= 0:
             bucket = np.int64(buckets[order[k]])
-            if np.int64(shelf.pool.words[offset_of(shelf.pool.shape, place) + CELL_VERSION]) != marks[bucket, VERSION]:
-                if not may_change(shelf, marks, bucket, stripe, 1):
+            if (
+                np.int64(indexed.pool.words[offset_of(indexed.pool.shape, place) + CELL_VERSION])
+                != marks[bucket, VERSION]
+            ):
+                if not can_change(indexed, marks, bucket, stripe, 1):
                     return k
-                note_change(shelf, marks, bucket, stripe, place)
+                note_change(indexed, marks, bucket, stripe, place)
                 if settings.seen_word:
-                    shelf.pool.words[offset_of(shelf.pool.shape, place) + settings.seen_word] = now_seconds
+                    indexed.pool.words[offset_of(indexed.pool.shape, place) + settings.seen_word] = now_seconds
     return last
 
 
 @kernel
 def _prefetch_first(words, shape, order, places, begin, end):  # type: ignore[no-untyped-def]
-    """Asks for the rows that `_locate` reads first; it asks for the others."""
+    """Prefetches the rows that `_locate` reads first; `_locate` prefetches the others."""
     for k in range(begin, min(begin + AHEAD, end)):
         if places[order[k]] >= 0:
             prefetch_cell(words, shape, places[order[k]])
@@ -72,9 +78,10 @@ def _prefetch_first(words, shape, order, places, begin, end):  # type: ignore[no
 def _locate(  # type: ignore[no-untyped-def]
     words, shape, seen_word, marks, buckets, order, places, gradients, first, last, end, now_seconds, offsets
 ):
-    """Offsets of the rows at order[first:last], -1 of absent ones; whether one is older than its bucket's version.
+    """Fills `offsets` of the rows at order[first:last]; absent rows get -1.
 
-    Says of the others that they were seen, and asks for the rows after them, up to `end`.
+    Sets the last sighting of rows that have their bucket's version, and prefetches the next rows, up to `end`. Returns
+    whether a row is older than its bucket's version.
     """
     for k in range(first, last):
         place = places[order[k]]
@@ -89,7 +96,7 @@ def _locate(  # type: ignore[no-untyped-def]
         at = offsets[k - first]
         if at >= 0:
             if np.int64(words[at + CELL_VERSION]) != marks[buckets[order[k]], VERSION]:
-                is_older = True  # its shadow must hold when it was seen before
+                is_older = True  # its shadow must contain the earlier sighting
             elif seen_word:
                 words[at + seen_word] = now_seconds
     return is_older
@@ -97,22 +104,21 @@ def _locate(  # type: ignore[no-untyped-def]
 
 @inlined
 def _reach(  # type: ignore[no-untyped-def]
-    shelf, settings, marks, buckets, order, places, gradients, first, last, end, stripe, now_seconds, offsets
+    indexed, settings, marks, buckets, order, places, gradients, first, last, end, stripe, now_seconds, offsets
 ):
-    """Locates the rows at order[first:last] and notes that they change; returns the first that needs slabs, or last."""
-    pool = shelf.pool
+    """Locates the rows at order[first:last] and notes their changes; returns as `_note_older`."""
+    pool = indexed.pool
     if _locate(
         pool.words, pool.shape, settings.seen_word, marks, buckets, order, places, gradients, first, last, end,
         now_seconds, offsets,
     ):  # fmt: skip
-        return _note_older(shelf, settings, marks, buckets, order, places, first, last, stripe, now_seconds)
+        return _note_older(indexed, settings, marks, buckets, order, places, first, last, stripe, now_seconds)
     return last
 
 
-# Of rows j = order[k], first <= k < stop, at `offsets` [k - first] (-1: absent), each kernel changes the segment of
-# `width` numbers whose values begin `value` words, and whose state begins `state` words, behind the cell's start.
-# Unsigned numbers count the words of a row: numba lets a signed one count from an array's end, and then vectorises
-# nothing.
+# Each kernel updates one segment of the rows j = order[k], first <= k < stop. A row's cell begins at offsets[k - first]
+# (-1: absent). The segment's `width` values begin at word `value` of a cell, its state at word `state`.
+# Indexes into a row are unsigned: a signed index may count from the end of an array, and numba then vectorises nothing.
 
 
 @kernel
@@ -184,10 +190,10 @@ def _ftrl(  # type: ignore[no-untyped-def]
                 d = np.uint64(n)
                 g = gradients[j, column + d] + decay * cells[w + d]
                 if g == np.float32(0.0):
-                    continue  # it changes nothing, and 0 / 0 is no number
+                    continue  # nothing changes, and 0 / 0 below would be NaN
                 before = cells[a + d]
                 root = np.sqrt(before + g * g)
-                # The difference of the roots, without cancelling.
+                # The difference of the roots as g² / (sum of the roots), without cancellation.
                 linear = cells[z + d] + scale * g - g * g / ((root + np.sqrt(before)) * rate) * cells[w + d]
                 cells[a + d] = before + g * g
                 cells[z + d] = linear
@@ -199,7 +205,12 @@ def _ftrl(  # type: ignore[no-untyped-def]
 def _apply_segment(  # type: ignore[no-untyped-def]
     segment, n, scale, state_word, value_word, cells, gradients, order, offsets, first, stop
 ):
-    """One segment's rule [4] with its numbers [9] for up to AHEAD rows; `scale` is a factor of the learning rate."""
+    """Applies a segment's rule to up to AHEAD rows.
+
+    Args:
+        segment, n: [4], [9], a row of `segments` and of `numbers`.
+        scale: float32, a factor of the learning rate.
+    """
     rate = n[RATE] * scale
     column, width = np.uint64(segment[COLUMN]), segment[WIDTH]
     value, state = value_word + segment[COLUMN], state_word + segment[STATE]
@@ -221,18 +232,18 @@ def _apply_segment(  # type: ignore[no-untyped-def]
 
 @kernel
 def apply_rules(  # type: ignore[no-untyped-def]
-    shelf, settings, marks, request, stripe, places, gradients, now_seconds, rate_scale, begin, offsets
+    indexed, settings, marks, request, stripe, places, gradients, now_seconds, rate_scale, begin, offsets
 ):
-    """Updates a stripe's rows (absent ones are passed over) from position `begin` of the order on.
+    """Updates a stripe's rows from position `begin` of the order on. Absent rows are skipped.
 
     Args:
-        places, gradients: [U], [U, D] of the request.
+        places, gradients: [U], [U, D], by id of the request.
         rate_scale: float32, a factor of all learning rates.
         offsets: [AHEAD] int64, scratch.
 
-    Returns the position at which it stopped for want of slabs, or the end of the stripe's order.
+    Returns the position at which slabs are missing, or the end of the stripe's order.
     """
-    words, cells, shape = shelf.pool.words, shelf.pool.cells, shelf.pool.shape
+    words, cells, shape = indexed.pool.words, indexed.pool.cells, indexed.pool.shape
     order, end = request.order, request.starts[stripe + 1]
     segments, numbers, state_word, value_word = (
         settings.segments, settings.numbers, settings.state_word, settings.value_word,
@@ -241,7 +252,7 @@ def apply_rules(  # type: ignore[no-untyped-def]
     for first in range(begin, end, AHEAD):
         last = min(first + AHEAD, end)
         stop = _reach(
-            shelf,
+            indexed,
             settings,
             marks,
             request.buckets,
@@ -276,10 +287,10 @@ def apply_rules(  # type: ignore[no-untyped-def]
 
 @kernel
 def write_first_state(values, segments, numbers, initial_state, state):  # type: ignore[no-untyped-def]
-    """Fills `state` [S] float32 of a row that starts with `values` [D] float32.
+    """Fills `state` [S] float32 of a row with initial values [D] float32.
 
     Args:
-        segments, numbers, initial_state: of RowRules.
+        segments, numbers, initial_state: see RowRules.
     """
     for s in range(state.shape[0]):
         state[s] = initial_state[s]
@@ -303,9 +314,9 @@ class RowRules:
     """The rules of a row's segments.
 
     Attributes:
-        segments, numbers: [G, 4] int64, [G, 9] float32; see the names of their columns.
-        state_width: numbers of a row's state, one segment after the other, as `row_state` lists them.
-        initial_state: [state_width] float32, apart from what follows from the value (ftrl).
+        segments, numbers: [G, 4] int64, [G, 9] float32, whose columns are named above.
+        state_width: S, length of a row's state: one segment after the other, each as `row_state` lists it.
+        initial_state: [S] float32, without the z of ftrl, which depends on the value.
     """
 
     def __init__(self, segments: Sequence[RowSegment]) -> None:
@@ -332,7 +343,7 @@ class RowRules:
         self.initial_state = np.array(initial, np.float32)
 
     def first_states(self, values: Array) -> Array:
-        """States [n, S] float32 of rows that start with values [n, D] float32."""
+        """The first states [n, S] float32 of rows with initial values [n, D] float32."""
         states = np.empty((len(values), self.state_width), np.float32)
         _write_first_states(
             np.ascontiguousarray(values, np.float32), self.segments, self.numbers, self.initial_state, states

@@ -1,7 +1,7 @@
-"""Loading of a full record's rows without changes: cells are copied into slabs and lines into the index.
+"""Loading of a full record's rows without conversion: cells are copied into slabs, and lines into the index.
 
 `SlabLoader` accepts sections in any order and from several threads, because the destination of each cell and line is
-known in advance. A bucket has its rows when all sections are loaded.
+known in advance. The rows become visible when all sections are loaded (`finish`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LINE_WORDS = 16
 
 @kernel
 def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
-    """See `_stream_cells`; what was copied is seen by all threads."""
+    """See `_stream_cells`; all threads see the copied cells afterwards."""
     foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
     end_streams()
     return foreign
@@ -54,11 +54,14 @@ def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered): 
 
 @kernel
 def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
-    """Copies cells [n * W] into the slabs of their buckets; returns the number of one that is foreign, else -1.
+    """Copies cells [n * W] into the slabs of their buckets.
+
+    Returns the position of the first cell with another bucket or an unknown table, else -1.
 
     Args:
-        buckets, counts, firsts: [b] int64, how many of the cells each bucket has, and the first one's number in it.
-        slabs: [b] int64, the first slab of each bucket, -1: its cells are left out.
+        buckets, counts, firsts: [b] int64, buckets, the number of cells of each, and the number in the bucket of its
+            first cell.
+        slabs: [b] int64, the first slab of each bucket; -1: its cells are skipped.
         entered: [T] int64, zeros, scratch.
     """
     rows, guarded = rows_of(handle), guarded_of(handle)
@@ -74,7 +77,7 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
             cell = end
             continue
         bucket = np.uint64(buckets[run])
-        # A slab at a time: it is still in the processor's cache when it is copied.
+        # One slab at a time, so that the cells are still in the processor's cache when they are copied.
         while cell < end:
             in_slab = number % shape.per_slab
             some = min(end - cell, shape.per_slab - in_slab)
@@ -96,7 +99,7 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
         stripe = guarded.stripe_of[buckets[run]]
         lock(guarded.locks, stripe)
         for table in range(entered.shape[0]):
-            guarded.usage[buckets[run], table, 0] += entered[table]
+            guarded.entries[buckets[run], table, 0] += entered[table]
             entered[table] = 0
         unlock(guarded.locks, stripe)
     return -1
@@ -104,11 +107,12 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
 
 @kernel
 def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, tops):  # type: ignore[no-untyped-def]
-    """Copies lines [n, 16] into the runs of their buckets [b], of as many lines; fills `entries` and `tops` [b].
+    """Copies lines [n, 16] into the runs of their buckets [b], and counts their places.
 
     Args:
+        counts: [b] lines of each bucket, which its run has, too.
         slabs: see `_stream_cells`.
-        entries, tops: how many places each bucket's lines have, and one that none of these exceeds.
+        entries, tops: [b] out: number of places in each bucket's lines, and the highest of these places.
     """
     first = 0
     for run in range(buckets.shape[0]):
@@ -131,32 +135,36 @@ def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, top
 
 
 class SlabLoader:
-    """Takes the rows of some buckets in. Buckets for which `expect_rows` made room and said that they hold nothing.
+    """Loads the rows of buckets for which `reserve_rows` returned True.
 
     Args:
-        buckets, counts: [b] int64, those of which rows are there, and how many.
+        buckets, counts: [b] int64, buckets and the number of rows of each.
 
     Attributes:
-        has_room: false: there are not so many slabs that follow each other, and nothing can be taken.
+        has_room: whether the store has enough adjacent slabs; if not, no other method may be called.
     """
 
     def __init__(self, store: RowStore, buckets: Array, counts: Array) -> None:
         self._store, self.buckets, self.counts = store, buckets, counts
-        self._slabs = -(-counts // store.rows_memory.shelf.pool.shape.per_slab)
-        self._first_slab = first_slab = store.rows_memory.rows.take_run(int(self._slabs.sum()))
+        self._slabs = -(-counts // store.rows_memory.indexed.pool.shape.per_slab)
+        self._first_slab = first_slab = store.rows_memory.rows.allocate_adjacent(int(self._slabs.sum()))
         self.has_room = first_slab >= 0
-        # [V] the first slab of each bucket; -1: it is not one of these.
+        # [V] the first slab of each bucket; -1: a bucket that is not loaded.
         self._slab_of = np.full(len(store.owned), -1, np.int64)
         self._slab_of[buckets] = first_slab + np.cumsum(self._slabs) - self._slabs
         self._rows = np.zeros(len(store.owned), np.int64)
         self._rows[buckets] = counts
         self._has_lines = np.zeros(len(store.owned), np.bool_)
 
-    def take_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> None:
-        """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each, of which the first has the number `firsts` [b].
+    def load_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> None:
+        """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each.
+
+        Args:
+            firsts: [b] the number in the bucket of its first cell.
 
         Raises:
-            ForeignCellError: a cell is of another bucket, of a table that there is not, or beyond the bucket's rows.
+            ForeignCellError: a cell belongs to another bucket, its table does not exist, or its number is not below the
+                bucket's number of rows.
         """
         buckets, counts, firsts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts, firsts))
         slabs = self._slab_of[buckets]
@@ -170,28 +178,28 @@ class SlabLoader:
         if foreign >= 0:
             raise ForeignCellError(int(foreign))
 
-    def take_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
+    def load_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
         """Copies lines [n, 16] uint32 of buckets [b], `counts` [b] each.
 
-        Returns a bucket with which they do not agree; -1: there is none.
+        Returns the first bucket whose lines do not fit its rows, else -1.
         """
         buckets, counts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts))
-        slots, shape = self._store.rows_memory.shelf.slots, self._store.rows_memory.shelf.pool.shape
+        slots, shape = self._store.rows_memory.indexed.hash_index, self._store.rows_memory.indexed.pool.shape
         slabs, rows = self._slab_of[buckets], self._rows[buckets]
         is_mine = slabs >= 0
-        odd = is_mine & (slots.runs[buckets, LINES] != counts)
-        if not odd.any():
+        differs = is_mine & (slots.runs[buckets, LINES] != counts)
+        if not differs.any():
             entries, tops = np.zeros(len(buckets), np.int64), np.zeros(len(buckets), np.int64)
             lines = read_only_view(lines)
             _copy_lines(slots, shape.shift, lines, lines.view(np.uint64), buckets, counts, slabs, entries, tops)
-            odd = is_mine & ((entries != rows) | ((tops >> shape.shift) * shape.per_slab >= rows))
+            differs = is_mine & ((entries != rows) | ((tops >> shape.shift) * shape.per_slab >= rows))
             self._has_lines[buckets[is_mine]] = True
-        return int(buckets[odd][0]) if odd.any() else -1
+        return int(buckets[differs][0]) if differs.any() else -1
 
     def finish(self) -> None:
-        """All sections were taken: gives the buckets their rows, and makes the lines of those that came without."""
+        """Assigns the loaded slabs to their buckets, and builds the lines of buckets for which none were loaded."""
         store, memory = self._store, self._store.rows_memory
-        pool, last = memory.shelf.pool, np.cumsum(self._slabs) + self._first_slab - 1
+        pool, last = memory.indexed.pool, np.cumsum(self._slabs) + self._first_slab - 1
         first = last + 1 - self._slabs
         slabs = np.arange(self._first_slab, self._first_slab + int(self._slabs.sum()))
         chain = pool.slabs[slabs[0] : slabs[-1] + 1] if len(slabs) else pool.slabs[:0]
@@ -207,12 +215,12 @@ class SlabLoader:
                 pool.buckets[mine, COUNT] = self.counts[chosen]
                 pool.buckets[mine, FIRST], pool.buckets[mine, LAST] = first[chosen], last[chosen]
                 for bucket in mine[~self._has_lines[mine]].tolist():
-                    index_kernels.lay_out(
-                        pool, memory.shelf.slots, bucket, *memory.shelf.slots.runs[bucket].tolist(), store.salts,
-                        np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
+                    index_kernels.rebuild(
+                        pool, memory.indexed.hash_index, bucket, *memory.indexed.hash_index.runs[bucket].tolist(),
+                        store.salts, np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
                     )  # fmt: skip
 
     def abandon(self) -> None:
-        """Gives the slabs of buckets back that have not got them."""
+        """Frees the slabs instead of `finish`."""
         end = self._first_slab + int(self._slabs.sum())
         self._store.rows_memory.rows.free(range(self._first_slab, end))

@@ -1,4 +1,4 @@
-"""All rows of one table group on one server, in buckets behind locks by stripe. Thread-safe."""
+"""All rows of one table group on one server, in buckets. Locks guard stripes of buckets. Thread-safe."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from elastrec.trainers.parameter_server.storage import eviction
 from elastrec.trainers.parameter_server.storage.bucket import Bucket
 from elastrec.trainers.parameter_server.storage.cuts import Cuts
 from elastrec.trainers.parameter_server.storage.handle import Guarded, make_handle
+from elastrec.trainers.parameter_server.storage.indexed_pools import IndexedPoolMemory
 from elastrec.trainers.parameter_server.storage.kernels import access, serving
-from elastrec.trainers.parameter_server.storage.kernels.arrays import (
-    COUNT,
-    FROZEN,
-    Request,
-    Settings,
-    read_only_view,
-)
-from elastrec.trainers.parameter_server.storage.kernels.index import AT_ONCE
+from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FROZEN, Request, Settings, read_only_view
+from elastrec.trainers.parameter_server.storage.kernels.index import LOOKUP_BATCH
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, unlock
-from elastrec.trainers.parameter_server.storage.kernels.serving import DROPS, HELD, lay_out, pull_request, push_request
+from elastrec.trainers.parameter_server.storage.kernels.serving import (
+    DROPS,
+    HELD,
+    order_ids,
+    pull_request,
+    push_request,
+)
 from elastrec.trainers.parameter_server.storage.layout import CANDIDATE_WORDS, RowLayout
 from elastrec.trainers.parameter_server.storage.memory import (
     PAGE_BYTES,
@@ -40,7 +41,6 @@ from elastrec.trainers.parameter_server.storage.memory import (
     physical_memory_bytes,
 )
 from elastrec.trainers.parameter_server.storage.rules import RowRules
-from elastrec.trainers.parameter_server.storage.shelves import ShelfMemory
 
 Array = np.ndarray[Any, Any]
 
@@ -48,21 +48,22 @@ MOST_STRIPES = 32
 _SLAB_BYTES, _CANDIDATE_SLAB_BYTES = 4 * PAGE_BYTES, PAGE_BYTES
 _SMALLEST_RESERVATION_ROWS = 2**20
 _STEP_CELLS = 2048
-"""Entered or removed under one lock: about half a millisecond."""
+"""Cells that are inserted or removed while a lock is held once: about half a millisecond."""
 _FOREIGN = "the request names ids whose buckets belong to another server"
 _INDEX_BYTES = 64 / 12 / 0.64
-"""Per entry right after a run has grown."""
+"""Bytes of index per row or candidate right after a run has grown: 64-byte lines of 12 slots, 64 % of them used."""
 
 
 @dataclass
 class Lookup:
-    """The ids of a request and where their rows are; a pull's serves the push of the same ids.
+    """The ids of a request and the places of their rows. A push of the same ids can use the lookup of a pull.
 
     Attributes:
-        foreign: ids in buckets of other servers.
-        drops: buckets that the store had dropped by then.
-        places: [U] int64, the rows' places, negative where there is none.
-        found: [S, 2] int64, ids without a row, and the stripe's moves when it was looked up (-1: it was not).
+        foreign: number of ids in buckets of other servers.
+        drops: number of buckets that the store had dropped when the request was ordered.
+        places: [U] int64, the rows' places; negative: no row.
+        found: [S, 2] int64, by stripe: number of ids without a row, and the stripe's moves at the lookup (-1: none was
+            made).
     """
 
     request: Request
@@ -73,21 +74,21 @@ class Lookup:
 
 
 class RowStore:
-    """Growable rows of the tables of one group.
+    """The rows and candidates of the tables of one group.
 
     Args:
         owned: [V] bool, the buckets that this server may hold.
-        capacity_rows: most rows; default: what the machine's memory could hold at all.
-        stripes: locks; a power of two.
-        used: of stores that are gone: memory that it may use again; `trim` returns what it did not need.
+        capacity_rows: most rows; default: as many as fit into the machine's memory.
+        stripes: number of stripes; a power of two.
+        used: memory of earlier stores, which this one uses again; `trim` returns the rest.
 
     Attributes:
         marks: [V, 4] int64, versions of the buckets (`arrays`).
-        stripe_of: [V] int64, whose lock guards a bucket.
-        moves: [S] int64, number of changes of a stripe's places, which invalidate earlier lookups.
-        entries: [V, T, 2] int64, rows and candidates by bucket and table.
-        load: [V] int64, rows of each bucket that requests have named.
-        handle: all arrays, for kernels; see `handle`.
+        stripe_of: [V] int64, the stripe of each bucket, whose lock guards it.
+        moves: [S] int64, number of changes of places in a stripe. A change invalidates earlier lookups.
+        entries: [V, T, 2] int64, numbers of rows and of candidates by bucket and table.
+        load: [V] int64, number of ids in requests so far, by bucket.
+        handle: the addresses of all arrays, for kernels; see `handle`.
     """
 
     def __init__(
@@ -107,13 +108,15 @@ class RowStore:
         self.owned: Array = np.array(owned, np.bool_)
         self.capacity_rows = capacity_rows or max(_SMALLEST_RESERVATION_ROWS, physical_memory_bytes() // self.row_bytes)
         buckets, tables = plan.virtual_buckets, group.end_table - group.first_table
-        self.rows_memory = ShelfMemory(self.layout.width, buckets, stripes, self.capacity_rows, _SLAB_BYTES, used)
+        self.rows_memory = IndexedPoolMemory(self.layout.width, buckets, stripes, self.capacity_rows, _SLAB_BYTES, used)
         candidates = 4 * self.capacity_rows if group.admit_after > 1 else 0
-        self.waiting_memory = ShelfMemory(CANDIDATE_WORDS, buckets, stripes, candidates, _CANDIDATE_SLAB_BYTES, used)
-        self.tombs_memory = PoolMemory(4, buckets, stripes, 16 * self.capacity_rows, PAGE_BYTES // 4, huge=False)
+        self.candidates_memory = IndexedPoolMemory(
+            CANDIDATE_WORDS, buckets, stripes, candidates, _CANDIDATE_SLAB_BYTES, used
+        )
+        self.tombstones_memory = PoolMemory(4, buckets, stripes, 16 * self.capacity_rows, PAGE_BYTES // 4, huge=False)
         self.marks = np.zeros((buckets, 4), np.int64)
         self.marks[:, FROZEN] = -1
-        # Buckets are assigned to servers in turn, so that stripes use other bits than the number's lowest.
+        # Buckets are assigned to servers in turn, so stripes depend on other bits of the number than the lowest.
         mixed = (np.arange(buckets, dtype=np.uint64) * np.uint64(0x9E3779B1)) & np.uint64(0xFFFFFFFF)
         self.stripe_of: Array = (mixed * np.uint64(stripes) >> np.uint64(32)).astype(np.int64)
         self.locks = Locks(stripes)
@@ -149,11 +152,15 @@ class RowStore:
             self.load,
         )
         self.cuts = Cuts(
-            (self.rows_memory, self.waiting_memory), self.tombs_memory, self.marks, self.stripe_of, self.locks,
+            (self.rows_memory, self.candidates_memory), self.tombstones_memory, self.marks, self.stripe_of, self.locks,
             self.entries,
         )  # fmt: skip
         self.handle = make_handle(
-            self.rows_memory.shelf, self.waiting_memory.shelf, self.tombs_memory.pool, self.settings, guarded
+            self.rows_memory.indexed,
+            self.candidates_memory.indexed,
+            self.tombstones_memory.pool,
+            self.settings,
+            guarded,
         )
 
     @property
@@ -165,20 +172,20 @@ class RowStore:
         return Bucket(self, number)
 
     def buckets_in_use(self) -> list[int]:
-        """Owned buckets that hold a row or a candidate."""
-        pools = self.rows_memory.shelf.pool, self.waiting_memory.shelf.pool
+        """Owned buckets with a row or a candidate."""
+        pools = self.rows_memory.indexed.pool, self.candidates_memory.indexed.pool
         return np.flatnonzero(self.owned & (pools[0].buckets[:, COUNT] + pools[1].buckets[:, COUNT] > 0)).tolist()
 
     @contextmanager
     def locked(self, bucket: int) -> Iterator[int]:
-        """The stripe of a bucket, with its lock."""
+        """Holds the lock of a bucket's stripe; yields the stripe."""
         stripe = int(self.stripe_of[bucket])
         with self.locks.held(stripe):
             yield stripe
 
     def _new_lookup(self, ids: Array) -> Lookup:
         size, stripes = len(ids), self.locks.count
-        # A copy: what frames lend is read-only, for which numba would compile all kernels once more.
+        # A copy, because ids of a frame are read-only, for which numba would compile all kernels again.
         request = Request(
             ids.copy(), np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
             np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
@@ -186,21 +193,22 @@ class RowStore:
         return self.lookup_of(request)
 
     def lookup_of(self, request: Request) -> Lookup:
-        """A lookup of a request that is being laid out; no row of it is found yet."""
+        """A lookup of a request whose ids are about to be ordered; no row is looked up yet."""
         found = np.full((self.locks.count, 2), -1, np.int64)
         return Lookup(request, 0, int(self._counters[DROPS]), np.empty(len(request.ids), np.int64), found)
 
     def look_up(self, counts: Array, ids: Array) -> Lookup:
-        """Lays out ids [U] int64, `counts` [T] int32 of them per table, without finding their rows yet."""
+        """Orders ids [U] int64, `counts` [T] int32 of them per table, by stripe. Does not search their rows."""
         lookup = self._new_lookup(ids)
-        lookup.foreign = lay_out(self.handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
+        lookup.foreign = order_ids(self.handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
         return lookup
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
-        """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table, and what `push` may know.
+        """Values [U, D] float32 of ids [U] int64, `counts` [T] int32 of them per table, and a lookup for `push`.
 
         Args:
-            out: [U, D], to be filled.
+            read_only: absent rows are zero; else they have their initial values (also zero with admission).
+            out: [U, D] float32, filled and returned; default: a new array.
 
         Raises:
             IncompatibleError: an id's bucket belongs to another server.
@@ -209,7 +217,7 @@ class RowStore:
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
         lookup.foreign = pull_request(
             self.handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
-            lookup.found, values, np.empty((2, AT_ONCE), np.int64),
+            lookup.found, values, np.empty((2, LOOKUP_BATCH), np.int64),
         )  # fmt: skip
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
@@ -225,10 +233,13 @@ class RowStore:
         lookup: Lookup | None = None,
         rate_scale: float = 1.0,
     ) -> None:
-        """Applies gradients [U, D] of distinct ids, making rows that are due.
+        """Applies gradients [U, D] of distinct ids, and creates their rows. With admission, counts sightings first.
 
         Args:
-            lookup: of a pull of the same counts and ids: spares looking them up again.
+            counts, ids: see `pull`.
+            sightings: [U] int32, how often each id was seen; only read with admission.
+            now_seconds: time of this sighting.
+            lookup: the result of a pull of the same counts and ids, which saves another search.
             rate_scale: a factor of the rules' learning rates.
 
         Raises:
@@ -243,7 +254,7 @@ class RowStore:
         state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
         sightings = read_only_view(sightings if self.group.admit_after > 1 else self._no_sightings)
         gradients = read_only_view(gradients)
-        offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, AT_ONCE), np.int64)
+        offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, LOOKUP_BATCH), np.int64)
         while True:
             stopped = push_request(
                 self.handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
@@ -267,17 +278,17 @@ class RowStore:
         """Provides the memory for which a kernel stopped. The stripe's lock is held.
 
         Raises:
-            ServerMemoryError: there is no more.
+            ServerMemoryError: no memory is left.
         """
         code, bucket = int(report[0]), int(report[1])
         if code == access.NEED_SLABS:
             self.rows_memory.refill(stripe)
-            self.waiting_memory.refill(stripe)
-            if not self.tombs_memory.pool.spares[stripe, 0]:
-                self.tombs_memory.refill(stripe)
+            self.candidates_memory.refill(stripe)
+            if not self.tombstones_memory.pool.spares[stripe, 0]:
+                self.tombstones_memory.refill(stripe)
         elif code == access.NEED_LINES:
             self.rows_memory.grow_if_full(bucket, self.salts)
-            self.waiting_memory.grow_if_full(bucket, self.salts)
+            self.candidates_memory.grow_if_full(bucket, self.salts)
         elif code == access.NEED_RELEASE:
             self.return_slabs(stripe)
         else:
@@ -288,50 +299,50 @@ class RowStore:
 
     def return_slabs(self, stripe: int) -> None:
         """Returns the slabs that kernels have released in a stripe. Its lock is held."""
-        for memory in (self.rows_memory, self.waiting_memory):
+        for memory in (self.rows_memory, self.candidates_memory):
             memory.give_back(memory.take_released(stripe))
 
     def evict(self, now_seconds: float) -> int:
-        """Drops rows and candidates not seen for the group's `evict_after`; returns how many rows and candidates."""
+        """Removes rows and candidates not seen for the group's `evict_after`; returns their number."""
         return sum(self.eviction_steps(now_seconds))
 
     def eviction_steps(self, now_seconds: float) -> Iterator[int]:
-        """As `evict`, in small steps, each with one lock; how many each has dropped."""
+        """As `evict`, in small steps with one lock each; yields the number that each step has removed."""
         return eviction.steps(self, now_seconds)
 
     @property
     def regions(self) -> list[Region]:
-        """That another store may use once this one is gone."""
-        return self.rows_memory.regions + self.waiting_memory.regions
+        """The memory that another store can use when this one does not exist any more."""
+        return self.rows_memory.regions + self.candidates_memory.regions
 
     @property
     def region_sizes(self) -> list[RegionSize]:
-        """Of `regions`: what a store that holds as much as this one takes of them."""
-        return self.rows_memory.region_sizes + self.waiting_memory.region_sizes
+        """The sizes of `regions`, and the bytes that a store with as many rows will use of them."""
+        return self.rows_memory.region_sizes + self.candidates_memory.region_sizes
 
     def trim(self) -> None:
-        """Returns what stores before have left in `used` memory and this one has not taken yet."""
+        """Returns the pages of earlier stores that this one does not use yet."""
         self.rows_memory.trim()
-        self.waiting_memory.trim()
+        self.candidates_memory.trim()
 
     @property
     def memory_bytes(self) -> int:
-        """Of slabs, index and what is kept beside."""
-        return self.rows_memory.bytes + self.waiting_memory.bytes + self.tombs_memory.bytes
+        """Size of slabs, index, shadows, logs and tombstones."""
+        return self.rows_memory.bytes + self.candidates_memory.bytes + self.tombstones_memory.bytes
 
     def usage(self, buckets: Array | None = None) -> list[TableUsage]:
-        """Rows and bytes per table, candidates and index shared out by entries.
+        """Rows and bytes by table. The bytes of candidates and index are divided among tables by their entries.
+
+        These are the bytes that grow with the number of rows, from which memory is forecast. Unused parts of slabs and
+        index runs are only in `memory_bytes`.
 
         Args:
-            buckets: [V] bool, those that count; default: all.
-
-        What a row more costs, for forecasts multiply it by rows: slabs and runs that few rows leave unused are not in
-        it (see `memory_bytes`).
+            buckets: [V] bool, the buckets to count; default: all.
         """
         counts = (self.entries if buckets is None else self.entries[buckets]).sum(axis=0)
         entries = counts.sum(axis=1)
         total = int(entries.sum())
-        index = min(self.rows_memory.index.bytes + self.waiting_memory.index.bytes, round(_INDEX_BYTES * total))
+        index = min(self.rows_memory.index.bytes + self.candidates_memory.index.bytes, round(_INDEX_BYTES * total))
         shared = index + 4 * CANDIDATE_WORDS * int(counts[:, 1].sum())
         total = max(1, total)
         shares = [shared * int(count) // total for count in entries]
@@ -346,23 +357,24 @@ class RowStore:
             for index, rows in enumerate(counts[:, 0])
         ]
 
-    # Whole buckets
+    def insert(self, lookup: Lookup, cells: Array, *, kind: int) -> None:
+        """Inserts or replaces cells [U, W] uint32 of a lookup's ids: rows (kind 0) or candidates (1).
 
-    def enter(self, lookup: Lookup, cells: Array, *, kind: int) -> None:
-        """Enters cells [U, W] uint32 of a lookup's ids in owned buckets: rows (kind 0) or candidates (1).
+        Works in small steps with one lock each, as `remove` does.
 
-        In small steps, each with one lock, as `remove`.
+        Raises:
+            ServerMemoryError: no room for more rows.
         """
-        self._change_cells(access.take_in, lookup, cells, kind)
+        self._change_cells(access.insert_cells, lookup, cells, kind)
 
     def remove(self, lookup: Lookup) -> None:
-        """Removes the rows and candidates of a lookup's ids."""
+        """Removes the rows and candidates of a lookup's ids, in small steps."""
         nothing = np.empty((0, 1), np.uint32)
         for kind in (0, 1):
-            self._change_cells(access.take_out, lookup, nothing, kind)
+            self._change_cells(access.remove_cells, lookup, nothing, kind)
 
     def _change_cells(self, kernel: Callable[..., None], lookup: Lookup, cells: Array, kind: int) -> None:
-        shelves: Sequence[Any] = self.rows_memory.shelf, self.waiting_memory.shelf
+        indexed_pools: Sequence[Any] = self.rows_memory.indexed, self.candidates_memory.indexed
         cells, starts = read_only_view(cells), lookup.request.starts
         for stripe in np.flatnonzero(starts[1:] > starts[:-1]).tolist():
             report = np.array([access.PAUSED, 0, 0, 0], np.int64)
@@ -370,8 +382,9 @@ class RowStore:
                 with self.locks.held(stripe):
                     self.moves[stripe] += 1
                     kernel(
-                        shelves[kind], shelves[1 - kind], self.tombs_memory.pool, self.settings, self.marks,
-                        lookup.request, stripe, cells, kind, self.entries, self.locks.words, _STEP_CELLS, report,
+                        indexed_pools[kind], indexed_pools[1 - kind], self.tombstones_memory.pool, self.settings,
+                        self.marks, lookup.request, stripe, cells, kind, self.entries, self.locks.words,
+                        _STEP_CELLS, report,
                     )  # fmt: skip
                     self.return_slabs(stripe)
                     if report[0] not in (access.DONE, access.PAUSED):
@@ -380,15 +393,15 @@ class RowStore:
                         self.provide(stripe, np.array([access.FULL, 0, 0, 0]))
 
     def forget_bucket(self, bucket: int) -> None:
-        """See Bucket.drop."""
+        """See `Bucket.drop`."""
         with self.locked(bucket) as stripe:
             self.owned[bucket] = False
             self._counters[DROPS] += 1
             self.moves[stripe] += 1
-            memories = self.rows_memory, self.waiting_memory
+            memories = self.rows_memory, self.candidates_memory
             slabs = [memory.detach(bucket)[0] for memory in memories]
             self.cuts.forget_bucket(bucket)
             self.entries[bucket] = 0
-        # Nobody else knows these slabs any more.
+        # No other thread can reach these slabs any more.
         for memory, mine in zip(memories, slabs, strict=True):
             memory.rows.free(mine.tolist())

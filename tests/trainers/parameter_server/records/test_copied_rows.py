@@ -43,7 +43,7 @@ def test_rows_and_index_are_copied_and_no_row_is_entered(tmp_path: Path, monkeyp
     assert kinds.count(SectionKind.ROWS) and kinds.count(SectionKind.LINES)
     for name in ("load_columns", "load"):
         monkeypatch.setattr(loader, name, refused)
-    monkeypatch.setattr(index_kernels, "lay_out", refused)
+    monkeypatch.setattr(index_kernels, "rebuild", refused)
     for threads in (1, 4):
         (server,) = servers_of(job, 1)
         restore(server, uri, ROUTING, 1, threads=threads)
@@ -63,7 +63,7 @@ def test_rows_of_a_server_that_would_have_other_cells_are_entered_by_their_colum
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     uri, held = saved(tmp_path, job_with(BUCKETS), rows=300)
-    monkeypatch.setattr(loader.SlabLoader, "take_cells", refused)
+    monkeypatch.setattr(loader.SlabLoader, "load_cells", refused)
     job = training_job(**{"tables": {}, **other}, resources={"virtual_buckets": BUCKETS})
     (server,) = servers_of(job, 1)
     restore(server, uri, ROUTING, 1)

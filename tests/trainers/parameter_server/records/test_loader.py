@@ -22,7 +22,7 @@ from elastrec.trainers.parameter_server.records.share import restore
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, VERSION
-from elastrec.trainers.parameter_server.storage.loading import expect_rows, load_columns
+from elastrec.trainers.parameter_server.storage.loading import load_columns, reserve_rows
 from tests.trainers.parameter_server.filled import contents, job_with, push, save, servers_of
 from tests.trainers.parameter_server.running import routing_of
 from tests.trainers.parameter_server.storage.test_loading import contents as rows_by_bucket
@@ -161,7 +161,7 @@ def test_two_chunks_of_a_bucket_entered_concurrently_have_enough_slabs(monkeypat
     ends = np.cumsum([0, per_slab // 2, per_slab // 2 - 1, 2 * per_slab - per_slab // 2]).tolist()
     assert ends[-1] <= chunk.counts[0]
     columns = row_columns(pushed.layout, chunk.cells[: ends[-1]])
-    assert expect_rows(loaded, bucket, np.array([ends[-1]]))
+    assert reserve_rows(loaded, bucket, np.array([ends[-1]]))
 
     def enter(piece: int) -> None:
         first, last = ends[piece : piece + 2]
@@ -169,16 +169,16 @@ def test_two_chunks_of_a_bucket_entered_concurrently_have_enough_slabs(monkeypat
         load_columns(loaded, bucket, np.array([last - first]), np.arange(2), rows)
 
     enter(0)
-    take = memory.take
+    allocate = memory.allocate
 
-    def take_late(slabs: int) -> Any:
+    def allocate_late(slabs: int) -> Any:
         """What the second one needs is known; the third one is entered before it."""
-        monkeypatch.setattr(memory, "take", take)
+        monkeypatch.setattr(memory, "allocate", allocate)
         enter(2)
         assert slabs >= 1 and memory.pool.buckets[int(bucket[0]), COUNT] == 2 * per_slab
-        return take(slabs)
+        return allocate(slabs)
 
-    monkeypatch.setattr(memory, "take", take_late)
+    monkeypatch.setattr(memory, "allocate", allocate_late)
     enter(1)
     held = sorted(cell.tobytes() for cell in chunk.cells[: ends[-1]])
     assert rows_by_bucket(loaded) == {int(bucket[0]): held}

@@ -50,7 +50,7 @@ def trained_record(folder: Path) -> str:
 
 def memory_of(server: ParameterServer) -> list[weakref.ref[Any]]:
     """The large arrays that a server holds."""
-    arrays = [store.rows_memory.shelf.pool.words for store in server.stores]
+    arrays = [store.rows_memory.indexed.pool.words for store in server.stores]
     assert server.dense is not None
     return [weakref.ref(array) for array in [*arrays, server.dense.values]]
 
@@ -63,7 +63,7 @@ def test_the_old_model_is_freed_or_used_again_before_the_first_array_of_a_record
 
     class WatchedRecord(Record):
         def read(self, part: Any, entries: Any, *arguments: Any) -> Any:
-            used = [store.rows_memory.shelf.pool.words for store in new]
+            used = [store.rows_memory.indexed.pool.words for store in new]
             reads.append([kept for kept in held if kept() is not None and not any(kept() is words for words in used)])
             return super().read(part, entries, *arguments)
 
@@ -82,7 +82,7 @@ def test_the_old_model_is_freed_or_used_again_before_the_first_array_of_a_record
         monkeypatch.setattr(server, "empty_stores", lambda *arguments: new.extend(make(*arguments)) or list(new))
         restore(server, uri, routing, 2)
         assert reads and not any(reads)
-        assert held[0]() is new[0].rows_memory.shelf.pool.words and held[-1]() is None
+        assert held[0]() is new[0].rows_memory.indexed.pool.words and held[-1]() is None
         assert server.ready and sum(store.rows for store in server.stores) == 200
 
 

@@ -111,7 +111,7 @@ def test_a_listing_of_few_changes_walks_no_more_than_those() -> None:
     push(store, changed)
     rows = 0
     for bucket, version in enumerate(versions):
-        log = store.rows_memory.shelf.log.buckets[bucket, 0]
+        log = store.rows_memory.indexed.log.buckets[bucket, 0]
         changes = store.bucket(bucket).changes(version)
         assert not changes.is_whole and len(changes.rows) == log
         rows += len(changes.rows)

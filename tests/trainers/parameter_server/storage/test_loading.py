@@ -15,9 +15,9 @@ from elastrec.trainers.parameter_server.storage.copying import ROWS, Copied
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, LINES, TABLE
 from elastrec.trainers.parameter_server.storage.loading import (
     ForeignCellError,
-    expect_rows,
     load_columns,
     look_up_cells,
+    reserve_rows,
 )
 from tests.trainers.parameter_server.storage.copies import copied
 
@@ -56,7 +56,7 @@ def load_all(store: RowStore, chunks: list[Copied], numbers: np.ndarray = TABLES
     buckets = np.concatenate([chunk.buckets for chunk in chunks])
     counts = np.concatenate([chunk.counts for chunk in chunks])
     once = np.unique(buckets)
-    assert expect_rows(store, once, np.bincount(buckets, counts, BUCKETS).astype(np.int64)[once])
+    assert reserve_rows(store, once, np.bincount(buckets, counts, BUCKETS).astype(np.int64)[once])
     for chunk in chunks:
         load_columns(store, chunk.buckets, chunk.counts, numbers, row_columns(store.layout, chunk.cells))
 
@@ -73,7 +73,7 @@ def assert_as_pushed(loaded: RowStore, pushed: RowStore) -> None:
     np.testing.assert_array_equal(loaded.pull(COUNTS, IDS, read_only=True)[0], expected)
     for bucket in range(BUCKETS):
         loaded.bucket(bucket).drop()
-    assert loaded.rows == 0 and not loaded.rows_memory.shelf.slots.runs[:, LINES].any()
+    assert loaded.rows == 0 and not loaded.rows_memory.indexed.hash_index.runs[:, LINES].any()
 
 
 def one(column: Columns, chosen: np.ndarray) -> Columns:
@@ -99,10 +99,10 @@ def test_buckets_with_rows_or_with_a_log_take_no_columns() -> None:
     pushed, logged = store_of(), store_of()
     push(pushed)
     buckets, counts = np.arange(BUCKETS), np.full(BUCKETS, 10)
-    assert not expect_rows(pushed, buckets, counts)
+    assert not reserve_rows(pushed, buckets, counts)
     logged.bucket(3).mark()
-    assert not expect_rows(logged, buckets, counts)
-    assert expect_rows(logged, np.array([4]), counts[:1])
+    assert not reserve_rows(logged, buckets, counts)
+    assert reserve_rows(logged, np.array([4]), counts[:1])
 
 
 def test_a_row_of_another_bucket_is_named_and_so_is_a_bucket_that_there_is_not() -> None:
@@ -112,13 +112,13 @@ def test_a_row_of_another_bucket_is_named_and_so_is_a_bucket_that_there_is_not()
     columns = row_columns(pushed.layout, chunk.cells)
     columns["ids"][50] += 1
     store = store_of()
-    assert expect_rows(store, chunk.buckets, chunk.counts)
+    assert reserve_rows(store, chunk.buckets, chunk.counts)
     with pytest.raises(ForeignCellError) as refused:
         load_columns(store, chunk.buckets, chunk.counts, TABLES, columns)
     assert refused.value.number == 50 and store.locks.words[::8].sum() == 0
     for bucket in (BUCKETS, -1):
         runs = np.array([bucket]), np.array([3])
-        assert expect_rows(store, *runs)
+        assert reserve_rows(store, *runs)
         with pytest.raises(ForeignCellError):
             load_columns(store, *runs, TABLES, one(columns, np.arange(3)))
 
@@ -140,14 +140,14 @@ def test_a_duplicate_id_is_entered_once() -> None:
     bucket, count = int(chunk.buckets[0]), int(chunk.counts[0])
     columns = one(row_columns(pushed.layout, chunk.cells), np.r_[0:count, 0:5])
     runs = np.array([bucket]), np.array([count + 5])
-    assert expect_rows(loaded, *runs)
+    assert reserve_rows(loaded, *runs)
     load_columns(loaded, *runs, TABLES, columns)
-    pool = loaded.rows_memory.shelf.pool
+    pool = loaded.rows_memory.indexed.pool
     assert pool.buckets[bucket, COUNT] == count == loaded.entries[bucket, :, 0].sum()
     # Room that was taken for rows which came twice was given back.
     twice = np.tile(np.arange(count), 20)
     other = store_of()
-    assert expect_rows(other, runs[0], np.array([len(twice)]))
+    assert reserve_rows(other, runs[0], np.array([len(twice)]))
     load_columns(other, runs[0], np.array([len(twice)]), TABLES, one(columns, twice))
     memory = other.rows_memory.rows
     assert memory.bytes == -(-count // memory.pool.shape.per_slab) * memory.slab_bytes
@@ -159,7 +159,7 @@ def test_a_bucket_may_be_loaded_in_pieces_of_any_size() -> None:
     chunk = rows_of(pushed)[0]
     bucket, count = chunk.buckets[:1], int(chunk.counts[0])
     columns = row_columns(pushed.layout, chunk.cells[:count])
-    assert expect_rows(loaded, bucket, np.array([count]))
+    assert reserve_rows(loaded, bucket, np.array([count]))
     memory = loaded.rows_memory.rows
     ends = [0, 1, 90, 90, count - 1, count]
     for first, last in itertools.pairwise(ends):
@@ -172,11 +172,11 @@ def test_slabs_that_are_not_there_are_not_taken() -> None:
     memory = store_of(capacity_rows=1000).rows_memory.rows
     left = len(memory.pool.slabs)
     with pytest.raises(ServerMemoryError, match=f"all {left} slabs"):
-        memory.take(left + 1)
-    taken = memory.take(left)
+        memory.allocate(left + 1)
+    taken = memory.allocate(left)
     assert sorted(taken.tolist()) == list(range(left))
-    memory.put_back(taken[5:])
-    assert memory.bytes == 5 * memory.slab_bytes and memory.take(2).tolist() == [5, 6]
+    memory.return_unused(taken[5:])
+    assert memory.bytes == 5 * memory.slab_bytes and memory.allocate(2).tolist() == [5, 6]
 
 
 def test_rows_beyond_the_servers_room_are_refused() -> None:

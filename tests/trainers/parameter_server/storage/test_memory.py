@@ -11,7 +11,7 @@ from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.kernels.arrays import LINES, START
-from elastrec.trainers.parameter_server.storage.loading import expect_rows
+from elastrec.trainers.parameter_server.storage.loading import reserve_rows
 from elastrec.trainers.parameter_server.storage.memory import PAGE_BYTES, IndexMemory, PoolMemory, Region, UsedRegions
 from tests.trainers.parameter_server.storage.test_loading import contents, load_all, rows_of
 
@@ -51,26 +51,26 @@ def test_lines_of_an_index_are_empty_wherever_they_lie() -> None:
     before = IndexMemory(4, 1000)
     regions = [(User(), [before.region])]
     for pages in (1, 2):
-        before.take(pages)
-    before.take_each(np.array([3, 1]))
+        before.allocate(pages)
+    before.allocate_each(np.array([3, 1]))
     before.index.lines[: 7 * PAGE_BYTES // 64] = 7
     used = UsedRegions(regions)
     regions.clear()
     after = IndexMemory(4, 1000, used)
     assert after.index.lines is not before.index.lines and after.index.lines[0, 0] == 7
-    after.take(1)
+    after.allocate(1)
     assert not after.index.lines[: PAGE_BYTES // 64].any() and after.index.lines[PAGE_BYTES // 64, 0] == 7
-    after.take_each(np.array([2, 1]))
+    after.allocate_each(np.array([2, 1]))
     assert not after.index.lines[: 4 * PAGE_BYTES // 64].any() and after.index.lines[4 * PAGE_BYTES // 64, 0] == 7
 
 
 def test_memory_is_passed_on_with_no_more_pages_than_were_held_wherever_they_lie() -> None:
     before, rows_before = IndexMemory(4, 1000), PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     # Runs that grow and slabs of buckets that were given away leave others at the end.
-    runs = [before.take(pages) for pages in (1, 2, 3)]
+    runs = [before.allocate(pages) for pages in (1, 2, 3)]
     for run, pages in zip(runs[:2], (1, 2), strict=True):
-        before.give(run, pages * PAGE_BYTES // 64)
-    rows_before.take(10)
+        before.free(run, pages * PAGE_BYTES // 64)
+    rows_before.allocate(10)
     rows_before.free([0, 1, 2, 3])
     regions = before.region, rows_before.region
     for region in regions:
@@ -88,17 +88,17 @@ def test_memory_is_passed_on_with_no_more_pages_than_were_held_wherever_they_lie
 def test_unused_memory_goes_back_to_the_system() -> None:
     before = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     regions = [(User(), [before.region])]
-    before.take(10)
+    before.allocate(10)
     before.pool.words[: 10 * PAGE_BYTES // 4] = 7
     used = UsedRegions(regions)
     regions.clear()
     after = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False, used=used)
-    after.take(3)
+    after.allocate(3)
     assert (after.pool.words[: 10 * PAGE_BYTES // 4] == 7).all()
     after.trim()
     assert (after.pool.words[: 3 * PAGE_BYTES // 4] == 7).all() and not after.pool.words[3 * PAGE_BYTES // 4 :].any()
     # Its own are kept from then on, also when it has more of them than the one before.
-    after.take(20)
+    after.allocate(20)
     after.pool.words[: 23 * PAGE_BYTES // 4] = 9
     after.trim()
     assert (after.pool.words[: 23 * PAGE_BYTES // 4] == 9).all()
@@ -133,11 +133,11 @@ def test_rows_of_a_record_go_into_used_memory() -> None:
     pushed, before = store_on(), store_on()
     push(pushed, range(5000))
     push(before, range(3000, 20_000))
-    words = before.rows_memory.shelf.pool.words
+    words = before.rows_memory.indexed.pool.words
     used = UsedRegions([(before, before.regions)])
     del before
     loaded = store_on(used)
-    assert loaded.rows_memory.shelf.pool.words is words
+    assert loaded.rows_memory.indexed.pool.words is words
     load_all(loaded, rows_of(pushed))
     loaded.trim()
     assert contents(loaded) == contents(pushed)
@@ -155,7 +155,7 @@ def test_room_for_rows_of_a_record_holds_no_row() -> None:
     used = UsedRegions([(before, before.regions)])
     del before
     store = store_on(used)
-    assert expect_rows(store, np.arange(BUCKETS), np.full(BUCKETS, 800))
-    slots = store.rows_memory.shelf.slots
+    assert reserve_rows(store, np.arange(BUCKETS), np.full(BUCKETS, 800))
+    slots = store.rows_memory.indexed.hash_index
     for start, lines in slots.runs[:, [START, LINES]].tolist():
         assert lines and not slots.lines[start : start + lines].any()

@@ -18,7 +18,7 @@ from elastrec.trainers.parameter_server.storage.copying import Copied
 from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE
 from elastrec.trainers.parameter_server.storage.kernels.index import PLACES
 from elastrec.trainers.parameter_server.storage.lines import LineMaker, Lines
-from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, expect_rows
+from elastrec.trainers.parameter_server.storage.loading import ForeignCellError, reserve_rows
 from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 from tests.trainers.parameter_server.storage.copies import copied
 from tests.trainers.parameter_server.storage.test_loading import (
@@ -56,7 +56,7 @@ def loader_of(store: RowStore, chunks: list[Copied]) -> SlabLoader:
         np.concatenate([chunk.buckets for chunk in chunks]), np.concatenate([chunk.counts for chunk in chunks]), BUCKETS
     )
     buckets = np.flatnonzero(counts)
-    assert expect_rows(store, buckets, counts[buckets].astype(np.int64))
+    assert reserve_rows(store, buckets, counts[buckets].astype(np.int64))
     mine = buckets[store.owned[buckets]]
     return SlabLoader(store, mine, counts[mine].astype(np.int64))
 
@@ -65,9 +65,9 @@ def load_all(store: RowStore, chunks: list[Copied], lines: list[Lines], seed: in
     """Everything, in any order."""
     loader, held, works = loader_of(store, chunks), np.zeros(BUCKETS, np.int64), []
     for chunk in chunks:
-        works.append((loader.take_cells, (chunk.buckets, chunk.counts, held[chunk.buckets], chunk.cells)))
+        works.append((loader.load_cells, (chunk.buckets, chunk.counts, held[chunk.buckets], chunk.cells)))
         held[chunk.buckets] += chunk.counts
-    works += [(loader.take_lines, (each.buckets, each.counts, each.lines)) for each in lines]
+    works += [(loader.load_lines, (each.buckets, each.counts, each.lines)) for each in lines]
     for number in np.random.default_rng(seed).permutation(len(works)):
         work, arguments = works[number]
         assert work(*arguments) in (None, -1)  # type: ignore[operator]
@@ -139,7 +139,7 @@ def test_a_cell_of_another_bucket_or_of_a_table_that_there_is_not_is_named(odd: 
         chunk.cells[150, TABLE] = len(TABLES)
     loader = loader_of(store, [chunk])
     with pytest.raises(ForeignCellError) as refused:
-        loader.take_cells(chunk.buckets, chunk.counts, np.zeros(len(chunk.counts), np.int64), chunk.cells)
+        loader.load_cells(chunk.buckets, chunk.counts, np.zeros(len(chunk.counts), np.int64), chunk.cells)
     assert refused.value.number == 150 and store.locks.words[::8].sum() == 0
 
 
@@ -150,7 +150,7 @@ def test_cells_beyond_the_rows_of_their_bucket_are_refused() -> None:
     firsts = np.zeros(len(chunk.counts), np.int64)
     firsts[1] = 1
     with pytest.raises(ForeignCellError) as refused:
-        loader_of(store, [chunk]).take_cells(chunk.buckets, chunk.counts, firsts, chunk.cells)
+        loader_of(store, [chunk]).load_cells(chunk.buckets, chunk.counts, firsts, chunk.cells)
     assert refused.value.number == chunk.counts[0]
 
 
@@ -161,10 +161,10 @@ def test_lines_that_are_not_those_of_the_rows_are_named(odd: str) -> None:
     chunk = rows_of(pushed)[0]
     (made, last) = lines_of(pushed, [chunk])
     loader = loader_of(store, [chunk])
-    assert loader.take_lines(last.buckets, last.counts, last.lines) == -1
+    assert loader.load_lines(last.buckets, last.counts, last.lines) == -1
     if odd == "count":
         made = dataclasses.replace(made, counts=made.counts - 1, lines=made.lines[: -len(made.counts)])
-        assert loader.take_lines(made.buckets, made.counts, made.lines) == made.buckets[0]
+        assert loader.load_lines(made.buckets, made.counts, made.lines) == made.buckets[0]
         return
     begin = int(made.counts[0])
     words = made.lines[begin : begin + int(made.counts[1])]
@@ -173,7 +173,7 @@ def test_lines_that_are_not_those_of_the_rows_are_named(odd: str) -> None:
         words[line, PLACES] = 2**20
     else:
         words[line, 0] &= 0xFFFFFF00
-    assert loader.take_lines(made.buckets, made.counts, made.lines) == made.buckets[1]
+    assert loader.load_lines(made.buckets, made.counts, made.lines) == made.buckets[1]
 
 
 def test_a_row_that_is_copied_twice_is_found_before_the_part_is_complete() -> None:
@@ -183,7 +183,7 @@ def test_a_row_that_is_copied_twice_is_found_before_the_part_is_complete() -> No
     bucket, count = int(chunk.buckets[2]), int(chunk.counts[2])
     first = int(chunk.counts[:2].sum())
     chunk.cells[first + count - 1] = chunk.cells[first + 5]
-    with pytest.raises(CheckpointError, match=f"bucket {bucket} has a row twice"):
+    with pytest.raises(CheckpointError, match=f"bucket {bucket} has a duplicate row"):
         lines_of(pushed, [chunk])
 
 
@@ -214,8 +214,8 @@ def test_slabs_that_do_not_follow_each_other_are_not_taken() -> None:
     pushed, small = store_of(), store_of(capacity_rows=len(IDS))
     push(pushed)
     memory = small.rows_memory.rows
-    taken = memory.take(len(memory.pool.slabs) - 5)
-    memory.put_back(taken)
+    taken = memory.allocate(len(memory.pool.slabs) - 5)
+    memory.return_unused(taken)
     assert not loader_of(small, rows_of(pushed)).has_room and memory.bytes == 0
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops over the memory of a store: arrays in, arrays out.
+"""Compiled loops over the arrays of a store.
 
-They trust their arguments; locks of stripes are taken here or held by the caller, as each module says.
+Kernels do not check their arguments. Each module says whether its kernels lock a stripe or the caller holds its lock.
 """

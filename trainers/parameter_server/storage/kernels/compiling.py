@@ -1,7 +1,7 @@
-"""How kernels of this room are compiled: without reference counts.
+"""Decorators that compile the kernels of this room without reference counts.
 
-numba counts references of the arrays of a tuple at each use, which costs more than most of what kernels do with them.
-Kernels allocate nothing: their callers hold all arrays.
+numba counts references to the arrays of a tuple at each use, which costs more than most of the work of a kernel. The
+counts are unnecessary, because kernels allocate nothing and their callers hold references to all arrays.
 """
 
 from __future__ import annotations

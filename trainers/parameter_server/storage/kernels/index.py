@@ -1,8 +1,9 @@
-"""Kernels of the index: open addressing by lines of 12 slots. The lock of the bucket's stripe is held.
+"""Kernels of the index: open addressing with lines of 12 slots. The lock of the bucket's stripe is held.
 
-A cell is put into the first line with a free slot, from the line that its hash names on; each full line that is passed
-counts it, so a search ends at the first line that nothing passed, and a freed slot needs no mark. (As F14, Bronson and
-Shi, "Open-sourcing F14 for faster, more memory-efficient hash tables", Meta, 2019.)
+A place is inserted into the first line with a free slot, beginning at the line that its hash selects. Each full line on
+the way counts it as passed. So a search ends at the first line with a count of zero, and a deleted slot needs no
+tombstone. This is the method of F14: Bronson and Shi, "Open-sourcing F14 for faster, more memory-efficient hash
+tables", Meta, 2019.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 from elastrec.trainers.parameter_server.storage.kernels.pools import offset_of, prefetch_cell
 
 ABSENT = -1
-AT_ONCE = 4 * AHEAD
-"""Ids that are looked up together: their cells still lie in the cache when they are copied."""
+LOOKUP_BATCH = 4 * AHEAD
+"""Ids that are looked up together, so few that their cells are still in the processor's cache when they are copied."""
 PASSED, PLACES = 3, 4  # words of a line
 _BYTE, _ONE, _EIGHT, _S24, _S32 = np.uint64(255), np.uint64(1), np.uint64(8), np.uint64(24), np.uint64(32)
 _ONES, _S56, _LOW_HALF = np.uint64(0x0101010101010101), np.uint64(56), np.uint64(0xFFFFFFFF)
@@ -38,7 +39,7 @@ _LAST_FOUR, _THREE, _SEVEN, _ZERO = np.uint64(15), np.uint64(3), np.uint64(7), n
 
 @inlined
 def home_of(row_hash, lines):  # type: ignore[no-untyped-def]
-    """The line of a run of `lines` that is tried first: the hash's upper half scaled to the run's length."""
+    """The first line to try in a run of `lines`: the upper half of the hash, scaled to the run's length."""
     return np.int64(((row_hash >> _S32) * np.uint64(lines)) >> _S32)
 
 
@@ -50,20 +51,21 @@ def _tag_of(row_hash):  # type: ignore[no-untyped-def]
 
 @inlined
 def _slots(longs, line, tag):  # type: ignore[no-untyped-def]
-    """12 bits: which slots of a line have the tag."""
+    """12 bits, one for each slot of a line with the tag."""
     return matches(longs[line, _ZERO], tag) | ((matches(longs[line, _ONE], tag) & _LAST_FOUR) << _EIGHT)
 
 
 @inlined
 def entries_of(longs, line):  # type: ignore[no-untyped-def]
-    """How many places a line has."""
-    # A bit for each tag that is 0, in the lowest bit of its byte; their sum in the highest byte.
+    """Number of places in a line."""
+    # Bytes with 1 for each tag that is 0; the multiplication sums them up in the highest byte.
     first, second = longs[line, _ZERO], longs[line, _ONE] & _LOW_HALF
     return 12 - np.int64(((zero_bytes(first) + (zero_bytes(second) & _LOW_HALF)) * _ONES) >> _S56)
 
 
 @inlined
-def _is_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
+def _is_cell_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
+    """Whether the cell at a place has this id and table."""
     at = np.uint64(offset_of(shape, place))
     same = (words[at + np.uint64(ID)] == np.uint32(key)) & (words[at + np.uint64(ID + 1)] == np.uint32(key >> 32))
     return same & ((words[at + np.uint64(TABLE)] & TABLE_BITS) == table)
@@ -71,14 +73,14 @@ def _is_of(words, shape, place, key, table):  # type: ignore[no-untyped-def]
 
 @kernel
 def _search(words, shape, lines, longs, start, count, row_hash, key, table):  # type: ignore[no-untyped-def]
-    """As `search`, in a run of `count` lines, at least one, from line `start` on."""
+    """As `search`, in the run of `count` >= 1 lines that begins at line `start`."""
     tag, number = _tag_of(row_hash), home_of(row_hash, count)
     while True:
         line = start + number
         slots = _slots(longs, line, tag)
         while slots:
             place = np.int64(lines[line, PLACES + np.int64(trailing_zeros(slots))])
-            if _is_of(words, shape, place, key, table):
+            if _is_cell_of(words, shape, place, key, table):
                 return place
             slots &= slots - _ONE
         if lines[line, PASSED] == 0:
@@ -88,7 +90,7 @@ def _search(words, shape, lines, longs, start, count, row_hash, key, table):  # 
 
 @kernel
 def search(pool, index, bucket, row_hash, key, table):  # type: ignore[no-untyped-def]
-    """Place of an id's cell, or ABSENT."""
+    """The place of an id's cell, or ABSENT."""
     count = index.runs[bucket, LINES]
     if count == 0:
         return ABSENT
@@ -100,15 +102,15 @@ def search(pool, index, bucket, row_hash, key, table):  # type: ignore[no-untype
 def find(  # type: ignore[no-untyped-def]
     words, shape, lines, longs, runs, order, hashes, buckets, ids, tables, first, last, places, scratch
 ):
-    """Places of the ids at order[first:last], or ABSENT, into `places` [U].
+    """Fills `places` [U] for the ids at order[first:last]; absent ids get ABSENT.
 
     Args:
-        words, shape: of a pool; lines, longs, runs: of its index; order and what follows: of a request.
-        first, last: no more than AT_ONCE ids.
-        scratch: [2, AT_ONCE] int64.
+        words, shape: see Pool; lines, longs, runs: see Index; order, hashes, buckets, ids, tables: see Request.
+        first, last: at most LOOKUP_BATCH ids.
+        scratch: [2, LOOKUP_BATCH] int64.
     """
-    # First all lines are asked for, then the cells that they most likely name: the processor waits for many of them
-    # at once. Unsigned: a signed number may count from the end, which numba would test for every word.
+    # All lines are prefetched first, then the most likely cells, so that the processor waits for many of them at once.
+    # Unsigned: for a signed index numba would test for every word whether it counts from the end.
     homes, guesses = scratch[0], scratch[1]
     begin, size = np.uint64(first), np.uint64(last - first)
     for n in range(size):
@@ -129,7 +131,7 @@ def find(  # type: ignore[no-untyped-def]
         j = np.uint64(order[begin + n])
         table, guess = np.uint32(tables[j]), guesses[n]
         places[j] = guess
-        if guess >= 0 and _is_of(words, shape, guess, ids[j], table):
+        if guess >= 0 and _is_cell_of(words, shape, guess, ids[j], table):
             continue
         places[j] = ABSENT
         if homes[n] >= 0 and (guess >= 0 or lines[np.uint64(homes[n]), np.uint64(PASSED)]):
@@ -140,19 +142,23 @@ def find(  # type: ignore[no-untyped-def]
 
 @kernel
 def has_slot(pool, index, bucket):  # type: ignore[no-untyped-def]
-    """Whether another cell may enter; else the bucket's run has to grow."""
+    """Whether the bucket's run has a slot for another cell: at most 80 % of its slots are used."""
     return 10 * (pool.buckets[bucket, COUNT] + 1) <= 96 * index.runs[bucket, LINES]
 
 
 def lines_for(cells: Any) -> Any:
-    """Lines of a run in which so many cells, a number or several, have a slot."""
+    """Number of lines in which `cells` (an int or an array) have slots; see `has_slot`."""
     return -(-10 * cells // 96)
 
 
 @inlined
 def _fill(lines, longs, line, free, tag, place):  # type: ignore[no-untyped-def]
-    """Puts a place into the first of a line's free slots."""
-    # Unsigned: a signed number may count from the end, which numba would test for every word.
+    """Writes a place into the first free slot of a line.
+
+    Args:
+        free: 12 bits, the line's free slots; at least one.
+    """
+    # Unsigned: for a signed index numba would test for every word whether it counts from the end.
     slot = trailing_zeros(free)
     longs[line, slot >> _THREE] |= tag << ((slot & _SEVEN) << _THREE)
     lines[line, np.uint64(PLACES) + slot] = np.uint32(place)
@@ -160,6 +166,7 @@ def _fill(lines, longs, line, free, tag, place):  # type: ignore[no-untyped-def]
 
 @kernel
 def _put(lines, longs, start, count, row_hash, place):  # type: ignore[no-untyped-def]
+    """Inserts an absent place into the run of `count` lines that begins at line `start` and has a slot."""
     number, tag = home_of(row_hash, count), _tag_of(row_hash)
     while True:
         line = np.uint64(start + number)
@@ -172,20 +179,21 @@ def _put(lines, longs, start, count, row_hash, place):  # type: ignore[no-untype
 
 
 @kernel
-def enter(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
-    """Puts a cell that is not there into a run that has a slot."""
+def insert(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
+    """Inserts the place of a cell that is not in the index. The bucket's run has a slot."""
     _put(index.lines, index.longs, index.runs[bucket, START], index.runs[bucket, LINES], row_hash, place)
 
 
 @inlined
-def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, place):  # type: ignore[no-untyped-def]
-    """Enters the cell that is to be at `place` into a run that has a slot; false: its id is there already.
+def insert_new(words, shape, lines, longs, start, count, row_hash, key, table, place):  # type: ignore[no-untyped-def]
+    """Inserts `place` unless the id is already in the run, which has a slot; returns whether it was inserted.
 
     Args:
-        words, shape: of a pool; lines, longs: of its index; start, count: the run's first line, and how many it has.
+        words, shape: see Pool; lines, longs: see Index.
+        start, count: the run's first line, and its number of lines.
     """
-    # Of ids that are not there, most are seen not to be in the line that they enter, and to find a free slot there.
-    # Unsigned: a signed number may count from the end, which numba would test for every word.
+    # For most new ids the first line shows that they are absent and has a free slot.
+    # Unsigned: for a signed index numba would test for every word whether it counts from the end.
     line, tag = np.uint64(start + home_of(row_hash, count)), _tag_of(row_hash)
     may_be_there = lines[line, np.uint64(PASSED)] != 0 or _slots(longs, line, tag) != 0
     if may_be_there and _search(words, shape, lines, longs, start, count, row_hash, key, table) != ABSENT:
@@ -199,11 +207,11 @@ def enter_new(words, shape, lines, longs, start, count, row_hash, key, table, pl
 
 
 @inlined
-def put_once(hashes, tables, shape, lines, longs, start, count, first, number, place):  # type: ignore[no-untyped-def]
-    """As `_put` of a bucket's cell of this number; false: a cell of the same id is there already.
+def insert_once(hashes, tables, shape, lines, longs, start, count, first, number, place):  # type: ignore[no-untyped-def]
+    """As `_put` for the bucket's cell `number`; returns False without inserting if its id is already in the run.
 
     Args:
-        hashes, tables: [n], of the bucket's cells from `first` on; these lie in slabs 0, 1, ...
+        hashes, tables: [n] of cells; those of the bucket begin at `first` and are in slabs 0, 1, ...
     """
     row_hash, table, tag = hashes[first + number], tables[first + number], _tag_of(hashes[first + number])
     mask, at = (1 << shape.shift) - 1, home_of(row_hash, count)
@@ -226,7 +234,7 @@ def put_once(hashes, tables, shape, lines, longs, start, count, first, number, p
 
 @kernel
 def _slot_of(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
-    """(number of the line, slot) of a place that is there."""
+    """The number of the line in its run, and the slot, of a place in the index."""
     start, lines, tag = index.runs[bucket, START], index.runs[bucket, LINES], _tag_of(row_hash)
     number = home_of(row_hash, lines)
     while True:
@@ -241,15 +249,15 @@ def _slot_of(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def move(index, bucket, row_hash, place, to):  # type: ignore[no-untyped-def]
-    """The cell of a place lies at another one now."""
+def replace_place(index, bucket, row_hash, place, to):  # type: ignore[no-untyped-def]
+    """Replaces the place of a cell that has moved to `to`."""
     number, slot = _slot_of(index, bucket, row_hash, place)
     index.lines[index.runs[bucket, START] + number, PLACES + slot] = np.uint32(to)
 
 
 @kernel
-def leave(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
-    """Takes a place out."""
+def erase(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
+    """Removes a place."""
     start, lines = index.runs[bucket, START], index.runs[bucket, LINES]
     end, slot = _slot_of(index, bucket, row_hash, place)
     half, bit = slot // 8, np.uint64(8 * (slot % 8))
@@ -261,8 +269,8 @@ def leave(index, bucket, row_hash, place):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def lay_out(pool, index, bucket, start, lines, salts, hashes, places):  # type: ignore[no-untyped-def]
-    """Gives the bucket another, empty run of lines and enters all of its cells.
+def rebuild(pool, index, bucket, start, lines, salts, hashes, places):  # type: ignore[no-untyped-def]
+    """Replaces the bucket's run by another, empty one and inserts the places of all its cells.
 
     Args:
         hashes, places: [AHEAD] uint64, int64, scratch.

@@ -1,7 +1,7 @@
-"""Locks that kernels take and release themselves, so that a request crosses into compiled code once.
+"""Locks that kernels acquire and release themselves, so that a request calls compiled code once.
 
-Who waits tries in a loop that gives the processor away, and never holds the GIL. A lock belongs to no thread: a kernel
-may return with it, for Python to go on under it.
+A waiting thread spins, then yields the processor, then sleeps; it does not hold the GIL. A lock belongs to no thread: a
+kernel can return while it is held, and Python releases it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 
 Array = np.ndarray[Any, Any]
 
-_WORDS = 8  # of a lock, a cache line: 0 is free, 1 is held; how many wait
-_HELD, _WAITING = 0, 1
+_WORDS = 8  # of a lock, one cache line: whether it is held (0 or 1), number of waiting threads
+_HELD, _WAITERS = 0, 1
 _SPINS, _YIELDS, _MOST_NAPS = 64, 256, 20
 _NAP_MICROSECONDS = np.uint32(50)
-BEFORE_LOOKING = 256
-"""Cells that work in steps passes under a lock before it looks whether somebody waits."""
+CELLS_PER_CHECK = 256
+"""Cells that a kernel processes under a lock before it checks whether a thread waits for the lock."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
@@ -39,7 +39,7 @@ def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> A
 
 @intrinsic
 def _swap(typing_context: Any, array: Any, index: Any) -> Any:
-    """Turns array[index] int64 from 0 into 1; whether it was 0."""
+    """Changes array[index] int64 from 0 to 1 atomically; returns whether it was 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -52,7 +52,7 @@ def _swap(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def _load(typing_context: Any, array: Any, index: Any) -> Any:
-    """array[index] int64, as other threads have written it."""
+    """Atomic read of array[index] int64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         at = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -63,7 +63,7 @@ def _load(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def _clear(typing_context: Any, array: Any, index: Any) -> Any:
-    """array[index] = 0 after everything that was written before."""
+    """Atomic array[index] = 0, after all earlier writes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         at = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -75,7 +75,7 @@ def _clear(typing_context: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def _add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
-    """array[index] += value."""
+    """Atomic array[index] += value."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         at = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -87,17 +87,17 @@ def _add(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
 
 @kernel
 def try_lock(locks, number):  # type: ignore[no-untyped-def]
-    """Whether it was free, and is held now."""
+    """Acquires the lock if it is free; returns whether it was."""
     return _swap(locks, number * _WORDS + _HELD)
 
 
 @kernel
 def lock(locks, number):  # type: ignore[no-untyped-def]
-    """Holds it, however long that takes."""
+    """Acquires the lock; waits as long as necessary."""
     at = number * _WORDS
     if _swap(locks, at + _HELD):
         return
-    _add(locks, at + _WAITING, 1)
+    _add(locks, at + _WAITERS, 1)
     tries = 0
     while _load(locks, at + _HELD) != 0 or not _swap(locks, at + _HELD):
         tries += 1
@@ -105,7 +105,7 @@ def lock(locks, number):  # type: ignore[no-untyped-def]
             _usleep(_NAP_MICROSECONDS)
         elif tries > _SPINS:
             _sched_yield()
-    _add(locks, at + _WAITING, -1)
+    _add(locks, at + _WAITERS, -1)
 
 
 @kernel
@@ -115,22 +115,22 @@ def unlock(locks, number):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def is_wanted(locks, number):  # type: ignore[no-untyped-def]
-    """Whether somebody waits for it."""
-    return _load(locks, number * _WORDS + _WAITING) > 0
+def has_waiter(locks, number):  # type: ignore[no-untyped-def]
+    """Whether a thread waits for the lock."""
+    return _load(locks, number * _WORDS + _WAITERS) > 0
 
 
 @inlined
-def is_due(passed, most, locks, number):  # type: ignore[no-untyped-def]
-    """Whether work under a lock is to pause after so many cells: `most` at most, fewer when somebody waits for it."""
-    return passed == most or (passed > 0 and passed % BEFORE_LOOKING == 0 and is_wanted(locks, number))
+def should_pause(passed, most, locks, number):  # type: ignore[no-untyped-def]
+    """Whether to release the lock after `passed` cells: after `most`, or earlier if a thread waits for it."""
+    return passed == most or (passed > 0 and passed % CELLS_PER_CHECK == 0 and has_waiter(locks, number))
 
 
 @kernel
-def let_pass(locks, number):  # type: ignore[no-untyped-def]
-    """Gives those who wait for a lock that is not held here the time to take it, about a millisecond at most."""
+def yield_to_waiters(locks, number):  # type: ignore[no-untyped-def]
+    """Gives waiting threads time to acquire a lock that the caller does not hold: about a millisecond at most."""
     tries = 0
-    while is_wanted(locks, number) and tries < _YIELDS + _MOST_NAPS:
+    while has_waiter(locks, number) and tries < _YIELDS + _MOST_NAPS:
         tries += 1
         if tries > _YIELDS:
             _usleep(_NAP_MICROSECONDS)
@@ -140,7 +140,7 @@ def let_pass(locks, number):  # type: ignore[no-untyped-def]
 
 @kernel
 def lock_next(locks, numbers):  # type: ignore[no-untyped-def]
-    """Holds one of the locks whose bits are set in `numbers`, a free one if there is; -1: no bit is set."""
+    """Acquires one of the locks whose bits are set, a free one if possible; returns its number (-1: no bit is set)."""
     first = -1
     number = 0
     while numbers >> number:
@@ -156,10 +156,10 @@ def lock_next(locks, numbers):  # type: ignore[no-untyped-def]
 
 
 class Locks:
-    """Some locks, at most 62.
+    """At most 62 locks.
 
     Attributes:
-        words: what kernels take.
+        words: [8 count] int64, the argument of kernels.
     """
 
     def __init__(self, count: int) -> None:
@@ -168,11 +168,12 @@ class Locks:
 
     @contextmanager
     def held(self, number: int) -> Iterator[None]:
-        """Not reentrant. For work in steps: requests that wait come first.
+        """Holds a lock, for work in steps; threads that already wait for it come first. Not reentrant.
 
-        A thread that releases a lock only to take it again has it sooner than those who nap while they wait for it.
+        Without that priority, a thread that releases a lock and acquires it again would always be faster than waiting
+        threads, which sleep.
         """
-        let_pass(self.words, number)
+        yield_to_waiters(self.words, number)
         lock(self.words, number)
         try:
             yield

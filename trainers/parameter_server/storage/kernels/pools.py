@@ -1,4 +1,4 @@
-"""Kernels of pools: cells of a bucket, one after the other. The lock of the bucket's stripe is held."""
+"""Kernels of pools: appending, removing and finding cells of a bucket. The lock of the bucket's stripe is held."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from elastrec.trainers.parameter_server.storage.kernels.compiling import inlined
 
 @inlined
 def offset_of(shape, place):  # type: ignore[no-untyped-def]
-    """First word of a place's cell."""
+    """The first word of the cell at a place."""
     return (place >> shape.shift) * shape.slab_words + (place & ((1 << shape.shift) - 1)) * shape.width
 
 
 @inlined
 def number_of(pool, place):  # type: ignore[no-untyped-def]
-    """Which of its bucket's cells it is."""
+    """The number of the cell at a place in its bucket."""
     return pool.slabs[place >> pool.shape.shift, ORDINAL] * pool.shape.per_slab + (
         place & ((1 << pool.shape.shift) - 1)
     )
@@ -39,7 +39,7 @@ def owner_of(pool, place):  # type: ignore[no-untyped-def]
 
 @inlined
 def prefetch_cell(words, shape, place):  # type: ignore[no-untyped-def]
-    """Asks for every cache line of a place's cell; any place may be given."""
+    """Prefetches all cache lines of the cell at a place. The place need not exist."""
     start = offset_of(shape, place)
     last = start + shape.width - 1
     for word in range(start, last, 16):
@@ -49,15 +49,15 @@ def prefetch_cell(words, shape, place):  # type: ignore[no-untyped-def]
 
 @kernel
 def has_room(pool, bucket, stripe, cells):  # type: ignore[no-untyped-def]
-    """Whether so many cells can be appended to the bucket with the slabs that it and its stripe have."""
+    """Whether the slabs of the bucket and its stripe have room for so many more cells."""
     filled = pool.buckets[bucket, COUNT] % pool.shape.per_slab
     room = (pool.shape.per_slab - filled if filled else 0) + pool.spares[stripe, 0] * pool.shape.per_slab
     return room >= cells
 
 
 @kernel
-def chain(pool, bucket, slab):  # type: ignore[no-untyped-def]
-    """Puts an empty slab behind the bucket's last one, which is full."""
+def append_slab(pool, bucket, slab):  # type: ignore[no-untyped-def]
+    """Appends an empty slab to the chain of a bucket whose last slab is full."""
     before = pool.buckets[bucket, LAST]
     pool.slabs[slab, PREVIOUS] = before
     pool.slabs[slab, FOLLOWING] = -1
@@ -73,13 +73,13 @@ def chain(pool, bucket, slab):  # type: ignore[no-untyped-def]
 
 @kernel
 def append(pool, bucket, stripe):  # type: ignore[no-untyped-def]
-    """Place of a new cell, whose words are arbitrary. There is room."""
+    """Appends a cell with arbitrary words; returns its place. There is room."""
     count = pool.buckets[bucket, COUNT]
     number = count % pool.shape.per_slab
     if number == 0:
         spares = pool.spares[stripe, 0]
         pool.spares[stripe, 0] = spares - 1
-        chain(pool, bucket, pool.spares[stripe, spares])
+        append_slab(pool, bucket, pool.spares[stripe, spares])
     slab = pool.buckets[bucket, LAST]
     pool.buckets[bucket, COUNT] = count + 1
     return (slab << pool.shape.shift) | number
@@ -87,13 +87,13 @@ def append(pool, bucket, stripe):  # type: ignore[no-untyped-def]
 
 @kernel
 def last_place(pool, bucket):  # type: ignore[no-untyped-def]
-    """Place of the bucket's last cell; it has one."""
+    """The place of the last cell of a bucket that is not empty."""
     return (pool.buckets[bucket, LAST] << pool.shape.shift) | ((pool.buckets[bucket, COUNT] - 1) % pool.shape.per_slab)
 
 
 @kernel
-def cut_last(pool, bucket, stripe):  # type: ignore[no-untyped-def]
-    """Forgets the bucket's last cell, and releases its slab if that is empty. `released` has room."""
+def drop_last(pool, bucket, stripe):  # type: ignore[no-untyped-def]
+    """Removes the bucket's last cell, and releases its slab if it is then empty. `released` has room."""
     count = pool.buckets[bucket, COUNT] - 1
     pool.buckets[bucket, COUNT] = count
     if count % pool.shape.per_slab == 0:
@@ -110,7 +110,7 @@ def cut_last(pool, bucket, stripe):  # type: ignore[no-untyped-def]
 
 @kernel
 def slab_at(pool, bucket, number):  # type: ignore[no-untyped-def]
-    """The slab with the bucket's cell of this number; -1: it has fewer."""
+    """The slab of the bucket's cell with this number; -1: the bucket has fewer cells."""
     if number >= pool.buckets[bucket, COUNT]:
         return -1
     ordinal = number // pool.shape.per_slab
@@ -128,7 +128,7 @@ def slab_at(pool, bucket, number):  # type: ignore[no-untyped-def]
 
 @kernel
 def list_slabs(pool, first, out):  # type: ignore[no-untyped-def]
-    """Fills `out` with a chain's slabs from `first` on."""
+    """Fills `out` with the slabs of a chain from `first` on."""
     slab = first
     for k in range(out.shape[0]):
         out[k] = slab
@@ -136,14 +136,14 @@ def list_slabs(pool, first, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def cut_first(pool, buckets, version_word, versions, out):  # type: ignore[no-untyped-def]
-    """Takes full slabs off the front of chains while their last cell's version is no later; returns how many.
+def drop_first_slabs(pool, buckets, version_word, versions, out):  # type: ignore[no-untyped-def]
+    """Removes full slabs from the front of chains while their last cell is not newer than the bucket's version.
 
-    Only for pools whose cells are never looked up by number: logs and tombstones.
+    Returns the number of removed slabs. Only for pools in which cells are not addressed by number: logs and tombstones.
 
     Args:
         buckets, versions: [b] int64, of one stripe.
-        out: [n] int32, for the slabs: at least as many as the chains have.
+        out: [n] int32, filled with the removed slabs; at least as long as the chains together.
     """
     cut = 0
     for k in range(buckets.shape[0]):

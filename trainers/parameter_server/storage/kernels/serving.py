@@ -1,6 +1,6 @@
-"""Kernels of whole requests: laid out, then stripe by stripe with its lock, those first that are free.
+"""Kernels of whole requests: they order the ids, then process stripe by stripe under its lock, free stripes first.
 
-One crossing into compiled code per request, unless a bucket has to grow.
+A request is one call of compiled code, unless memory must be provided.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 import numpy as np
 
 from elastrec.trainers.parameter_server.storage.handle import (
+    candidates_of,
     guarded_of,
     rows_of,
     settings_of,
-    tombs_of,
-    waiting_of,
+    tombstones_of,
 )
 from elastrec.trainers.parameter_server.storage.kernels import access
-from elastrec.trainers.parameter_server.storage.kernels.access import find_all, lay_out_request, make
+from elastrec.trainers.parameter_server.storage.kernels.access import create_rows, find_all, order_request
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock_next, unlock
 from elastrec.trainers.parameter_server.storage.rules import apply_rules
 
-DONE, MAKE, APPLY, DROPPED = 0, 1, 2, 3
-"""What a push stopped for: `make` needs something, `apply_rules` needs slabs, a bucket is another server's by now."""
-DROPS, MOST_ROWS = 0, 1
-LEFT, HELD, STAGE, POSITION = 0, 1, 2, 3
+DONE, CREATE, APPLY, DROPPED = 0, 1, 2, 3
+"""Why a push stopped: `create_rows` needs memory, `apply_rules` needs slabs, or a bucket was dropped."""
+DROPS, MOST_ROWS = 0, 1  # columns of Guarded.counters
+LEFT, HELD, STAGE, POSITION = 0, 1, 2, 3  # columns of `state` of `push_request`
 
 
 @kernel
 def _stripes_of(request):  # type: ignore[no-untyped-def]
-    """Bits of the stripes that the request has ids in."""
+    """The stripes of the request's ids, as bits."""
     stripes = 0
     for stripe in range(request.starts.shape[0] - 1):
         if request.starts[stripe] != request.starts[stripe + 1]:
@@ -39,6 +39,7 @@ def _stripes_of(request):  # type: ignore[no-untyped-def]
 
 @kernel
 def _owns(owned, request, stripe):  # type: ignore[no-untyped-def]
+    """Whether the store owns the buckets of all of a stripe's ids."""
     for k in range(request.starts[stripe], request.starts[stripe + 1]):
         if not owned[request.buckets[request.order[k]]]:
             return False
@@ -46,7 +47,7 @@ def _owns(owned, request, stripe):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rows(pool):  # type: ignore[no-untyped-def]
+def _count_rows(pool):  # type: ignore[no-untyped-def]
     rows = 0
     for bucket in range(pool.buckets.shape[0]):
         rows += pool.buckets[bucket, COUNT]
@@ -54,27 +55,27 @@ def _rows(pool):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def lay_out(handle, counts, request, scratch):  # type: ignore[no-untyped-def]
-    """See lay_out_request."""
+def order_ids(handle, counts, request, scratch):  # type: ignore[no-untyped-def]
+    """See `access.order_request`."""
     guarded = guarded_of(handle)
-    return lay_out_request(
+    return order_request(
         counts, request.ids, settings_of(handle).salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch
     )
 
 
 @kernel
 def pull_request(handle, counts, request, zero_if_absent, places, found, out, scratch):  # type: ignore[no-untyped-def]
-    """Lays out a request and copies its rows into `out`; see `access.pull`.
+    """Orders the ids of a request and copies the values of their rows into `out`; see `access.pull`.
 
     Args:
-        found: [S, 2] int64, per stripe how many ids have no row, and its moves when it was looked up.
-        scratch: [2, AT_ONCE] int64.
+        found: [S, 2] int64, out: see Lookup.
+        scratch: [2, LOOKUP_BATCH] int64.
 
-    Returns how many ids lie in buckets of other servers: then nothing was copied, or not all.
+    Returns 0, or the number of ids known to be in buckets of other servers; `out` is then incomplete.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
     drops = guarded.counters[DROPS]
-    foreign = lay_out_request(
+    foreign = order_request(
         counts, request.ids, settings.salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch[0]
     )
     if foreign:
@@ -86,7 +87,7 @@ def pull_request(handle, counts, request, zero_if_absent, places, found, out, sc
             unlock(guarded.locks, stripe)
             return 1
         found[stripe, 0] = access.pull(
-            rows.pool, rows.slots, settings, request, stripe, zero_if_absent, places, out, scratch
+            rows.pool, rows.hash_index, settings, request, stripe, zero_if_absent, places, out, scratch
         )
         found[stripe, 1] = guarded.moves[stripe]
         unlock(guarded.locks, stripe)
@@ -110,39 +111,38 @@ def push_request(  # type: ignore[no-untyped-def]
     state,
     report,
 ):
-    """Makes the rows of a request that are due, and applies gradients [U, D]; see `make` and `apply_rules`.
+    """Creates the absent rows of a request and applies gradients [U, D]; see `create_rows` and `apply_rules`.
 
     Args:
-        drops: of the store when the request was laid out.
-        places, found: of a pull, or [U] and [S, 2] with moves of -1.
-        offsets, scratch: [AHEAD] and [2, AT_ONCE] int64.
-        state: [4] int64, stripes that are left (bits; at first all that the request has ids in), the one whose lock
-            is held (-1), what it is at, and where.
+        drops, places, found: see Lookup.
+        offsets, scratch: [AHEAD] and [2, LOOKUP_BATCH] int64.
+        state: [4] int64, in and out: the stripes that are left, as bits (first: all with ids); the stripe whose lock is
+            held (-1: none); CREATE or APPLY; the position in the stripe's order.
 
-    Returns DONE; or what it stopped for, with the lock of state[HELD]. Called again, it goes on there.
+    Returns DONE; or why it stopped, while the lock of stripe state[HELD] is held. Called again, it continues there.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
     while state[LEFT]:
         stripe = state[HELD]
         if stripe < 0:
             stripe = lock_next(guarded.locks, state[LEFT])
-            state[HELD], state[STAGE], state[POSITION] = stripe, MAKE, request.starts[stripe]
+            state[HELD], state[STAGE], state[POSITION] = stripe, CREATE, request.starts[stripe]
             report[:] = 0
             if guarded.counters[DROPS] != drops and not _owns(guarded.owned, request, stripe):
                 return DROPPED
             if found[stripe, 1] != guarded.moves[stripe]:
-                found[stripe, 0] = find_all(rows.pool, rows.slots, request, stripe, places, scratch)
+                found[stripe, 0] = find_all(rows.pool, rows.hash_index, request, stripe, places, scratch)
                 found[stripe, 1] = guarded.moves[stripe]
-        if state[STAGE] == MAKE:
+        if state[STAGE] == CREATE:
             if found[stripe, 0]:
-                room = guarded.counters[MOST_ROWS] - _rows(rows.pool)
-                make(
-                    rows, waiting_of(handle), tombs_of(handle), settings, guarded.marks, request, stripe, sightings,
-                    now_seconds, room, guarded.usage, places, report,
+                room = guarded.counters[MOST_ROWS] - _count_rows(rows.pool)
+                create_rows(
+                    rows, candidates_of(handle), tombstones_of(handle), settings, guarded.marks, request, stripe,
+                    sightings, now_seconds, room, guarded.entries, places, report,
                 )  # fmt: skip
                 if report[0] != access.DONE:
-                    return MAKE
-                # Only with admission there are ids that still have no row.
+                    return CREATE
+                # With admission, some ids still have no row.
                 found[stripe, 0] -= report[3]
             state[STAGE] = APPLY
         end = request.starts[stripe + 1]

@@ -16,10 +16,17 @@ from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
-from elastrec.trainers.parameter_server.storage.copying import copy_many
+from elastrec.trainers.parameter_server.storage.copying import copy_frozen_cells
 from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT
 from elastrec.trainers.parameter_server.storage.kernels.changes import copy_before
-from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, is_wanted, lock, lock_next, try_lock, unlock
+from elastrec.trainers.parameter_server.storage.kernels.locks import (
+    Locks,
+    has_waiter,
+    lock,
+    lock_next,
+    try_lock,
+    unlock,
+)
 
 BUCKETS, DIMENSION, STRIPES = 64, 4, 4
 IDS = np.arange(4000)
@@ -61,7 +68,7 @@ def test_threads_hold_a_lock_one_at_a_time() -> None:
     for thread in threads:
         thread.join(120)
     assert total == [8000]
-    assert not is_wanted(locks.words, 1) and try_lock(locks.words, 1) and try_lock(locks.words, 0)
+    assert not has_waiter(locks.words, 1) and try_lock(locks.words, 1) and try_lock(locks.words, 0)
 
 
 def test_waiting_for_a_lock_is_logged_and_the_lock_passes_to_the_waiter() -> None:
@@ -74,12 +81,12 @@ def test_waiting_for_a_lock_is_logged_and_the_lock_passes_to_the_waiter() -> Non
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_for(lambda: bool(is_wanted(locks.words, 0)))
+    wait_for(lambda: bool(has_waiter(locks.words, 0)))
     assert not passed.is_set()
     unlock(locks.words, 0)
     assert passed.wait(60)
     thread.join(60)
-    assert not is_wanted(locks.words, 0)
+    assert not has_waiter(locks.words, 0)
 
 
 def test_a_thread_that_takes_a_lock_repeatedly_lets_waiting_threads_pass() -> None:
@@ -95,7 +102,7 @@ def test_a_thread_that_takes_a_lock_repeatedly_lets_waiting_threads_pass() -> No
         thread = threading.Thread(target=work)
         with locks.held(0):
             thread.start()
-            wait_for(lambda: bool(is_wanted(locks.words, 0)))
+            wait_for(lambda: bool(has_waiter(locks.words, 0)))
             time.sleep(0.002)  # it naps by now
         with locks.held(0):
             order.append("next step")
@@ -158,18 +165,18 @@ def test_a_push_that_fails_releases_every_lock() -> None:
 def test_a_copy_stops_early_when_a_request_waits_for_its_stripe(is_listed: bool) -> None:
     store = store_of()
     push(store, np.arange(100_000))
-    shelf, buckets = store.rows_memory.shelf, np.flatnonzero(store.stripe_of == 0)
+    indexed, buckets = store.rows_memory.indexed, np.flatnonzero(store.stripe_of == 0)
     store.cuts.freeze(buckets)
     out, counts, progress = np.empty((20_000, 9), np.uint32), np.zeros(len(buckets), np.int64), np.zeros(3, np.int64)
     since, places = np.full(len(buckets), -1, np.int64), np.empty(AHEAD, np.int64)
-    words = shelf.pool.buckets[buckets, COUNT] // 64 + 1 if is_listed else np.zeros(len(buckets), np.int64)
+    words = indexed.pool.buckets[buckets, COUNT] // 64 + 1 if is_listed else np.zeros(len(buckets), np.int64)
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
     bits = np.full(int(starts[-1]), 2**64 - 1, np.uint64)
 
     def copied_cells() -> int:
         before = int(progress[2])
-        copy_many(
-            shelf, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, places, out,
+        copy_frozen_cells(
+            indexed, store.marks, buckets, since, store.locks.words, 0, starts, bits, 10_000, progress, places, out,
             counts,
         )  # fmt: skip
         return int(progress[2]) - before
@@ -183,7 +190,7 @@ def test_a_copy_stops_early_when_a_request_waits_for_its_stripe(is_listed: bool)
 def test_a_part_of_a_bucket_stops_early_when_a_request_waits_for_its_stripe() -> None:
     store = store_of()
     push(store, np.arange(100_000))
-    pool, out = store.rows_memory.shelf.pool, np.empty((1000, 9), np.uint32)
+    pool, out = store.rows_memory.indexed.pool, np.empty((1000, 9), np.uint32)
     stripe, held = int(store.stripe_of[0]), store.bucket(0).rows
     assert copy_before(pool, 0, held, store.locks.words, stripe, out) == (held - 1000, 1000)
     store.locks.words[8 * stripe + 1] = 1

@@ -1,4 +1,4 @@
-"""Shelves with their memory: a kernel that needs more memory gets it here, and is called again."""
+"""Pools with an index, and their memory. Kernels allocate nothing: they stop, get memory here, and are called again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ import numpy as np
 
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
-from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FIRST, LAST, LINES, START, Pool, Shelf
+from elastrec.trainers.parameter_server.storage.kernels.arrays import (
+    COUNT,
+    FIRST,
+    LAST,
+    LINES,
+    START,
+    IndexedPool,
+    Pool,
+)
 from elastrec.trainers.parameter_server.storage.kernels.pools import list_slabs
 from elastrec.trainers.parameter_server.storage.memory import (
     LINES_PER_PAGE,
@@ -22,11 +30,11 @@ from elastrec.trainers.parameter_server.storage.memory import (
 
 Array = np.ndarray[Any, Any]
 
-_ENTRY_WORDS = 2  # of a log: place and version
+_ENTRY_WORDS = 2  # of a log entry: place and version
 
 
 def detach(pool: Pool, bucket: int) -> tuple[Array, int]:
-    """Empties a bucket: its slabs [n] int32, in order, and how many cells they have. The stripe's lock is held."""
+    """Empties a bucket; returns its slabs [n] int32 in order, and their number of cells. The stripe's lock is held."""
     state = pool.buckets[bucket]
     count, first = int(state[COUNT]), int(state[FIRST])
     slabs = np.empty(-(-count // pool.shape.per_slab), np.int32)
@@ -37,18 +45,21 @@ def detach(pool: Pool, bucket: int) -> tuple[Array, int]:
 
 
 def pages_for(cells: Array) -> Array:
-    """Pages [b] of the smallest runs in which so many cells [b] int64 have a slot."""
+    """Pages [b] of the smallest index runs with slots for `cells` [b] int64."""
     return -(-index_kernels.lines_for(cells) // LINES_PER_PAGE)
 
 
-class ShelfMemory:
-    """One shelf and its memory.
+class IndexedPoolMemory:
+    """The memory of one pool with an index: its cells, index, shadows and log.
 
     Args:
-        used: from where cells and index take their regions; the others are small.
+        width: words of 4 bytes per cell.
+        capacity: most cells.
+        slab_bytes: see `PoolMemory`, for the cells.
+        used: regions of earlier users, from which cells and index take theirs; shadows and log are small.
 
     Attributes:
-        shelf: what kernels take.
+        indexed: the arrays for kernels.
     """
 
     def __init__(
@@ -59,7 +70,7 @@ class ShelfMemory:
         self.shadows = PoolMemory(width, buckets, stripes, size, PAGE_BYTES, huge=False)
         self.log = PoolMemory(_ENTRY_WORDS, buckets, stripes, 4 * _ENTRY_WORDS * capacity, PAGE_BYTES // 4, huge=False)
         self.index = IndexMemory(buckets, capacity, used)
-        self.shelf = Shelf(self.rows.pool, self.index.index, self.shadows.pool, self.log.pool)
+        self.indexed = IndexedPool(self.rows.pool, self.index.index, self.shadows.pool, self.log.pool)
         self._pools = (self.rows, self.shadows, self.log)
 
     @property
@@ -68,97 +79,99 @@ class ShelfMemory:
 
     @property
     def regions(self) -> list[Region]:
-        """That another shelf may use after this one."""
+        """The regions that a later store can use again."""
         return [self.rows.region, self.index.region]
 
     @property
     def region_sizes(self) -> list[RegionSize]:
-        """Of `regions`: what a shelf that holds as much as this one takes of them."""
+        """The sizes of `regions`, and the bytes that a pool with as many cells will use of them."""
         return [
             RegionSize(memory.region.size_bytes, memory.region.huge, memory.bytes) for memory in (self.rows, self.index)
         ]
 
     def trim(self) -> None:
-        """Returns what the user of its regions before has left and nobody has taken."""
+        """Returns pages of the earlier user of the regions that are not used yet."""
         self.rows.trim()
         self.index.trim()
 
     def refill(self, stripe: int) -> None:
-        """Gives the stripe slabs of every kind that it lacks. Raises ServerMemoryError."""
+        """Gives the stripe spare slabs of each pool in which it has none. Raises ServerMemoryError."""
         for memory in self._pools:
             if not memory.pool.spares[stripe, 0]:
                 memory.refill(stripe)
 
     def take_released(self, stripe: int) -> list[list[int]]:
-        """Slabs that kernels have released in a stripe, for `give_back`. The stripe's lock is held."""
+        """Slabs that kernels have released in a stripe; the caller passes them to `give_back`. The lock is held."""
         return [memory.take_released(stripe) for memory in self._pools]
 
     def give_back(self, slabs: list[list[int]]) -> None:
-        """Returns the memory of slabs that `take_released` gave; needs no lock."""
+        """Makes the slabs of `take_released` available again. Needs no lock."""
         for memory, released in zip(self._pools, slabs, strict=True):
             if released:
                 memory.give_back(released)
 
     def grow_if_full(self, bucket: int, salts: Array) -> None:
-        """Gives the bucket's index a run that is a quarter longer, if it has no slot left. The lock is held.
+        """Makes the bucket's index run a quarter longer if it has no free slot. The lock is held.
 
         Raises:
-            ServerMemoryError: there is none.
+            ServerMemoryError: no memory for a longer run.
         """
-        pool, index = self.shelf.pool, self.shelf.slots
+        pool, index = self.indexed.pool, self.indexed.hash_index
         if index_kernels.has_slot(pool, index, bucket):
             return
         pages = int(index.runs[bucket, LINES]) // LINES_PER_PAGE
-        self._lay_out(bucket, pages + max(1, pages // 4), salts)
+        self._rebuild_index(bucket, pages + max(1, pages // 4), salts)
 
     def grow_for(self, bucket: int, cells: int, salts: Array) -> None:
-        """Gives the bucket's index a run that has room for so many cells more. The lock is held.
+        """Makes the bucket's index run long enough for so many more cells. The lock is held.
 
         Raises:
-            ServerMemoryError: there is none.
+            ServerMemoryError: no memory for a longer run.
         """
-        pool, index = self.shelf.pool, self.shelf.slots
+        pool, index = self.indexed.pool, self.indexed.hash_index
         lines = index_kernels.lines_for(int(pool.buckets[bucket, COUNT]) + cells)
         if lines > int(index.runs[bucket, LINES]):
-            self._lay_out(bucket, -(-lines // LINES_PER_PAGE), salts)
+            self._rebuild_index(bucket, -(-lines // LINES_PER_PAGE), salts)
 
-    def lay_out_empty(self, buckets: Array, cells: Array) -> None:
-        """Gives buckets [b] that hold nothing runs that have room for so many cells [b]. Nobody else works on them.
+    def reserve_lines(self, buckets: Array, cells: Array) -> None:
+        """Gives empty buckets [b] index runs for `cells` [b]. No other thread may use these buckets.
 
         Raises:
-            ServerMemoryError: there is none.
+            ServerMemoryError: no memory for the runs.
         """
-        runs = self.shelf.slots.runs
+        runs = self.indexed.hash_index.runs
         for line, lines in runs[buckets[runs[buckets, LINES] > 0]].tolist():
-            self.index.give(line, lines)
+            self.index.free(line, lines)
         pages = pages_for(cells)
         runs[buckets, LINES] = 0
-        runs[buckets, START] = self.index.take_each(pages)
+        runs[buckets, START] = self.index.allocate_each(pages)
         runs[buckets, LINES] = pages * LINES_PER_PAGE
 
-    def _lay_out(self, bucket: int, pages: int, salts: Array) -> None:
-        pool, index = self.shelf.pool, self.shelf.slots
+    def _rebuild_index(self, bucket: int, pages: int, salts: Array) -> None:
+        pool, index = self.indexed.pool, self.indexed.hash_index
         start, lines = int(index.runs[bucket, START]), int(index.runs[bucket, LINES])
-        index_kernels.lay_out(
-            pool, index, bucket, self.index.take(pages), pages * LINES_PER_PAGE, salts,
+        index_kernels.rebuild(
+            pool, index, bucket, self.index.allocate(pages), pages * LINES_PER_PAGE, salts,
             np.empty(AHEAD, np.uint64), np.empty(AHEAD, np.int64),
         )  # fmt: skip
         if lines:
-            self.index.give(start, lines)
+            self.index.free(start, lines)
 
     def drop_shadows(self, bucket: int) -> None:
+        """Frees the shadows of a bucket. The lock is held."""
         slabs, _ = detach(self.shadows.pool, bucket)
         self.shadows.free(slabs.tolist())
 
     def drop_log(self, bucket: int) -> None:
+        """Frees the log of a bucket. The lock is held."""
         slabs, _ = detach(self.log.pool, bucket)
         self.log.free(slabs.tolist())
 
     def detach(self, bucket: int) -> tuple[Array, int]:
-        """Empties a bucket, its index and what is kept beside; slabs and cells as `detach`. The lock is held."""
-        runs = self.shelf.slots.runs[bucket]
+        """Empties a bucket, its index, shadows and log; returns as `detach`. The lock is held."""
+        runs = self.indexed.hash_index.runs[bucket]
         if runs[LINES]:
-            self.index.give(int(runs[START]), int(runs[LINES]))
+            self.index.free(int(runs[START]), int(runs[LINES]))
             runs[:] = 0
         self.drop_shadows(bucket)
         self.drop_log(bucket)
