@@ -1,14 +1,17 @@
 """The gain of a training step that looks up and pools each distinct list once (RecD §5 and §6.2).
 
-The same module, ids and gradients on both sides: pooled as in a job's worker, of a plain KeyedJaggedTensor and of the
-DeduplicatedFeatures of the same batch, rows being looked up in this process. A pooling step is look-up, pooling,
-expansion, and their backward pass. End to end: a DLRM with 26 single ids, 13 dense features and one history pooled by a
-transformer, with its loss, backward pass and the optimiser of its dense parameters; that of the rows is the servers'
-work and the same for both. CPU seconds of one thread, the best of three tries that last equally long on both sides,
-rounds that take turns. Parity is that of 200 steps: in float64, in float32, and as a scale for the latter between the
-plain path and itself with the rows of each batch in another order.
-
     python -m benchmarks dedup_training [--batch 2048] [--rounds 5] [--output json]
+
+Both sides have the same module, ids and gradients, and pool as a job's worker does: one a plain KeyedJaggedTensor, the
+other the DeduplicatedFeatures of the same batch. Rows are looked up in this process.
+
+A pooling step is look-up, pooling, expansion, and their backward pass. End to end is a DLRM with 26 single ids, 13
+dense features and one history pooled by a transformer, with its loss, backward pass and the optimiser of its dense
+parameters. Updates of rows are the servers' work, and equal for both. Figures are CPU seconds of one thread, the best
+of three measurements of equal length, in rounds that take turns.
+
+Parity is compared after 200 steps: in float64, in float32, and, as a scale for float32, between the plain path and
+itself with another order of rows in each batch.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """The end-to-end gain of a job by clustering and deduplication: reader, parameter client and model of the real worker.
 
-The first rows of one log (26 single ids, 13 dense features, one long history; see `LogShape`) in order of time, and
-clustered by `elastrec data cluster`. Sides, each a worker and a parameter server process of its own, that take turns:
+    python -m benchmarks dedup_worker [--rows 98304] [--rounds 3] [--models bst,din,dlrm] [--output json]
+
+The first rows of one log (26 single ids, 13 dense features, one long history; see `LogShape`), in order of time and
+clustered by `elastrec data cluster`. Each side is a worker process and a parameter server process; the sides take
+turns:
 
     before         plain, rows in order of time
     clustered      plain, the clustered rows
     deduplicated   the same rows with `deduplication: auto`, decided as `elastrec run` decides it
     unclustered    `deduplication: auto` on the rows in order of time, which the rule leaves plain
 
-CPU seconds per row of the worker's process, servers apart, the best of a few passes; bytes per row from the servers, to
-them, and from the reader. Models: a transformer (`bst`), target attention (`din`), and mean pooling (`dlrm`).
-
-    python -m benchmarks dedup_worker [--rows 98304] [--rounds 3] [--models bst,din,dlrm] [--output json]
+Figures are CPU seconds per row of the worker's process, without the server, the best of a few passes; and bytes per row
+from the servers, to them, and from the reader. Models: a transformer (`bst`), target attention (`din`), and mean
+pooling (`dlrm`).
 """
 
 from __future__ import annotations

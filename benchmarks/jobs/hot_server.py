@@ -2,17 +2,17 @@
 
     python -m benchmarks hot_server [--rounds 1] [--output json]
 
-Eight of the 256 buckets, all of one of three servers, hold the ids of half of all look-ups, so that every step
-waits for that server. Relief is the product's own default: nobody asks for anything. The restart is ordered as soon as
-the relieved job's master has decided, saves, and goes on with four servers of together as many cores, among which the
-hot buckets are spread evenly. Every pod has a fraction of a core by its control group. Batches are large, so that
-servers are busy with rows and not with requests, whose number a move of buckets does not change.
+Eight of the 256 buckets, all on one of three servers, contain the ids of half of all look-ups, so every step waits for
+that server. The platform relieves it by default. The restart is ordered when the master of the relieved job has
+decided; it saves, and continues with four servers with the same cores in total, among which the hot buckets are
+distributed evenly. Every pod has a fraction of a core by its control group. Batches are large, so that servers are busy
+with rows, and not with requests, whose number a move of buckets does not change.
 
-All sides continue one model, as a job of every day does: a pass over ids that are all different made its rows. Relief
-copies only those of the hot buckets, a restart saves and restores all of them.
+All jobs continue one model, as daily jobs do, whose rows come from a pass over distinct ids. Relief copies only the
+rows of the hot buckets, a restart saves and restores all of them.
 
-DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart, and 36.4 % less than without intervention. A master
-that never relieves (`HotServers.look`: return None) makes both figures red.
+DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart, and 36.4 % less than without intervention. If the
+master never relieves a server (`HotServers.look`: return None), both figures are red.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
     python -m benchmarks live_mix [--rounds 1] [--output json]
 
-The jobs arrive one after the other. Three are limited by computing, three fill their servers' memory; of each kind one
-owner asks for too little, one for what fits and one for too much. The node grants hardly more cores than the machine
-has, and the six ask for more than that: a job waits until there is room for it, as on a full cluster.
+The jobs arrive one after the other. Three are limited by computing, three fill their servers' memory. Of each kind, one
+owner requests too little, one enough and one too much. The node grants hardly more cores than the machine has, which is
+less than the sum of the requests, so jobs wait until there is room, as on a full cluster.
 
-`static` is the same platform without plans: a server that the kernel ended for its memory is followed by one with twice
-as much. `by_hand` has no such successor: a person who never looks away stops the job at the first kill and starts it
-again from its newest record, with twice the memory. Each side has a node agent of its own, and every job starts with
-the sizes of its file: nothing is learned from earlier ones.
+`static` is the same platform without plans: a server that the kernel killed for its memory is replaced by one with
+twice the memory. `by_hand` has no such replacement: an operator who watches all the time stops the job at the first
+kill and restarts it from its newest record, with twice the memory. Each side has its own node agent, and every job
+starts with the sizes in its file, without learning from earlier jobs.
 
-A job's completion time is that from its arrival until all is trained and saved. Cores are counted as they are granted,
-used or not. Red with a `round_of` that carries no plan out: the first two sides are then the same.
+The completion time of a job is the time from its arrival until all is trained and saved. Cores count while they are
+granted, used or not. If `round_of` applies no plan, the first two sides are equal, and the figures are red.
 """
 
 from __future__ import annotations

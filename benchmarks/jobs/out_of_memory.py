@@ -2,20 +2,18 @@
 
     python -m benchmarks out_of_memory [--rounds 3] [--output json]
 
-The job is that of `growing_tables`. Its time ends when all is trained and saved. Three ways to its end:
+The job is that of `growing_tables`; its time ends when all is trained and saved. It ends in one of three ways:
 
-- `forecast`: servers get memory before they run out of it, the platform's way.
-- `doubled`: no forecast; the successor of a server that the kernel ended has twice the memory, the platform's last
-  resort.
-- `by_hand`: neither; a person who never looks away stops the job as soon as a server was killed and starts it again
-  from its newest record, with twice the memory. Only the time of the machines counts.
+- `forecast`: servers get memory before they run out of it, as by default.
+- `doubled`: no forecast; the replacement of a server that the kernel killed has twice the memory.
+- `by_hand`: neither; an operator who watches all the time stops the job when a server was killed and restarts it from
+  its newest record, with twice the memory. Only the time of the machines counts.
 
-A job that nobody helps has no completion time: its servers are killed again, and it fails. So nothing is compared with
-no intervention. Against `by_hand` the goal is that of DLRover-RM against stop-and-restart, which it has for a slow
-server X
+Without intervention the job has no completion time, because its servers are killed again until it fails. The goal
+against `by_hand` is DLRover-RM's figure against stop-and-restart, which the paper has for a slow server (Fig. 12).
 
-Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first job is then one of the second
-kind, and its ratio to that is 1.
+If the condition `if high <= safe` in `platform.scaling.memory.forecast` is always true, the job of `forecast` is one of
+`doubled`, and the ratio of both is 1: red.
 """
 
 from __future__ import annotations

@@ -2,24 +2,21 @@
 
     python -m benchmarks slow_worker [--role parameter_server] [--mode bsp] [--rounds 1] [--output json]
 
-Two workers train on two nodes, each with an agent of its own. The slow node is made, not found: from the first trained
-row on, the kernel gives every pod there a fifth of the cores that it was granted. The move is the product's own
-default: nobody asks for anything. The restart is ordered as soon as the master of the moved job has decided, saves, and
-goes on with both workers on the good node, because the slow one takes no pods any more.
+Two workers train on two nodes, each with its own agent. The node becomes slow artificially: from the first trained row
+on, the kernel gives every pod there a fifth of its granted cores. The platform moves the pod by default. The restart is
+ordered when the master of the moved job has decided; it saves, and continues with both workers on the other node. All
+jobs continue one model, as daily jobs do, so a restart saves and restores its rows.
 
-All jobs continue one model, as a job of every day does: a restart saves and restores its rows.
+With `--role parameter_server`, one of two servers is on the slow node, and the only worker is not. Every step waits for
+the slow server in every mode. There is no earlier model.
 
-With `--role parameter_server` one of two servers is on the slow node, and the only worker is not. Every step asks both
-servers, so it waits for the slow one in every mode. There is no model to continue.
-
-With `bsp` every step waits for the slow worker; it is what a job has whose steps shall not depend on timing, and the
-only mode in which one slow worker costs more than its own share. With `async`, the default, shards are taken as workers
-go: without its slow worker entirely, a job of two loses half of its speed at most, one of ten a tenth. `ssp` lets the
-fast worker run `staleness` steps ahead, once; from then on it is as slow as `bsp`.
+Modes: with `bsp`, every step waits for the slow worker. With `async`, the default, shards are distributed by speed:
+without its slow worker, a job of two loses at most half of its speed, one of ten a tenth. With `ssp`, the fast worker
+is `staleness` steps ahead, and then as slow as with `bsp`.
 
 DLRover-RM (Fig. 13) reports 48.5 % less than without intervention and 37 % less than with stop-and-restart, for a
-worker that has 3 % of its cores; for a server (Fig. 12) 36.4 % and 27.6 %. A master that never finds a slow pod
-(`SlowPods.look`: return None) ends this benchmark: its job is left alone, too.
+worker with 3 % of its cores; for a server (Fig. 12) 36.4 % and 27.6 %. If the master never finds a slow pod
+(`SlowPods.look`: return None), this benchmark fails, because its job is left alone, too.
 """
 
 from __future__ import annotations

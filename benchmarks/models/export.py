@@ -1,16 +1,16 @@
-"""What an exported model costs beside its scorer, and what memory an export needs.
-
-The evaluator's export of a made-up record of DLRM with rows of 16 numbers (`processes/exported_model.py`), in a process
-with one thread. CPU seconds of `predict` of the loaded MLflow model are compared with those of the scorer inside of it,
-which gets the same rows as an Arrow table, in turns. Memory is the process's highest mark above what it had before, for
-all rows and for those of one of their shards, each in a process of its own: shards are then of one size in both, and
-what a shard needs is no memory per row.
+"""The CPU time of an exported model relative to its scorer, and the memory of an export.
 
     python -m benchmarks export [--rows 4000000] [--rounds 10] [--output json]
 
-What makes each figure red: `pa.Table.from_pylist(model_input.to_dict("records"))` in `trainers/export/scorer.py`
-(`10000_rows`), a signature that names the types of inputs (`1_row`); in `trainers/export/shards.py` `_COPIED_BYTES =
-2**40` (`peak`) and `shards=1` for each table (`memory_per_row`).
+The evaluator exports a generated record of DLRM with rows of 16 numbers (`processes/exported_model.py`), in a process
+with one thread. CPU seconds of `predict` of the loaded MLflow model are compared, in turns, with those of its scorer,
+which gets the same rows as an Arrow table. Memory is the process's peak above its memory before the export, for all
+rows and for those of one of their shards, each in its own process. Shards have one size in both, so the difference is
+memory per row.
+
+What turns each figure red: `pa.Table.from_pylist(model_input.to_dict("records"))` in `trainers/export/scorer.py`
+(`10000_rows`), a signature with the types of inputs (`1_row`); in `trainers/export/shards.py` `_COPIED_BYTES = 2**40`
+(`peak`) and `shards=1` for each table (`memory_per_row`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""How wide embeddings should start: every built-in model with its default initial range, against ±1/sqrt(D).
-
-One process trains each model for one pass over a generated click log and a generated ratings log (`one_worker`: the
-product's models, readers and update rules, row-wise Adagrad 0.02 and Adam 0.001), a seed for each round. Both sides of
-a seed see the same rows in the same order and start from the same dense parameters. D is the dimension of a row.
+"""The initial range of embeddings: every built-in model with its default, against ±1/sqrt(D), D the dimension of a row.
 
     python -m benchmarks initial_range [--rounds 5] [--log clicks] [--steps 160] [--output json]
     python -m benchmarks initial_range --choose 0.05 0.01 0.0001    # these ranges against ±1/sqrt(D)
 
-The defaults were chosen by `--choose 0.01`: seeds 1 to 5, the second day of the logs; DLRM keeps ±1/sqrt(D), since the
-demo's job of 2,000 steps ends 0.003 AUC lower from ±0.01. The figures are of seeds 101 to 105 and the third day. A
-`row_range` of 1.0 in `platform/specs/job.py` makes them red.
+One process trains each model for one pass over a generated click log and a generated ratings log (`one_worker`: the
+product's models, readers and update rules, row-wise Adagrad 0.02 and Adam 0.001), with a seed for each round. Both
+sides of a seed read the same rows in the same order and start with the same dense parameters.
+
+The defaults were chosen by `--choose 0.01` with seeds 1 to 5 and the second day of the logs. DLRM keeps ±1/sqrt(D),
+because the demo's job of 2,000 steps ends 0.003 AUC lower with ±0.01. The figures are of seeds 101 to 105 and the third
+day. With a `row_range` of 1.0 in `platform/specs/job.py`, they are red.
 """
 
 from __future__ import annotations

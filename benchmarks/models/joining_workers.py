@@ -1,17 +1,17 @@
-"""What workers that join do to a model under training, with pulls that overlap and with the default.
-
-One worker trains DLRM on generated clicks; then there are two, or four. `thrown_back` is how far the loss before the
-update rises in the first steps together, over the last steps alone. `worse` compares the models in the end, by the
-normalised entropy of the next day: `overlap_pull: true` − the default. The steps' order is fixed, so that a step of one
-of n workers lacks the gradients of n − 1 others, and with overlapping pulls of 2 n − 1.
+"""The effect of workers that join during training on the model, with overlapping pulls and with the default.
 
     python -m benchmarks joining_workers [--seeds 5] [--output json]
     python -m benchmarks joining_workers --choose    # ways to join against the same steps of one worker alone
 
-The seeds of `--choose` are not those of the figures. A ramp can pass on the first steps what it only puts off, so
-`--choose` names the worst of eight windows of the steps together, each against that of one worker alone.
+One worker trains DLRM on generated clicks; then there are two, or four. `thrown_back` is the increase of the loss
+before the update in the joint first steps over the last steps of the single worker. `worse` compares the final models
+by the normalised entropy of the next day: `overlap_pull: true` − the default. The order of the steps is fixed: a step
+of one of n workers lacks the gradients of n − 1 others, and with overlapping pulls of 2 n − 1.
 
-`overlaps` of `trainers/worker/parameter_server_trainer.py` without its look at `trains_alone` makes the goals red.
+`--choose` uses other seeds than the figures. A ramp may only delay a loss beyond the first steps, so `--choose` reports
+the worst of eight windows of the joint steps, each compared with one worker alone.
+
+Without `trains_alone` in `overlaps` of `trainers/worker/parameter_server_trainer.py`, the goals are red.
 """
 
 from __future__ import annotations

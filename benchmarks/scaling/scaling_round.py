@@ -1,21 +1,22 @@
-"""A round of scaling over a thousand jobs whose masters answer over sockets, in which everything is movable.
+"""A round of scaling over a thousand jobs whose masters answer over sockets, with all resources scalable.
 
     python -m benchmarks scaling_round [--jobs 1000] [--silent 20] [--history 200] [--output json]
 
-The round is the live one (`jobs.scaling.rounds.plan`): masters are asked, MLflow's history is read, profiles made, the
-memory of every job forecast, its plans searched for, and one plan each chosen. The cluster is a list of pods. Servers
-of this process stand for the masters, so that their CPU time counts, too; each reports what a job of its own truth has
-measured in three sizes, how its tables grew, and what its servers use. Numbers and sizes of workers and servers are
-movable; one job in ten outgrows its servers. Several jobs share a server, because a process cannot open a thousand of
-them beside the round's own connections. Nothing is applied.
+The round is the live one (`jobs.scaling.rounds.plan`): it asks masters, reads MLflow's history, makes profiles,
+forecasts the memory of every job, searches for plans, and chooses one for each job. Nothing is applied.
 
-The history are as many finished jobs as a round looks at, in MLflow's own database file: every second one is of the
-same model as running jobs, and has left its throughput model, so that the running ones have a prior.
+The cluster is a list of pods. Servers in this process imitate the masters, so their CPU time counts, too. Each reports
+measurements of a job with its own parameters in three sizes, the growth of its tables, and the usage of its servers.
+Numbers and sizes of workers and servers are scalable; one job in ten outgrows its servers. Several jobs share a server,
+because a process cannot open a thousand of them beside the round's connections.
 
-`silent` more masters take the connection and say nothing: together they may cost the round less than twice the time
-that one of them is waited for.
+The history has as many finished jobs as a round reads, in MLflow's database file. Half of them have the same model as
+running jobs, and have saved their throughput model, so that the running jobs have a prior.
 
-A mutation that turns it red: masters are asked one after another (`round-one-by-one` in `tests/mutants.toml`).
+`silent` more masters accept the connection and do not answer: together they may cost the round less than twice the
+timeout of one of them.
+
+Mutation that turns it red: masters are asked one after another (`round-one-by-one` in `tests/mutants.toml`).
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
     python -m benchmarks throughput_model_real [--overlapped] [--results FILE] [--pictures FOLDER] [--output json]
 
-Three models train in 16 configurations each: workers, servers, and cores of both by control groups; together they
-never ask for more than two cores, because a pod that does not get what it was granted has no place in the model. Every
-configuration is left out once and predicted from the others (leave-one-configuration-out). Steps come from the job's
-own master, as production reads them. Beside each figure stands that of the paper's plain sum of a step's parts (§4.1).
-Goals are for jobs whose pulls wait for each other; `--overlapped` does the same with `overlap_pull`, where a step takes
-as long as its longest part. Each half takes about 25 minutes; `--results` keeps what was measured, and a later call
-measures only what is missing. Pods outweigh other load on the machine, which may still show.
+Three models train in 16 configurations each: numbers of workers and servers, and cores of both by control groups. They
+never request more than two cores in total, because the model has no term for pods without their granted cores. Each
+configuration is predicted from the others (leave-one-configuration-out). Steps are read from the job's master, as in
+production. Beside each figure is that of the paper's plain sum of a step's parts (§4.1).
+
+Goals are for jobs without overlapping pulls; `--overlapped` measures the same with `overlap_pull`, where a step takes
+as long as its longest part. Each half takes about 25 minutes; `--results` keeps the measurements, and a later call
+continues them. Pods have a higher priority than other load, which may still affect the figures.
 """
 
 from __future__ import annotations

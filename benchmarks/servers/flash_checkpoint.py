@@ -1,36 +1,36 @@
-"""Flash checkpoint (DLRover-RM §5.2): for how long a save blocks a parameter server, and what becomes of its bytes.
-
-One server full of rows. Its part of a record is copied into memory of the node, whose pages exist, and goes to the
-disk from there by a niced process. It blocks until its cut is frozen; then requests are served beside the copy. Beside
-it, in turns, the same bytes are copied in memory, by one thread, and written to the same disk, synchronised likewise. A
-restore reads the part from memory, from a store, or from a disk of this machine whose cache does not hold it, with as
-many threads as the machine has cores. A server that is started on another machine restores from a store that both
-reach: an object store, or a file system in the network. So the goal of `restore_store_to_memory` is for an S3 server
-(Versity's gateway to files on the same disk, from `tools.stores`), over loopback and with the cores that it shares with
-the restore. `restore_disk_to_memory` has no goal: how fast it is depends on the disk alone.
-
-Beside that, a whole job trains and saves every ten seconds: how much of its time was not a pause for a save.
-
-DLRover's own engine takes its turns, too, with as many bytes in tensors of one rank and as many threads. Its save is
-over when its tracker names the step, while its file may be in the system's cache alone; ours is over when file and
-folder are on the disk. So `durable_to_dlrover` compares a disk with memory and has no goal;
-`durable_to_synced_dlrover` waits for DLRover's file, too, and has one. Its restore copies arrays, checks no bytes and
-has no ids to find rows by. It lives in an environment of its own, which `--install` makes (about 5 GB, from the package
-index in use); `--install` builds the S3 server, too, which takes Go. Without them, their figures are left out.
-
-The process that brings bytes to the disk takes the CPU that others leave: figures of durability need an idle machine.
-A server that is started again gets every page of its rows from the system, and makes them while it loads its kernels.
-Its restore is measured as a pod's is, from the restore order on, which comes once it is ready: `pages_seconds` and
-`ready_seconds` beside it say how long the pages and all of the start took. A pod registers in between, which takes
-longer.
-
-What turns a figure red: calling `froze` after the loop over `_copied` in `records/share.py` (blocked_to_memcpy); no
-`base` for `save_part` (changes_to_full); opening the local store's files with O_SYNC and writing pieces of 64 KiB
-(durable_to_raw_write); `PartMemory.find` that returns None (restores); no `note` for `MemoryStore`
-(restart_to_memcpy); the mutant `pause-for-the-store` with a store that is slow (goodput).
+"""Flash checkpoint (DLRover-RM §5.2): how long a save blocks a server, and how fast it is written and restored.
 
     python -m benchmarks flash_checkpoint --install
     python -m benchmarks flash_checkpoint [--rows 7000000] [--rounds 7] [--folder DISK] [--output json]
+
+Saves: one server full of rows copies its part of a record into the node's memory, and a niced process writes it to the
+disk. The save blocks the server until its cut is frozen; then requests are served during the copy. In turns with it,
+one thread copies the same bytes in memory, and writes them to the same disk, synchronised.
+
+Restores: a server reads the part from memory, from a store, or from a local disk without cached pages, with as many
+threads as cores. A server on another machine would read from an object store or a network file system. So
+`restore_store_to_memory` has a goal, for an S3 server (Versity's gateway to files on the same disk, from
+`tools.stores`) over loopback that shares the cores with the restore. `restore_disk_to_memory` depends only on the disk
+and has none.
+
+Restart: a restarted server creates the pages of its rows while it loads its kernels. Its restore is measured from the
+restore order, which comes once it is ready; `pages_seconds` and `ready_seconds` are the time until the pages exist and
+until the server is ready. A pod registers in between, which takes longer.
+
+Goodput: a whole job saves every ten seconds; the share of its time without pauses for saves.
+
+DLRover: its own engine takes turns with ours, with as many bytes in tensors of one rank and as many threads. Its save
+ends when its tracker names the step, while its file may be only in the system's cache; ours ends when file and folder
+are on the disk. So `durable_to_dlrover` has no goal; `durable_to_synced_dlrover`, which waits for DLRover's file, has
+one. Its restore copies arrays, without checksums or ids. It runs in its own environment, which `--install` creates
+(about 5 GB); `--install` also builds the S3 server, which needs Go. Without them, their figures are missing.
+
+The process that writes to the disk has the lowest priority, so figures of durability need an idle machine.
+
+What turns a figure red: calling `froze` after the loop over `_copied` in `records/share.py` (blocked_to_memcpy); no
+`base` for `save_part` (changes_to_full); opening the local store's files with O_SYNC and writing pieces of 64 KiB
+(durable_to_raw_write); `PartMemory.find` that returns None (restores); no `note` for `MemoryStore` (restart_to_memcpy);
+the mutant `pause-for-the-store` with a store that is slow (goodput).
 """
 
 from __future__ import annotations

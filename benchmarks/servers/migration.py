@@ -1,16 +1,17 @@
-"""What a change of servers costs the training that goes on: two parameter servers become three, with all their rows.
-
-A worker trains without pause. The third server copies its buckets and takes them over; afterwards the same job is
-stopped, saved, and restored by three servers that are started for it. A worker on a server of its own takes the same
-steps without either.
+"""The cost of a change of servers during training: two parameter servers become three, with all their rows.
 
     python -m benchmarks migration [--bytes 2e9] [--seconds 10] [--output json]
 
-Servers and workers are processes of the product's own code; the parent says what a master would, and the network's
-forward is that of a logistic regression. The restart leaves the worker's process as it is, so it is quicker than that
-of a whole job. A server that names its buckets copied at once (`Mover`: `is_small` true) makes the pause red, one that
-copies without a pause between its requests (`_COPY_SHARE` 1) the throughput while it copies. Most of a large copy is
-its first round; with few bytes nearly all rounds are short ones.
+A worker trains without pause while the third server copies its buckets and takes them over. Afterwards, the same job is
+stopped, saved, and restored by three servers that are started for it. Another worker with its own server takes the same
+steps without either.
+
+Servers and workers are processes of the product's code; the parent process sends what a master would. The model is a
+logistic regression. The restart keeps the worker's process, so it is faster than that of a whole job. Most of a large
+copy is its first round; with few bytes, nearly all rounds are short.
+
+What turns a figure red: a server that always reports its buckets as copied (`Mover`: `is_small` true), the pause; a
+server that copies without pauses between its requests (`_COPY_SHARE` 1), the throughput during the copy.
 """
 
 from __future__ import annotations

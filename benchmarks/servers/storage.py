@@ -1,15 +1,15 @@
-"""The rows of a parameter server: memory, requests side by side, and requests during a save and an eviction.
-
-One process, requests in it: what is measured is `ParameterServer`, without sockets. Requests side by side and waits are
-counted in wall time, so they need idle cores: `others_cores` beside them says how many cores other processes had
-meanwhile. Bytes do not, and ratios of CPU seconds are medians of several turns.
+"""The rows of a parameter server: memory, concurrent requests, and requests during a save and an eviction.
 
     python -m benchmarks storage [--rows 10000000] [--evicted-rows 50000000] [--seconds 5] [--folder DISK]
         [--output json]
 
-What makes each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
-bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that looks at
-every row (`listing_5_percent`); a delta save that looks at every row (`delta_5_percent`); slabs that are kept
+`ParameterServer` is measured in one process, without sockets. Concurrent requests and waits are measured in wall time,
+so they need idle cores; `others_cores` beside them is the number of cores that other processes used meanwhile. Bytes do
+not depend on that. Ratios of CPU seconds are medians of several turns.
+
+What turns each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
+bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that reads
+every row (`listing_5_percent`); a delta save that reads every row (`delta_5_percent`); slabs that are not freed
 (`drop_half`); a restore beside the old rows (`restore_peak`); a section for each bucket (`save_4096_buckets`,
 `restore_4096_buckets`).
 """

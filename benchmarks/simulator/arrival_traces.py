@@ -3,20 +3,18 @@
     python -m benchmarks arrival_traces [--jobs 60] [--nodes 72] [--seeds 5] [--trace FILE --time-unit 60]
         [--speed 1000] [--only sensitivity] [--output json]
 
-Arrivals are made here: a rate that follows the hour of the day, and bursts, in which one person submits a sweep of jobs
-within minutes. `--trace` takes a trace's own arrivals instead, a window of them for each seed (columns `submit_time` or
-`arrival_seconds`). Jobs are those of `job_completion_time`: owners ask for too many workers as often as for too few.
-The goals are the same, on workloads that nothing was chosen on (`common/headlines.py`). `knowing` is the default policy
-with perfect models: how far better predictions alone would lead.
+Arrivals are generated: a rate that follows the hour of the day, and bursts in which one person submits many jobs within
+minutes. `--trace` uses a window of a trace's arrivals for each seed instead (columns `submit_time` or
+`arrival_seconds`). Jobs are those of `job_completion_time`: owners request too many workers as often as too few. The
+goals are the same, on workloads with which nothing was chosen (`common/headlines.py`).
 
-`sensitivity` is what becomes of the headlines when one thing differs: the size of the cluster, how long starts and
-pauses take, the noise of what is measured; against Optimus with one, two and four pods per round and the greedy one.
+`sensitivity` is the change of the headlines if one assumption changes: the size of the cluster, the duration of starts
+and pauses, or the noise of measurements; against Optimus with one, two and four pods per round and the greedy one.
 Above 0 we lose.
 
-`speed` is how many jobs a CPU minute simulates with the default policy, when it is asked about every job in every
-round, and with a patience of eight rounds: measured over a whole simulation of so many jobs, not extrapolated. A
-thousand of them are a day and a half of arrivals; `--only speed --speed 30000` is a trace of real size. A simulation
-that leaves jobs behind has no speed.
+`speed` is the number of jobs that a CPU minute simulates, with the default policy asked about every job in every round,
+and with a patience of eight rounds. It is measured over a whole simulation. A thousand jobs are a day and a half of
+arrivals; `--only speed --speed 30000` is a trace of real size. A simulation with unfinished jobs has no speed.
 """
 
 from __future__ import annotations

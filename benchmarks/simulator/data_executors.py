@@ -2,21 +2,21 @@
 
     python -m benchmarks data_executors [--output json]
 
-Simulated, after Primus §6.1. Horizontal (table 4): 8 training executors take what 690 data executors of 8 cores can
-deliver; the baseline has 900 of them all the time, ours begins with 450 and changes their number by eq. 1, every
-minute. Delivery is a queue: what executors make and trainers do not take fills buffers, whose fill is what the strategy
-sees. That 690 are needed is an input of the paper's: what the strategy is judged by is how near it comes to the ideal,
-exactly as many as are needed from the first minute on, whatever their number.
+A simulation after Primus §6.1. Work comes in waves and with noise, both in the settings. A new executor delivers after
+its start.
 
-Vertical (Fig. 8): 400 executors of 10 cores that use half of them; each is resized by eq. 2–3. How much use moves from
-minute to minute (`noise`) is assumed, so there is a figure for each of four, each with the least safety margin of
-`_SAFETIES` with which at most 1 % of the work waits; the margin is chosen on other seeds than the figure comes from.
-`default` is the product's own margin. `of_ideal` is the share of the granted cores in use over what nobody can pass: an
-executor whose distribution is known, with a constant number of cores just large enough that 1 % of its work waits. With
-noise of 0.2 that one has 6.6 cores, 76 % of them in use: nobody can have the paper's 6.5 cores and 80 %. Where the
-ideal misses the paper's goals, nine tenths of the ideal are the goals.
+Horizontal (table 4): 8 training executors consume what 690 data executors of 8 cores deliver. The baseline has 900 of
+them throughout; ours begins with 450 and changes the number each minute by eq. 1. Executors fill buffers, and trainers
+empty them; the strategy reads the fill of the buffers. The need of 690 is an input from the paper. The strategy is
+compared with the ideal: exactly the needed number from the first minute on.
 
-Work comes in waves and with noise, both stated in the settings; a new executor delivers after its start.
+Vertical (Fig. 8): 400 executors of 10 cores use half of them; each is resized by eq. 2–3. The change of use from minute
+to minute (`noise`) is an assumption, so there are figures for four values. Each uses the least safety margin of
+`_SAFETIES` with which at most 1 % of the work waits; other seeds determine the margin. `default` is the product's
+margin. `of_ideal` compares the share of granted cores in use with an upper bound: an executor with known distribution
+and the least constant number of cores with which 1 % of its work waits. With noise of 0.2 this executor has 6.6 cores,
+76 % of them in use, so the paper's 6.5 cores and 80 % are impossible. Where the ideal misses the paper's goals, the
+goals are nine tenths of the ideal.
 """
 
 from __future__ import annotations

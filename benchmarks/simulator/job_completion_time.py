@@ -1,21 +1,22 @@
-"""Simulated completion times against the papers' baselines: single jobs, mixed workloads, and where we lose.
+"""Simulated completion times against the papers' baselines: single jobs, mixed workloads, and cases in which we lose.
 
     python -m benchmarks job_completion_time [--jobs 60] [--nodes 60] [--seeds 5] [--part NAME ...] [--output json]
 
-* `alone`: DLRover-RM's Fig. 7 and 10: three jobs, each by itself on 20 nodes of 32 cores, started from one worker.
-  Elastic Scheduler and Optimus change one pod per round, as they ship, two and four; `optimus_greedy` as many as pay.
-* `mixed`: Fig. 14 and 15: jobs with the paper's shares of oversized pods, starved and hot servers, stragglers, and
-  tables that outgrow their memory. Owners ask for too many workers as often as for too few. «By hand» is a framework
-  without elastrec, `knowing` the default policy with perfect models.
-* `truths`: the default policy against greedy Optimus where servers are queues, and where steps have the refined form:
-  truths that are not the equation of the policies' own model.
-* `workers`: the same where plans may change workers alone, as of jobs whose file has limits of nothing else. Memory
-  that a forecast asks for their servers get all the same.
-* `steady`: how many jobs come to rest near the speed that a policy which knows their model leads to.
-* `sensitivity`: what becomes of it when one thing differs; above 0 we lose.
+* `alone`: DLRover-RM's Fig. 7 and 10: three jobs, each alone on 20 nodes of 32 cores, started with one worker. Elastic
+  Scheduler and Optimus change one pod per round, as they do by default, two and four; `optimus_greedy` changes as many
+  as pay.
+* `mixed`: Fig. 14 and 15: jobs with the papers' shares of oversized pods, starved and hot servers, stragglers, and
+  tables that outgrow their memory. Owners request too many workers as often as too few. «By hand» is a framework
+  without elastrec.
+* `truths`: the default policy against greedy Optimus in clusters that do not follow the policies' own model: servers
+  are queues, or step times have the refined form.
+* `workers`: the same if plans may change only workers, as for jobs whose file has limits only for these. Servers still
+  get the memory that a forecast requires.
+* `steady`: the number of jobs that settle near the speed of a policy that knows their model.
+* `sensitivity`: the headlines if one assumption changes; above 0 we lose.
 
-Headlines come from seeds on which nothing was chosen, with intervals (`common/headlines.py`). The parameters are the
-papers' where they have them; what is assumed stands in `simulator.mixes`.
+Headlines come from seeds with which nothing was chosen, with intervals (`common/headlines.py`). Parameters are the
+papers' if they name them; the assumptions are in `simulator.mixes`.
 """
 
 from __future__ import annotations

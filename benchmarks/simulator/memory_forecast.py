@@ -1,16 +1,18 @@
-"""How many jobs run out of memory with and without the forecast, and how far its times are off.
+"""How many jobs run out of memory with and without the forecast, and the error of its times.
 
     python -m benchmarks memory_forecast [--jobs 1000] [--output json]
 
-Simulated: tables grow by Heaps' law with noise in what each window adds and, in every fourth job, a campaign in which
-a table grows three times as fast for a tenth of the job. The forecast is the real one; it sees what a master would:
-rows and bytes at the end of each window. Memory is given by hand, as people do: enough for what the job had last week,
-by a factor that is too small for about 5 % of the jobs (the paper: 4.7 % fail). `short` is the harder question: every
-job was given too little for its rows, by up to a half. (The 300 MB of the server's process itself are there: a job that
-is full before its first window ends is lost before anything about it is measured.) With the forecast, a server that it
-warns about gets what it asks for; the change takes five minutes, in which the job goes on growing. Beside it stands the
-paper's own way, a straight line through the last windows. The forecast's margin and the windows between two looks were
-chosen on the first thousand jobs; the figures come from others.
+Simulation: tables grow by Heaps' law, with noise in the growth of each window; in every fourth job, one table grows
+three times as fast during a tenth of the job (a campaign). The forecast is the product's and reads what a master would:
+rows and bytes at the end of each window. A server that it warns about gets the requested memory after five minutes, in
+which the job continues to grow. The comparison is the paper's method, a straight line through the last windows.
+
+Owners set the memory by last week's need, times a factor that is too small for about 5 % of the jobs (the paper: 4.7 %
+fail). `short` is harder: every job has up to a half too little memory for its rows. It still has the 300 MB of the
+server's process, because a job that is full in its first window fails before anything is measured.
+
+The forecast's margin and the number of windows between two forecasts were chosen with the first thousand jobs; the
+figures come from others.
 """
 
 from __future__ import annotations

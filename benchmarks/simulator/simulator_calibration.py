@@ -1,25 +1,25 @@
-"""How well the simulator predicts real runs: completion times of jobs on the local cluster that it has never seen.
+"""How well the simulator predicts the completion times of real jobs on the local cluster that it has not seen.
 
     python -m benchmarks simulator_calibration [--record FILE] [--replay FILE] [--draws 50] [--output json]
 
-Fourteen real jobs of half a minute and more, one after the other: one to four workers, one and two servers, pods of
-different sizes; two lose a worker that is replaced, two get workers while they train, of three the servers change. Each
-is predicted from the others alone:
+Fourteen real jobs of at least half a minute run one after the other, with one to four workers, one and two servers, and
+pods of different sizes. Two lose a worker that is replaced, two get workers during training, and three change their
+servers. Each job is predicted only from the others:
 
-* step times by the throughput model, fitted to runs of other configurations: none that the job itself passes through.
-  The fit gets what a live one gets, the measured part of a step that workers compute included;
-* its start, how long its lost or ordered pods take, and the pause in which rows are handed over to other servers, drawn
-  from log-normals fitted to the other runs.
+* step times come from the throughput model, fitted to runs of configurations that the job never has. The fit gets the
+  same inputs as in a live job, also the measured part of a step in which workers compute;
+* the time of its start, of lost or ordered pods, and of the pause in which rows are handed over to other servers is
+  drawn from log-normal distributions fitted to the other runs.
 
-What is taken from the job itself is what its owner decides: pods, samples, and at which share of the work a worker is
-killed or another shape is ordered. The prediction is the median over `--draws` simulated runs, the error that of its
-completion time. `replayed` is the same with what was recorded of the run itself: it shows what is lost in the model of
-the cluster alone, and says nothing about predictions.
+From the job itself come only the decisions of its owner: pods, samples, and the share of the work after which a worker
+is killed or another shape is requested. The prediction is the median of `--draws` simulated runs, the error that of the
+completion time. `replayed` uses the recorded times of the run itself: this is the error of the model of the cluster
+alone, not of a prediction.
+
+`--record` keeps the recordings in a file; `--replay` reads them instead of running jobs.
 
 Mutations that turn it red: `features` of the throughput model all 1, starts or pauses a hundred times as long
 (`tests/mutants.toml`).
-
-`--record` keeps what was recorded in a file; `--replay` takes it from one instead of running jobs.
 """
 
 from __future__ import annotations
