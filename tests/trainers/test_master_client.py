@@ -95,7 +95,7 @@ def test_a_pod_leaves_another_jobs_master_at_the_old_address(tmp_path: Path, ser
     assert pod.call() == 2
 
 
-def test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before(
+def test_a_pod_without_an_answering_master_ends_at_the_timeout_and_not_before(
     tmp_path: Path, serve: Callable[..., RpcServer]
 ) -> None:
     master = serve(1)

@@ -29,7 +29,7 @@ class Heap:
         self.trims += 1
 
 
-def test_a_process_that_keeps_its_size_gives_nothing_back() -> None:
+def test_a_process_of_constant_size_returns_no_memory() -> None:
     heap = Heap()
     memory = ResidentMemory(heap.resident, heap.trim)
     for kept in (0, 400 << 20, 0, 500 << 20):
@@ -48,7 +48,7 @@ def test_freed_memory_of_a_process_that_grows_is_given_back_again_and_again() ->
     assert heap.trims == 3
 
 
-def test_a_process_that_needs_more_memory_gives_back_less_often_the_larger_it_is() -> None:
+def test_a_larger_process_returns_memory_less_often() -> None:
     heap = Heap()
     memory = ResidentMemory(heap.resident, heap.trim)
     for _ in range(160):

@@ -54,7 +54,7 @@ _UPSET = (
 _CUT_OVER = f"{_NOTICE}a_notice_while_buckets_are_handed_over_leaves_each_of_them_with_one_owner"
 _STRUCK = (
     "trainers/parameter_server/migration/test_struck_in_cut_over.py::"
-    "test_a_server_struck_in_the_cut_over_leaves_every_bucket_with_one_owner"
+    "test_a_server_killed_in_the_cut_over_leaves_every_bucket_with_one_owner"
 )
 _CUT_OFF = "faults/test_cut_off_master.py::test_a_"
 _MOVES = "trainers/parameter_server/migration/test_moves.py::test_"
@@ -285,8 +285,7 @@ TRIED = (
         "network cut between the master and all pods, and the cluster, while servers change",
         (),
         (
-            "trainers/test_master_client.py::"
-            "test_a_pod_that_no_master_answers_gives_up_after_the_timeout_and_not_before",
+            "trainers/test_master_client.py::test_a_pod_without_an_answering_master_ends_at_the_timeout_and_not_before",
             "trainers/worker/test_session.py::test_progress_waits_for_an_unreachable_master",
             f"{_CUT_OFF}change_continues_after_a_silence_shorter_than_the_timeout",
             f"{_CUT_OFF}master_that_lost_all_pods_completes_the_change_with_new_ones",

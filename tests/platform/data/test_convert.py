@@ -221,7 +221,7 @@ def test_a_session_that_is_a_feature_of_texts_too_is_written_as_that_feature(tmp
 
 
 @pytest.mark.parametrize("field", ["timestamp", "session"])
-def test_a_time_or_session_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, field: str) -> None:
+def test_a_missing_time_or_session_column_is_named_with_the_existing_ones(tmp_path: Path, field: str) -> None:
     source = _ratings(tmp_path / "r.csv", "1,a,4,1767229200").model_copy(update={field: "visit"})
     with pytest.raises(DataError, match=rf"data\.{field}: 'visit' is not in .* there are: user, item"):
         convert(source, str(tmp_path / "out"), layout=ByRows(rows=1), label_rule="stars>=4")

@@ -23,7 +23,7 @@ def _days(root: Path, *days: str, rows: int = 10) -> None:
         write_parquet(root / f"day={day}" / "part-0.parquet", table(rows, i * rows))
 
 
-def test_a_manifest_survives_the_way_through_a_file(tmp_path: Path) -> None:
+def test_a_written_manifest_is_read_unchanged(tmp_path: Path) -> None:
     _days(tmp_path / "log", "2026-01-01", "2026-01-02")
     manifest = build_manifest(data(tmp_path / "log", partitioning="day"))
     write_manifest(manifest, str(tmp_path / "deep" / "manifest.json"))
@@ -129,7 +129,7 @@ def test_columns_are_checked_in_every_file(tmp_path: Path) -> None:
         build_manifest(data(tmp_path))
 
 
-def test_a_list_where_one_value_belongs_is_refused_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_list_instead_of_a_value_is_refused_and_vice_versa(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", table(5))
     with pytest.raises(DataError, match=r"'many': found list<.*>, expected integers"):
         build_manifest(data(tmp_path, sparse=({"name": "many"},)))
@@ -157,7 +157,7 @@ def test_empty_broken_and_compressed_files_are_refused_by_name(tmp_path: Path) -
         build_manifest(data(tmp_path / "c", format="csv"))
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere"):
         build_manifest(data(tmp_path / "nowhere"))
     with pytest.raises(DataError, match="nowhere does not exist"):

@@ -87,7 +87,7 @@ def test_the_name_of_a_folder_contains_its_hour(day: date, hour: int, pattern: s
     assert folders.read(tuple(folders.path(day, hour).split("/"))) == (day, hour)
 
 
-def test_folders_that_say_two_days_are_refused() -> None:
+def test_folders_with_two_days_are_refused() -> None:
     with pytest.raises(ValueError, match="the year 2025 differs from 2026 above it"):
         PartitionFolders("y=%Y/dt=%Y-%m-%d", has_hours=False).read(("y=2026", "dt=2025-01-01"))
 
@@ -126,7 +126,7 @@ def test_keys_below_a_partition_are_columns_of_numbers_or_text_and_an_empty_one_
     assert sorted(batch.column("dense").to_pylist()) == [[-1.0]] * 5 + [[3.0]] * 5
 
 
-def test_a_column_of_the_file_goes_before_a_key_of_its_folder(tmp_path: Path) -> None:
+def test_a_column_of_the_file_takes_precedence_over_a_key_of_its_folder(tmp_path: Path) -> None:
     log(tmp_path, "row=7")
     assert [row for (row,) in rows_of(data(tmp_path), "row")] == list(range(5))
 

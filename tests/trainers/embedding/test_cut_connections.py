@@ -253,9 +253,7 @@ class Epoch(Cut):
 
 @pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("message", range(1, MESSAGES - 2))
-def test_an_epoch_that_changes_between_any_two_messages_costs_no_push_and_no_connection(
-    message: int, after: bool
-) -> None:
+def test_an_epoch_change_between_any_two_messages_loses_no_push_and_no_connection(message: int, after: bool) -> None:
     epoch = Epoch(message, after=after)
     with servers_behind(epoch) as (routing, servers):
         epoch.servers, epoch.routing = servers, routing

@@ -82,7 +82,7 @@ def test_predictions_of_the_logged_model_equal_the_trainers(finished, tracking, 
     assert second.champion == second.challenger
 
 
-def test_logging_a_model_leaves_the_series_of_its_run_alone(finished, tracking, tmp_path: Path) -> None:
+def test_logging_a_model_does_not_change_the_series_of_its_run(finished, tracking, tmp_path: Path) -> None:
     uri, run_id = tracking
     client = mlflow.MlflowClient(uri)
     client.log_metric(run_id, "pods/workers", 3.0, step=0)

@@ -63,7 +63,7 @@ def test_a_value_of_another_type_is_named_and_affects_only_its_row(served: Any) 
     assert answer["probability"][7] == answer["probability"][5]
 
 
-def test_a_column_without_any_value_is_one_of_empty_fields(served: Any) -> None:
+def test_a_column_without_values_has_only_empty_fields(served: Any) -> None:
     rows = pd.DataFrame([GOOD, GOOD])
     empty = rows.assign(city=np.nan, device=None)
     answer = served.predict(empty)
@@ -108,7 +108,7 @@ def test_a_request_becomes_the_table_that_arrow_makes_of_a_frame() -> None:
     assert table_of(rows.iloc[:0]).schema == pa.Table.from_pandas(rows.iloc[:0], preserve_index=False).schema
 
 
-def test_a_column_that_is_there_twice_is_refused_by_name() -> None:
+def test_a_duplicate_column_is_refused_by_name() -> None:
     rows = pd.DataFrame([[1, 2]], columns=["user", "user"])
     with pytest.raises(DataError, match="column 'user' is there twice"):
         table_of(rows)

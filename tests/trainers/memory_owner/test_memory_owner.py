@@ -102,7 +102,7 @@ def test_a_crashed_server_is_restarted_and_finds_its_memory(start: Start) -> Non
     assert (first["ready"], second["ready"]) == ("/the/file", "None")
 
 
-def test_a_server_that_crashes_again_and_again_ends_its_pod_as_it_ended(start: Start) -> None:
+def test_a_server_that_crashes_repeatedly_ends_its_pod_with_its_exit_code(start: Start) -> None:
     owner = start()
     owner.child()
     for _ in range(RESTARTS):
@@ -150,7 +150,7 @@ def test_a_server_gets_sigterm_once_where_the_cluster_signals_the_whole_process_
     assert said == ""
 
 
-def test_a_killed_owner_takes_its_server_and_the_memory_along(start: Start) -> None:
+def test_the_end_of_a_killed_owner_ends_its_server_and_frees_the_memory(start: Start) -> None:
     in_files = set(Path("/dev/shm").iterdir())
     owner = start(memory_bytes=8 * MIB)
     child = owner.child()

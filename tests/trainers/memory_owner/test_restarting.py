@@ -54,7 +54,7 @@ def test_crashes_in_a_row_are_counted(tmp_path: Path) -> None:
     assert process.run() == 128 + signal.SIGKILL and starts(file) == RESTARTS + 1
 
 
-def test_a_process_that_was_killed_for_the_memory_of_its_pod_is_not_followed(
+def test_a_server_killed_for_the_memory_of_its_pod_is_not_restarted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "starts"

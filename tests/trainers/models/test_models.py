@@ -153,7 +153,7 @@ def test_a_model_computes_its_papers_formula(
 
 
 @pytest.mark.parametrize("name", sorted({name for name, *_ in CASES}))
-def test_dense_parameters_depend_on_the_seed_alone(name: str) -> None:
+def test_dense_parameters_depend_only_on_the_seed(name: str) -> None:
     spec = ModelSpec(architecture=name, embedding_dimension=D)
     schema = FeatureSchema(("x0",), ("user",), D)
 

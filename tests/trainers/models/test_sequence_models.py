@@ -132,13 +132,13 @@ def test_a_row_of_a_history_is_trained_through_the_model(name: str = "bst") -> N
         ("bst", {"sequences": ["seen"], "blocks": 0}, "blocks: 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     spec = ModelSpec(architecture=name, embedding_dimension=D, options=options)
     with pytest.raises(SpecError, match=message):
         build_model(spec, collection(), SCHEMA, seed=0)
 
 
-def test_a_history_is_pooled_by_the_model_alone() -> None:
+def test_only_the_model_pools_a_history() -> None:
     assert ModelSpec(architecture="din", options={"attention": {"a": "b", "c": "b"}}).sequence_features == ("a", "c")
     assert ModelSpec(architecture="bst", options={"sequences": ["a"]}).sequence_features == ("a",)
     assert ModelSpec(architecture="bst", options={"sequences": {"a": "b"}}).sequence_features == ("a",)

@@ -115,7 +115,7 @@ def test_changes_of_servers_keep_dense_training_bit_for_bit(interleaved: bool) -
     assert all(size <= -(-64 // count) * largest for size, count in zip(moved[2], SHAPES, strict=True))
 
 
-def test_a_push_is_applied_to_those_dense_buckets_alone_that_lack_it() -> None:
+def test_a_push_is_applied_only_to_dense_buckets_that_lack_it() -> None:
     """One element lies in the last dense bucket of the first half, the other in the last of all."""
     server = server_of()
     push(server, "a", 0, [1], 1.0)
@@ -134,7 +134,7 @@ def test_a_push_is_applied_to_those_dense_buckets_alone_that_lack_it() -> None:
     np.testing.assert_array_equal(server.dense.values, [-1.0, -2.0])
 
 
-def test_a_bsp_step_adds_to_each_dense_bucket_the_pushes_that_it_lacks() -> None:
+def test_a_bsp_step_applies_to_each_dense_bucket_the_pushes_that_it_lacks() -> None:
     server = server_of("bsp", workers=2)
     there = server_of()
     push(there, "a", 0, [1], 1.0)

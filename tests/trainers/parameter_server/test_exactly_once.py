@@ -92,7 +92,7 @@ def test_a_push_that_is_repeated_while_it_waits_counts_once(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-def test_gradients_of_a_lost_worker_are_void_unless_applied(has_left: bool) -> None:
+def test_gradients_of_a_lost_worker_are_discarded_unless_applied(has_left: bool) -> None:
     server = server_of("bsp", workers=4)
     for worker in "ab":
         pull(server, worker, [1], version=1)
@@ -109,7 +109,7 @@ def test_gradients_of_a_lost_worker_are_void_unless_applied(has_left: bool) -> N
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "bsp"])
-def test_a_worker_that_the_master_has_given_up_can_neither_pull_nor_push(mode: str) -> None:
+def test_a_worker_that_the_master_has_replaced_can_neither_pull_nor_push(mode: str) -> None:
     server = server_of(mode)
     pull(server, "a", [1], version=1)
     assert push(server, "a", 0, [1], 1.0, version=1)[0] == applied(0)

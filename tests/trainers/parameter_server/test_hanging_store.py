@@ -69,7 +69,7 @@ def parts_folders(stage: Stage) -> set[str]:
     return set(open_store(stage.request.store).folders("clicks/records"))
 
 
-def test_a_save_that_hangs_costs_its_record_alone(stage: Stage, gate: Path) -> None:
+def test_a_save_that_hangs_loses_only_its_record(stage: Stage, gate: Path) -> None:
     stage.wait_for(Phase.TRAINING, 120)
     gate.touch()
     stage.call(SaveNow())

@@ -67,7 +67,7 @@ def test_a_directive_or_a_failure_ends_the_wait(orders: Orders) -> None:
     assert orders.wait(found, 60.0) == (found, error, False)
 
 
-def test_a_restore_ends_what_was_reported_of_a_save_and_of_a_problem(orders: Orders, beats: list[str]) -> None:
+def test_a_restore_clears_reported_saves_and_problems(orders: Orders, beats: list[str]) -> None:
     present, order, save = directive(1), RestoreOrder("r1", "there"), SaveOrder("s1", "here")
     orders.take(present)
     orders.saved(SavedPart(order_id="s1", manifest_json=b"{}"))

@@ -50,7 +50,7 @@ def test_a_push_may_be_marked_as_the_workers_last_one() -> None:
     assert machine.push(B, 3, 1) == [[(B, 3)]]
 
 
-def test_a_member_without_a_share_is_not_waited_for_and_takes_part_in_the_next_round() -> None:
+def test_a_round_does_not_wait_for_a_member_without_a_share_which_joins_the_next_one() -> None:
     machine = Consistency("bsp")
     for worker in (A, B):
         machine.join(worker, 1)

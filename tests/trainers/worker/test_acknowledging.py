@@ -136,7 +136,7 @@ def test_no_sample_is_acknowledged_before_its_push_is_applied(worker: Worker) ->
     assert reported(worker) == [10, 20, 30, 40]
 
 
-def test_a_worker_does_not_rest_while_a_push_of_it_waits_for_a_step(worker: Worker) -> None:
+def test_a_worker_does_not_pause_while_its_push_waits_for_a_step(worker: Worker) -> None:
     step(worker, 10)
     step(worker, 20)
     client_of(worker).pushes_applied = 1

@@ -153,7 +153,7 @@ def test_a_worker_computes_with_the_threads_of_the_cores_that_it_is_ordered_to_u
     assert elastic.thread_counts == [3, 1]
 
 
-def test_orders_for_batch_sizes_share_the_step_out_in_proportion(elastic: Elastic) -> None:
+def test_ordered_batch_sizes_divide_the_step_proportionally(elastic: Elastic) -> None:
     """The step keeps its size, and every row counts once, on both servers in the same step."""
     for number in range(2):
         elastic.start_worker(f"worker-{number}")

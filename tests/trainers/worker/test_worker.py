@@ -89,7 +89,7 @@ def test_four_bsp_workers_take_the_steps_of_a_single_process_with_four_times_the
     np.testing.assert_allclose(flat, expected.numpy(), atol=2e-5)
 
 
-def test_a_bsp_worker_that_is_alone_takes_the_steps_of_all_that_the_job_asks_for(setting) -> None:
+def test_a_single_bsp_worker_takes_the_steps_of_the_requested_number_of_workers(setting) -> None:
     here = setting(batch=25, workers=2)
     here.master.add_shards("train", ROWS, SHARD, seed=5, shuffle=True)
     here.start_worker()

@@ -25,7 +25,7 @@ def test_a_shuffle_of_sessions_keeps_each_ones_rows_together_and_in_order(
         assert places == list(range(places[0], places[0] + len(places)))
 
 
-def test_sessions_are_really_shuffled_and_by_the_seed_alone() -> None:
+def test_sessions_are_shuffled_and_only_by_the_seed() -> None:
     sessions = pa.array(np.repeat(np.arange(100), 5))
     first, again, other = (session_order(sessions, np.random.default_rng(seed).permutation(500)) for seed in (1, 1, 2))
     assert (first == again).all()

@@ -130,7 +130,7 @@ def test_a_group_never_costs_its_least_changing_member_its_factor() -> None:
     assert _proposal(samples, session_N).groups == (("profile",), ("cart",))
 
 
-def test_features_that_do_not_pay_are_left_alone_with_a_reason() -> None:
+def test_features_without_a_gain_stay_plain_with_a_reason() -> None:
     session_N = _sessions([16] * 100)
     samples = {"item": _sample(np.arange(1_600)), "short": _sample(session_N, 2), "long": _sample(session_N, 50)}
     proposal = _proposal(samples, session_N)

@@ -93,7 +93,7 @@ def test_an_empty_group_and_raw_columns_are_refused() -> None:
         deduplicate_batch(pa.RecordBatch.from_pydict({"t": pa.array(["x"])}), [["t"]])
 
 
-def test_a_batch_that_does_not_tell_its_columns_is_refused() -> None:
+def test_a_batch_without_a_record_of_its_columns_is_refused() -> None:
     batch = deduplicate_batch(_batch(1, list_column([[1]]), list_column([[2]])), [["a"]])
     with pytest.raises(DataError, match=r"has no elastrec\.columns"):
         expand_batch(batch.replace_schema_metadata(None))

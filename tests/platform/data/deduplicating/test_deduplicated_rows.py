@@ -135,7 +135,7 @@ def test_a_shuffle_moves_sessions_and_loses_none_of_their_rows(
 
 @given(offset=st.integers(0, ROWS), size=st.integers(1, ROWS))
 @settings(max_examples=8, deadline=None)
-def test_a_shuffled_shard_is_taken_up_where_it_was_left(log: Path, offset: int, size: int) -> None:
+def test_a_shuffled_shard_continues_at_its_offset(log: Path, offset: int, size: int) -> None:
     data = _data(log)
     ours = ShardReader(data, build_manifest(data), groups=[["cart", "likes"]])
     whole = _dense(ours.read(0, ROWS, seed=3, shuffle=True, batch_size=100))
@@ -204,7 +204,7 @@ def test_wrong_groups_are_refused(log: Path, groups: list[list[str]]) -> None:
         ShardReader(data, build_manifest(data), groups=groups)
 
 
-def test_a_session_column_that_is_not_there_is_refused_when_it_is_needed(log: Path) -> None:
+def test_a_missing_session_column_is_refused_when_it_is_needed(log: Path) -> None:
     data = _data(log, session="visit")
     with pytest.raises(DataError, match="visit"):
         list(ShardReader(data, build_manifest(data), groups=[["cart"]]).read(0, 10, seed=0, shuffle=True, batch_size=5))

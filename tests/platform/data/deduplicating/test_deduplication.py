@@ -49,7 +49,7 @@ def test_a_slice_of_a_column_is_deduplicated_as_if_it_were_whole(column: pa.Arra
 
 @given(st.integers(1, 10).flatmap(lambda n: st.tuples(repeated_lists(rows=n), repeated_lists(rows=n))))
 @settings(max_examples=50, deadline=None)
-def test_a_group_survives_the_journey_as_arrow(columns: tuple[pa.Array, pa.Array]) -> None:
+def test_a_group_is_restored_from_arrow(columns: tuple[pa.Array, pa.Array]) -> None:
     group = deduplicate({"a": columns[0], "b": columns[1]})
     batch = pa.RecordBatch.from_arrays([group.to_arrow()], names=["group"])
     stream = io.BytesIO()

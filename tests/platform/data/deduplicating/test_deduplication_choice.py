@@ -51,7 +51,7 @@ def chosen(data: TrainingData, wanted: Deduplication = AUTO, order: BatchOrder =
     return choose_groups(data, build_manifest(data), wanted, order, **more)
 
 
-def test_long_lists_that_stay_form_a_group_and_the_others_say_why_not(tmp_path: Path) -> None:
+def test_long_unchanging_lists_form_a_group_and_the_others_have_a_reason(tmp_path: Path) -> None:
     found = chosen(log(tmp_path / "log"))
     assert found.groups == (("cart", "likes"),)
     why = {choice.name: choice.why for choice in found.choices}
@@ -106,6 +106,6 @@ def test_named_features_are_grouped_and_named_groups_are_kept(tmp_path: Path) ->
     assert {choice.name: choice.why for choice in found.choices}["likes"] == "the job file leaves it out"
 
 
-def test_a_session_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_session_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the columns \[.day.\] are missing; correct data.session"):
         chosen(log(tmp_path / "log", session="day"))

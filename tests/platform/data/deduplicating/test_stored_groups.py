@@ -168,7 +168,7 @@ def test_files_with_other_groups_are_refused_and_those_with_the_same_are_kept(tm
     ],
     ids=str,
 )
-def test_groups_that_make_no_sense_leave_nothing(tmp_path: Path, groups: Any, said: str) -> None:
+def test_invalid_groups_write_nothing(tmp_path: Path, groups: Any, said: str) -> None:
     data = write_log(tmp_path / "log", rows=50)
     with pytest.raises(DataError, match=said):
         cluster(data, str(tmp_path / "out"), groups=groups)

@@ -56,7 +56,7 @@ def test_every_format_holds_the_same_rows(tmp_path: Path) -> None:
     assert batches[0] == batches[1] == batches[2]
 
 
-def test_lists_survive_the_way_through_csv(tmp_path: Path) -> None:
+def test_lists_are_unchanged_in_csv(tmp_path: Path) -> None:
     columns = []
     for format in ("parquet", "csv"):
         spec = _spec(tmp_path / format, format=format, days=1, lists=2)

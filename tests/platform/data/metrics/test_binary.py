@@ -61,7 +61,7 @@ def test_predictions_of_exactly_0_and_1_have_a_finite_loss() -> None:
     assert sketch.log_loss() == pytest.approx(-math.log(1e-7))
 
 
-def test_without_rows_or_with_one_class_nothing_is_claimed() -> None:
+def test_metrics_are_none_without_rows_or_with_one_class() -> None:
     empty = BinaryMetricsSketch()
     assert (empty.auc(), empty.log_loss(), empty.normalized_entropy(), empty.base_rate) == (None,) * 4
     one = _sketch(np.array([0.5]), np.array([1]))

@@ -45,7 +45,7 @@ def test_hexadecimal_ids_are_those_of_python(texts: list[str | None], skip: int)
     st.integers(1, 16),
     st.integers(0, 5),
 )
-def test_columns_of_one_length_take_the_fast_way_to_the_same_ids(
+def test_texts_of_one_length_give_the_same_ids_in_the_fast_path(
     numbers: list[int | None], length: int, at: int
 ) -> None:
     texts = [None if n is None else f"{n % 16**length:0{length}x}" for n in numbers]

@@ -53,7 +53,7 @@ def test_any_range_gives_its_rows_once_and_resumes_in_the_same_order(
     assert _rows(shards, start, length, seed=seed, offset=min(at * 32, length)) == batches[at:]
 
 
-def test_the_order_is_the_seeds_alone(log: TrainingData) -> None:
+def test_the_order_depends_only_on_the_seed(log: TrainingData) -> None:
     assert _rows(_reader(log), 10, 300, seed=7) == _rows(_reader(log), 10, 300, seed=7)
     assert _rows(_reader(log), 10, 300, seed=7) != _rows(_reader(log), 10, 300, seed=8)
     assert list(chain.from_iterable(_rows(_reader(log), 10, 300, shuffle=False))) == list(range(10, 310))

@@ -27,7 +27,7 @@ from tests.platform.data.stream.rows import change, small_log
     ],
     ids=str,
 )  # fmt: skip
-def test_a_bad_log_is_refused_before_a_broker_is_asked(
+def test_a_bad_log_is_refused_before_a_broker_is_contacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, values: pa.Array, said: str
 ) -> None:
     asked: list[object] = []
@@ -39,7 +39,7 @@ def test_a_bad_log_is_refused_before_a_broker_is_asked(
     assert not asked
 
 
-def test_a_session_column_that_is_missing_is_refused_with_the_columns_that_there_are(tmp_path: Path) -> None:
+def test_a_missing_session_column_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     data = small_log(tmp_path / "log", rows=10).model_copy(update={"session": "trip"})
     with pytest.raises(DataError, match="'trip'"):
         publish(data, "clicks", servers="127.0.0.1:1")

@@ -74,7 +74,7 @@ def test_moving_all_buckets_keeps_training_bit_for_bit() -> None:
                 assert server.left is None
 
 
-def test_a_copy_is_dropped_when_the_move_is_given_up_and_the_owner_keeps_serving() -> None:
+def test_a_copy_is_dropped_when_the_move_is_cancelled_and_the_owner_keeps_serving() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         after = moved.table(2, moved.routing.owners)

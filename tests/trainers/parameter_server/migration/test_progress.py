@@ -125,7 +125,7 @@ def test_a_permanent_error_is_reported_and_not_retried(kind: type[Exception]) ->
 
 
 @pytest.mark.parametrize("error", [TransportError("out of reach", retryable=True), ElastrecError("it has gone on")])
-def test_an_error_that_may_pass_is_reported_until_the_order_gets_further(
+def test_a_retryable_error_is_reported_until_the_order_makes_progress(
     monkeypatch: pytest.MonkeyPatch, error: ElastrecError
 ) -> None:
     monkeypatch.setattr(mover, "_RETRY_SECONDS", 0.001)

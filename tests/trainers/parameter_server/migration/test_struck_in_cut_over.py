@@ -38,7 +38,7 @@ def stage(tmp_path: Path, servers: Servers) -> Iterator[Stage]:
     [(OLD, signal.SIGTERM, 0), (OLD, signal.SIGKILL, 1), (NEW, signal.SIGTERM, 0), (NEW, signal.SIGKILL, 1)],
     ids=["old-notice", "old-killed", "new-notice", "new-killed"],
 )
-def test_a_server_struck_in_the_cut_over_leaves_every_bucket_with_one_owner(
+def test_a_server_killed_in_the_cut_over_leaves_every_bucket_with_one_owner(
     stage: Stage, servers: Servers, monkeypatch: pytest.MonkeyPatch, struck: str, by: signal.Signals, rollbacks: int
 ) -> None:
     hand_over, strikes = migration._hand_over, list[str]()

@@ -77,7 +77,7 @@ def test_rows_are_restored_with_another_number_of_buckets(tmp_path: Path) -> Non
     assert contents(restored, versions=False) == contents(servers, versions=False)
 
 
-def test_a_server_without_rows_answers_for_its_buckets(tmp_path: Path) -> None:
+def test_the_part_of_a_server_without_rows_covers_its_buckets(tmp_path: Path) -> None:
     job = job_with()
     uri = save(servers_of(job, 2), job, str(tmp_path / "record"))
     assert sorted(np.concatenate([share.answered for share in open_record(uri).shares()])) == list(range(64))
@@ -86,7 +86,7 @@ def test_a_server_without_rows_answers_for_its_buckets(tmp_path: Path) -> None:
     assert server.ready and server.usage()[0].rows == 0
 
 
-def test_sections_of_a_part_do_not_become_more_with_the_number_of_buckets(tmp_path: Path) -> None:
+def test_the_number_of_sections_does_not_grow_with_the_number_of_buckets(tmp_path: Path) -> None:
     sections = []
     for buckets in (64, 4096):
         job = job_with(buckets)
@@ -180,7 +180,7 @@ def test_a_damaged_part_of_rows_is_found_when_it_is_restored(tmp_path: Path, dam
         restored(uri)
 
 
-def test_a_record_of_the_format_before_is_restored(tmp_path: Path) -> None:
+def test_a_record_of_the_previous_format_is_restored(tmp_path: Path) -> None:
     """The record was written by a version that knew no other format; beside it lies what its servers held."""
     folder = Path(__file__).parent / "format_1"
     held = json.loads((folder / "held.json").read_text())

@@ -36,7 +36,7 @@ def refused(*arguments: Any) -> None:
     raise AssertionError("rows were entered one by one")
 
 
-def test_rows_and_index_are_copied_and_no_row_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_index_are_copied_and_no_row_is_inserted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_with(BUCKETS)
     uri, held = saved(tmp_path, job)
     kinds = [entry.key.kind for part in open_record(uri).manifest.parts for entry in open_record(uri).index(part)]
@@ -59,7 +59,7 @@ def test_rows_and_index_are_copied_and_no_row_is_entered(tmp_path: Path, monkeyp
     ],
     ids=["seen_is_kept", "another_rule", "other_groups"],
 )
-def test_rows_of_a_server_that_would_have_other_cells_are_entered_by_their_columns(
+def test_rows_with_another_cell_layout_are_inserted_by_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     uri, held = saved(tmp_path, job_with(BUCKETS), rows=300)
@@ -124,7 +124,7 @@ def test_a_cell_in_a_bucket_to_which_it_does_not_belong_is_damage(
         restore(server, uri, ROUTING, 1)
 
 
-def test_an_index_that_is_not_that_of_its_rows_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_does_not_fit_its_rows_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = records._write_lines
 
     def of_no_rows(writer: Any, group: int, store: Any, made: Iterator[Lines]) -> None:

@@ -150,7 +150,7 @@ def test_a_reader_that_fails_ends_the_others() -> None:
     assert len(taken) < LONG and not [thread for thread in threading.enumerate() if thread.name.startswith("restore")]
 
 
-def test_two_chunks_of_a_bucket_entered_concurrently_have_enough_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_chunks_of_a_bucket_inserted_concurrently_have_enough_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed, loaded = store_on(), store_on()
     push_rows(pushed, range(30_000))
     chunk = rows_of(pushed)[0]

@@ -23,9 +23,7 @@ from tests.trainers.parameter_server.running import routing_of
 
 
 @pytest.mark.services
-def test_a_record_and_those_that_it_builds_on_are_restored_from_memory_alone(
-    tmp_path: Path, memory: RecordMemory
-) -> None:
+def test_a_record_and_its_bases_are_restored_from_memory_only(tmp_path: Path, memory: RecordMemory) -> None:
     saves = Saves(str(tmp_path / "store"), memory)
     files = [saves.file("save-1", saves.commit("save-1"))]
     push(saves.server, "a", 1, IDS[:5], 1.0)
@@ -108,9 +106,7 @@ def test_a_process_that_is_dead_before_it_gets_an_order_is_named_and_closed(
 
 
 @pytest.mark.services
-def test_a_memory_that_another_process_writes_is_done_without(
-    tmp_path: Path, memory: RecordMemory, volume: Path
-) -> None:
+def test_memory_that_another_process_writes_is_not_used(tmp_path: Path, memory: RecordMemory, volume: Path) -> None:
     other = PartMemory(volume, writes=True)
     saves = Saves(str(tmp_path / "store"), memory)
     saves.commit("save-1")

@@ -92,7 +92,7 @@ def test_pages_that_are_made_are_there_and_zero_for_their_user() -> None:
     assert region.left_bytes == 0
 
 
-def test_lines_that_were_written_are_cleared_and_made_ones_are_not_touched_again() -> None:
+def test_written_lines_are_cleared_and_new_ones_are_not_written_again() -> None:
     region = Region(4 * PAGE_BYTES, huge=False)
     region.make_pages(2 * PAGE_BYTES)
     region.pass_on()

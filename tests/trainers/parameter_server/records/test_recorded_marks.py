@@ -96,7 +96,7 @@ def steps(server: ParameterServer) -> float:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_push_that_the_record_holds_is_answered_as_applied_and_changes_nothing(tmp_path: Path, mode: str) -> None:
+def test_a_push_in_the_record_is_answered_as_applied_and_changes_nothing(tmp_path: Path, mode: str) -> None:
     job = job_of(mode)
     (server,) = started(job)
     for place in range(2):
@@ -159,7 +159,7 @@ def at_once(*calls: Callable[[], object]) -> None:
         assert not thread.is_alive()
 
 
-def test_a_restore_of_weights_alone_takes_no_marks(tmp_path: Path) -> None:
+def test_a_restore_of_only_weights_reads_no_marks(tmp_path: Path) -> None:
     job = job_of()
     (server,) = started(job)
     push(server, "a", 0, [1], 1.0)
@@ -218,7 +218,7 @@ def test_a_save_waits_for_a_push_that_is_in_the_parameters_and_not_yet_marked(tm
     assert steps(server) == 2
 
 
-def test_of_base_and_deltas_the_newest_marks_count(tmp_path: Path) -> None:
+def test_a_chain_of_records_has_the_marks_of_its_last_delta(tmp_path: Path) -> None:
     job = job_of()
     (server,) = started(job)
     push(server, "a", 0, list(range(1, 200)), 1.0)

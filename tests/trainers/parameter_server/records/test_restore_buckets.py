@@ -103,7 +103,7 @@ def saved(job: TrainingJob, server: ParameterServer, uri: Path, base: str = "") 
     return str(uri)
 
 
-def test_a_server_takes_the_buckets_of_a_lost_one_over_and_keeps_its_own(tmp_path: Path) -> None:
+def test_a_server_restores_the_buckets_of_a_lost_server_and_keeps_its_own(tmp_path: Path) -> None:
     job = job_with()
     servers = servers_of(job, 2)
     for server, value in zip(servers, (5.0, 7.0), strict=True):
@@ -243,7 +243,7 @@ def test_dense_parameters_that_the_record_does_not_hold_are_refused(tmp_path: Pa
     assert server.ready and server.dense is not None
 
 
-def test_a_push_that_waits_for_its_round_is_taken_by_restored_and_kept_buckets(tmp_path: Path) -> None:
+def test_a_push_that_waits_for_its_round_is_applied_to_restored_and_kept_buckets(tmp_path: Path) -> None:
     job, server = server_of("bsp", workers=2)
     uri = saved(job, server, tmp_path / "record")
     for worker in "ab":
@@ -292,9 +292,7 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(data)
 
 
-def test_a_pull_that_was_under_way_is_answered_that_it_is_stale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pull_in_progress_is_answered_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, server = server_of()
     pushed(server, 0)
     uri = saved(job, server, tmp_path / "record")

@@ -123,7 +123,7 @@ def test_a_part_is_reported_before_its_order_is_removed(trained: ParameterServer
     assert ended.wait(60) and in_force == ["save-1"]
 
 
-def test_a_server_whose_store_hangs_serves_again_once_the_save_is_given_up(
+def test_a_server_whose_store_hangs_serves_again_when_the_save_is_abandoned(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()
@@ -142,7 +142,7 @@ def test_a_server_whose_store_hangs_serves_again_once_the_save_is_given_up(
     assert not open_store(tmp_path / "record-1").keys() and open_store(tmp_path / "record-2").keys()
 
 
-def test_of_orders_that_came_while_the_store_hung_only_the_newest_is_carried_out(
+def test_only_the_newest_order_received_while_the_store_hung_is_executed(
     trained: ParameterServer, gate: Gate, tmp_path: Path
 ) -> None:
     reports = Reports()

@@ -103,7 +103,7 @@ def test_a_restore_does_not_change_rows_that_a_request_still_reads(tmp_path: Pat
         assert contents([server]) == saved
 
 
-def test_memory_that_restored_rows_do_not_need_goes_back_to_the_system(tmp_path: Path) -> None:
+def test_memory_that_restored_rows_do_not_need_is_returned_to_the_system(tmp_path: Path) -> None:
     job = job_with()
     (server,) = servers_of(job, 1)
     push([server], range(1000), 1.0)
@@ -128,7 +128,7 @@ def test_a_server_whose_record_cannot_be_read_holds_nothing_and_answers_stale(tm
         assert not server.ready and not server.stores and server.usage() == []
 
 
-def test_a_part_answers_for_all_buckets_of_its_server_and_its_range_of_the_dense_parameters(tmp_path: Path) -> None:
+def test_a_part_covers_all_buckets_and_the_dense_range_of_its_server(tmp_path: Path) -> None:
     manifest = open_record(trained_record(tmp_path)).manifest
     first, second = manifest.parts
     for part, begin in ((first, 0), (second, 1)):

@@ -34,7 +34,7 @@ def test_a_member_that_leaves_completes_the_round_and_its_push_counts() -> None:
     assert machine.leave(C) == [[(A, 1), (B, 2)]]
 
 
-def test_a_dropped_members_pending_push_is_void() -> None:
+def test_a_pending_push_of_a_removed_member_is_discarded() -> None:
     machine = Consistency("bsp")
     machine.join(A, 1)
     machine.join(B, 1)

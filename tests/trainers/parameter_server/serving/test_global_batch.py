@@ -70,7 +70,7 @@ def test_a_worker_that_leaves_within_a_step_leaves_its_rows_to_others() -> None:
     assert steps_of(batch, 1, 8, 3) == [[8, 8, 8, 8]]
 
 
-def test_a_minibatch_at_the_end_of_a_split_counts_as_the_share_that_it_was() -> None:
+def test_a_short_minibatch_at_the_end_of_a_split_counts_with_its_whole_share() -> None:
     """Else its missing rows would cost a round of their own."""
     batch = GlobalBatch(16)
     rows, is_last = batch.plan({A: 8, B: 8})
@@ -82,13 +82,13 @@ def test_rounds_that_do_not_divide_the_global_batch_make_a_step_that_is_a_little
     assert steps_of(GlobalBatch(64), 3, 8, 3) == [[7] * 9]
 
 
-def test_a_worker_that_is_to_take_fewer_rows_gets_its_part_of_the_round() -> None:
+def test_a_worker_with_a_smaller_batch_size_gets_a_smaller_share_of_the_round() -> None:
     assert shares(32, 0, {A: 4, B: 12}) == ({A: 4, B: 12}, False)
     assert shares(16, 0, {A: 4, B: 12}) == ({A: 4, B: 12}, True)
     assert shares(8, 0, {A: 4, B: 12}) == ({A: 2, B: 6}, True)
 
 
-def test_where_rows_are_too_few_to_go_round_some_workers_get_none() -> None:
+def test_some_workers_get_no_share_of_a_step_with_fewer_rows_than_workers() -> None:
     assert shares(3, 0, dict.fromkeys(WORKERS[:5], 8))[0] == dict(zip(WORKERS, [1, 1, 0, 1, 0], strict=False))
 
 
@@ -107,7 +107,7 @@ def test_gradients_left_over_become_a_step_when_no_worker_can_fill_it() -> None:
     assert mean(batch.take()).samples == 100 and batch.take() == []
 
 
-def test_waiting_gradients_of_a_dropped_worker_are_void() -> None:
+def test_waiting_gradients_of_a_removed_worker_are_discarded() -> None:
     batch, kept = GlobalBatch(400), push(100, worker=B)
     batch.add([push(100), kept])
     batch.drop(A)

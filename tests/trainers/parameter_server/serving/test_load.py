@@ -49,7 +49,7 @@ def test_the_load_of_a_server_that_began_a_moment_ago_is_not_reported_too_low():
         assert meter.measure([store], owned, Served(), float(second)).rows_per_second == pytest.approx(1000, rel=1e-3)
 
 
-def test_buckets_that_are_others_now_and_counters_of_a_model_before_do_not_count():
+def test_buckets_with_another_owner_and_counters_of_an_earlier_model_do_not_count():
     store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
     meter.measure([store], owned, Served(), 0.0)
     pull(store, np.arange(1000))

@@ -40,7 +40,7 @@ def test_a_push_is_applied_once_it_is_marked_and_so_is_all_before_it() -> None:
     assert marks.offset(origin_of(1).split) == 40
 
 
-def test_of_a_split_that_is_done_one_bit_is_kept() -> None:
+def test_a_finished_split_keeps_one_bit() -> None:
     marks = Marks(*ALL)
     numbers = np.random.default_rng(1).permutation(4096)
     for number in numbers.tolist():
@@ -62,7 +62,7 @@ def test_a_split_that_ends_without_a_push_is_closed_where_its_last_push_is_appli
     assert marks.offset(origin_of(0).split) == WHOLE
 
 
-def test_a_bucket_that_arrives_keeps_its_marks_until_they_are_those_of_its_neighbours() -> None:
+def test_an_arriving_bucket_keeps_its_marks_until_they_equal_those_of_other_buckets() -> None:
     here, there = Marks(*owned([0, 1], [0])), Marks(*owned([2, 3], [1, 2]))
     here.advance(origin_of(0))
     there.advance(origin_of(1))

@@ -39,7 +39,7 @@ def test_a_push_whose_predecessor_is_missing_is_not_applied_before_it() -> None:
     assert dense(server) == -2.0
 
 
-def test_a_push_after_a_voided_one_is_refused_until_that_is_repeated() -> None:
+def test_a_push_after_a_discarded_one_is_refused_until_that_is_sent_again() -> None:
     """Else the mark of the later push would cover the earlier one, which no server has applied."""
     server = server_of("bsp", workers=4)
     pull(server, "a", [1], version=1)
@@ -92,7 +92,7 @@ def test_the_answer_names_other_splits_and_closes_ended_ones() -> None:
 
 
 @pytest.mark.parametrize("holds_dense", [True, False])
-def test_a_push_is_applied_to_those_buckets_alone_that_lack_it(holds_dense: bool) -> None:
+def test_a_push_is_applied_only_to_buckets_that_lack_it(holds_dense: bool) -> None:
     """Of two buckets one came from a server that had applied the push before it went away."""
     server = server_of()
     ids = list(range(40))
@@ -142,7 +142,7 @@ def test_a_server_without_a_record_of_a_split_takes_it_where_its_lease_begins() 
     assert server.stats(GetStats()).pushes == 1
 
 
-def test_nothing_of_a_copy_is_kept_once_it_is_made() -> None:
+def test_a_finished_copy_keeps_no_memory() -> None:
     server: ParameterServer = server_of()
     frozen = server.freeze()
     assert frozen.dense is not None

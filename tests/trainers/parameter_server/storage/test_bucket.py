@@ -103,7 +103,7 @@ def test_a_push_that_was_laid_out_before_its_bucket_was_dropped_is_refused() -> 
         store.push(counts, ids, np.empty(0, np.int32), np.ones((100, DIMENSION), np.float32), 0.0, lookup)
 
 
-def test_a_listing_of_few_changes_walks_no_more_than_those() -> None:
+def test_a_listing_of_few_changes_reads_only_those() -> None:
     store = store_of()
     push(store, np.arange(50_000))
     versions = [store.bucket(bucket).mark() for bucket in range(BUCKETS)]
@@ -118,7 +118,7 @@ def test_a_listing_of_few_changes_walks_no_more_than_those() -> None:
     assert rows == len(changed)
 
 
-def test_a_log_that_grew_too_long_is_given_up_and_the_listing_is_whole() -> None:
+def test_a_log_that_is_too_long_ends_and_the_listing_is_whole() -> None:
     store = store_of()
     push(store, np.arange(50_000))
     version = store.bucket(0).mark()
@@ -156,7 +156,7 @@ def test_a_frozen_bucket_cannot_be_frozen_again_and_a_cancelled_copy_raises() ->
 
 
 @pytest.mark.parametrize("is_marked", [True, False], ids=["marked", "not marked"])
-def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_go(is_marked: bool) -> None:
+def test_a_bucket_is_copied_in_parts_while_its_rows_change_move_and_are_removed(is_marked: bool) -> None:
     here, there, random = (
         store_of(table=TableSpec(evict_after=1000.0)),
         store_of(table=TableSpec(evict_after=1000.0)),
@@ -317,7 +317,7 @@ def test_usage_counts_the_rows_of_the_chosen_buckets_alone() -> None:
     assert store.usage()[0].rows == len(ids) - of_bucket[2] == store.rows
 
 
-def test_of_a_bucket_that_was_dropped_since_a_save_everything_has_changed() -> None:
+def test_a_bucket_that_was_dropped_after_a_save_has_changed_completely() -> None:
     store, buckets = store_of(), np.arange(BUCKETS)
     store.cuts.logs = True
 

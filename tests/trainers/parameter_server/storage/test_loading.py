@@ -105,7 +105,7 @@ def test_buckets_with_rows_or_with_a_log_take_no_columns() -> None:
     assert reserve_rows(logged, np.array([4]), counts[:1])
 
 
-def test_a_row_of_another_bucket_is_named_and_so_is_a_bucket_that_there_is_not() -> None:
+def test_a_row_of_another_bucket_and_an_unknown_bucket_are_named() -> None:
     pushed = store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]
@@ -123,7 +123,7 @@ def test_a_row_of_another_bucket_is_named_and_so_is_a_bucket_that_there_is_not()
             load_columns(store, *runs, TABLES, one(columns, np.arange(3)))
 
 
-def test_a_cell_of_a_table_that_there_is_not_is_named() -> None:
+def test_a_cell_of_an_unknown_table_is_named() -> None:
     pushed = store_of()
     push(pushed)
     cells = rows_of(pushed)[0].cells
@@ -133,7 +133,7 @@ def test_a_cell_of_a_table_that_there_is_not_is_named() -> None:
     assert refused.value.number == 50
 
 
-def test_a_duplicate_id_is_entered_once() -> None:
+def test_a_duplicate_id_is_inserted_once() -> None:
     pushed, loaded = store_of(), store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]
@@ -168,7 +168,7 @@ def test_a_bucket_may_be_loaded_in_pieces_of_any_size() -> None:
     assert memory.bytes == -(-count // memory.pool.shape.per_slab) * memory.slab_bytes
 
 
-def test_slabs_that_are_not_there_are_not_taken() -> None:
+def test_no_more_slabs_are_allocated_than_exist() -> None:
     memory = store_of(capacity_rows=1000).rows_memory.rows
     left = len(memory.pool.slabs)
     with pytest.raises(ServerMemoryError, match=f"all {left} slabs"):

@@ -64,7 +64,7 @@ def test_lines_of_an_index_are_empty_wherever_they_lie() -> None:
     assert not after.index.lines[: 4 * PAGE_BYTES // 64].any() and after.index.lines[4 * PAGE_BYTES // 64, 0] == 7
 
 
-def test_memory_is_passed_on_with_no_more_pages_than_were_held_wherever_they_lie() -> None:
+def test_passed_on_memory_has_no_more_pages_than_were_in_use() -> None:
     before, rows_before = IndexMemory(4, 1000), PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     # Runs that grow and slabs of buckets that were given away leave others at the end.
     runs = [before.allocate(pages) for pages in (1, 2, 3)]
@@ -85,7 +85,7 @@ def test_memory_is_passed_on_with_no_more_pages_than_were_held_wherever_they_lie
         assert not region.words[end : 6 * PAGE_BYTES // 4].any()
 
 
-def test_unused_memory_goes_back_to_the_system() -> None:
+def test_unused_memory_is_returned_to_the_system() -> None:
     before = PoolMemory(4, 4, 1, 100 * PAGE_BYTES, PAGE_BYTES, huge=False)
     regions = [(User(), [before.region])]
     before.allocate(10)

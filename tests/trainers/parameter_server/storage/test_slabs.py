@@ -129,7 +129,7 @@ def test_buckets_that_the_store_does_not_own_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("odd", ["id", "table"])
-def test_a_cell_of_another_bucket_or_of_a_table_that_there_is_not_is_named(odd: str) -> None:
+def test_a_cell_of_another_bucket_or_an_unknown_table_is_named(odd: str) -> None:
     pushed, store = store_of(), store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]
@@ -155,7 +155,7 @@ def test_cells_beyond_the_rows_of_their_bucket_are_refused() -> None:
 
 
 @pytest.mark.parametrize("odd", ["count", "place", "tag"])
-def test_lines_that_are_not_those_of_the_rows_are_named(odd: str) -> None:
+def test_lines_that_do_not_fit_the_rows_are_named(odd: str) -> None:
     pushed, store = store_of(), store_of()
     push(pushed)
     chunk = rows_of(pushed)[0]
@@ -197,7 +197,7 @@ def test_lines_of_few_rows_are_not_made() -> None:
     assert lines_of(pushed, [chunk], 0.01) == []
 
 
-def test_slabs_are_given_back_when_a_part_is_damaged() -> None:
+def test_slabs_are_freed_when_a_part_is_damaged() -> None:
     pushed, store = store_of(), store_of()
     push(pushed)
     chunks = rows_of(pushed)
@@ -210,7 +210,7 @@ def test_slabs_are_given_back_when_a_part_is_damaged() -> None:
     assert contents(store) == contents(pushed)
 
 
-def test_slabs_that_do_not_follow_each_other_are_not_taken() -> None:
+def test_no_slabs_are_allocated_that_are_not_adjacent() -> None:
     pushed, small = store_of(), store_of(capacity_rows=len(IDS))
     push(pushed)
     memory = small.rows_memory.rows

@@ -75,7 +75,7 @@ def test_any_ids_are_found_again_and_counted_once(pushes: list[list[int]]) -> No
 
 
 @pytest.mark.parametrize("stripes", [1, 8])
-def test_a_long_request_finds_all_of_its_rows_among_ids_without_one(stripes: int) -> None:
+def test_a_long_request_finds_all_of_its_rows_among_absent_ids(stripes: int) -> None:
     store = store_of(stripes=stripes)
     trained = np.random.default_rng(0).choice(100_000, 5_000, replace=False)
     push(store, trained.tolist())
@@ -170,7 +170,7 @@ def test_moved_rows_keep_values_state_and_counters() -> None:
         assert part.evict(651) == len(mine)
 
 
-def test_moved_rows_are_evicted_when_they_would_have_been_where_they_came_from() -> None:
+def test_moved_rows_are_evicted_at_the_same_time_as_unmoved_ones() -> None:
     table = TableSpec(evict_after=100.0)
     one, other = store_of(table), store_of(table)
     push(one, list(range(60)), now=500)
@@ -195,7 +195,7 @@ def test_bytes_are_those_of_rows_and_index() -> None:
     assert sum(table.bytes for table in usage) < store.memory_bytes
 
 
-def test_a_push_for_a_foreign_bucket_is_refused_whole() -> None:
+def test_a_push_with_a_bucket_of_another_server_is_refused_completely() -> None:
     owned = np.zeros(64, np.bool_)
     store = store_of(owned=owned)
     with pytest.raises(TransportError, match="another server"):

@@ -109,7 +109,7 @@ def test_a_label_that_is_a_number_stays_negative(tmp_path: Path) -> None:
     assert [row["label"] for row in _rows(_data(tmp_path, labels=labels))] == [-1.0, -2.5]
 
 
-def test_a_column_that_no_line_can_have_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_column_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.txt", "1 7:1")
     with pytest.raises(
         DataError, match=r"\['age'\] are missing; found: label, qid, indices, values; .*index of a value"
