@@ -8,6 +8,7 @@ import select
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -32,6 +33,8 @@ _IDLE_SECONDS = 30.0
 class RpcClient:
     """Calls one server; safe to use from several threads, each of which has a connection while it calls.
 
+    A client that nothing refers to any more closes its connections as `close` does.
+
     Args:
         address: `host:port`.
         token: every connection begins with it.
@@ -49,6 +52,8 @@ class RpcClient:
         self.address = address
         self._dialer = Dialer(address, token, tls)
         self._idle = _IdleChannels()
+        # The end of the process closes them anyway.
+        weakref.finalize(self, self._idle.close_all).atexit = False
 
     def call(
         self,

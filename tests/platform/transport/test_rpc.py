@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 
 import msgspec
@@ -68,6 +70,16 @@ def test_an_answer_that_was_encoded_once_serves_many_calls() -> None:
     assert [client.call(Ask(number), Answered) for number in range(2)] == [Answered(7)] * 2
     client.close()
     server.stop()
+
+
+def test_a_client_that_is_dropped_closes_its_connections(server: RpcServer) -> None:
+    client = RpcClient(server.address, TOKEN)
+    client.call(Ask(1), Answered)
+    with warnings.catch_warnings(record=True) as unclosed:
+        warnings.simplefilter("always")
+        del client
+        gc.collect()
+    assert unclosed == []
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
