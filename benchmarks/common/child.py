@@ -80,13 +80,14 @@ class Child:
 
     def close(self) -> None:
         """Closes the child's input, which ends it; kills one that does not end."""
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._process.stdout.close()
 
     def __enter__(self) -> Child:
         return self
