@@ -16,7 +16,7 @@ from elastrec.checkpoints import newest_term
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import AuthenticationError, CheckpointError, ClusterError, TransportError
 from elastrec.platform.transport import RpcClient, TlsConfig
-from elastrec.platform.transport.messages.job import Directive
+from elastrec.platform.transport.messages.directive import Directive
 
 log = structlog.get_logger(__name__)
 Answer = TypeVar("Answer", bound=msgspec.Struct)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from elastrec.platform.specs import environment
 
 if TYPE_CHECKING:
-    from elastrec.platform.transport.messages.job import PodOrders
+    from elastrec.platform.transport.messages.directive import PodOrders
 
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 

@@ -18,7 +18,8 @@ import pyarrow.flight as flight
 
 from benchmarks.common.child import serve
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.messages.job import Answer, Directive, Heartbeat, Mode, RoutingTable, ShardProgress
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
+from elastrec.platform.transport.messages.job import Answer, Heartbeat, ShardProgress
 from elastrec.platform.transport.server import end_process
 
 _TOKEN = "benchmark"

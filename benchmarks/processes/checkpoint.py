@@ -18,7 +18,7 @@ from benchmarks.common.child import serve
 from benchmarks.processes.parameter_server import FEATURES, ROW, job_of
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
 from elastrec.platform.specs.job import Metadata, TrainingJob
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.platform.transport.server import end_process
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer

@@ -15,7 +15,7 @@ from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 
 TOKEN = "benchmark"
 _COUNTED = ("samples", "steps", "loss_sum", "bytes_read", "bytes_read_plain", "bytes_pulled", "bytes_pushed")

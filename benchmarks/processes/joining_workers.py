@@ -19,7 +19,7 @@ import torch
 from benchmarks.common.child import serve
 from benchmarks.processes.one_worker import SCORED_ROWS, TOKEN, items, score, serve_rows
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Directive, Mode, RoutingTable
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity

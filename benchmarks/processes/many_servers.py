@@ -21,7 +21,7 @@ _BATCHES = 16
 
 def routing_of(addresses: list[str]) -> Any:
     """Buckets dealt out in turn."""
-    from elastrec.platform.transport.messages.job import RoutingTable
+    from elastrec.platform.transport.messages.directive import RoutingTable
 
     count = len(addresses)
     return RoutingTable(

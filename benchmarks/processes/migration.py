@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.common.child import serve
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
-from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeOrder, WorkerProcess
 
 TOKEN, BUCKETS, FEATURES, DIMENSION, BATCH = "benchmark", 256, 8, 64, 256
 WORKER = WorkerProcess("w", "i")

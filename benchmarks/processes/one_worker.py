@@ -24,7 +24,7 @@ from elastrec.platform.data.reading.source import ManifestSource, reader_of
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels

@@ -46,7 +46,7 @@ def run_server(network: str, rows: int) -> None:
     import structlog
 
     from elastrec.platform.transport import RpcServer
-    from elastrec.platform.transport.messages.job import RoutingTable
+    from elastrec.platform.transport.messages.directive import RoutingTable
     from elastrec.platform.transport.server import end_process
     from elastrec.trainers.parameter_server.serving.server import ParameterServer
     from elastrec.trainers.parameter_server.warm_up import warm_kernels
@@ -136,7 +136,7 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
     import torch
     from torch import nn
 
-    from elastrec.platform.transport.messages.job import RoutingTable
+    from elastrec.platform.transport.messages.directive import RoutingTable
     from elastrec.trainers.embedding.client import ParameterClient
     from elastrec.trainers.embedding.dense import FlatParameters
     from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection

@@ -31,14 +31,13 @@ from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.transport.messages.directive import Directive, Mode
 from elastrec.platform.transport.messages.job import (
     Answer,
-    Directive,
     Heartbeat,
     Leased,
     LeaseShards,
     LeaseState,
-    Mode,
     Register,
     Registered,
     Shard,

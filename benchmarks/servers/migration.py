@@ -35,7 +35,7 @@ from benchmarks.common.figures import Figure, OtherLoad, run_benchmark
 from benchmarks.processes.migration import BUCKETS, DIMENSION, FEATURES, job
 from elastrec.checkpoints import PartManifest, commit_record, new_record_uri
 from elastrec.platform.specs.buckets import balanced_owners
-from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeFrom, TakeOrder
 
 _BEFORE, _AFTER = 2, 3
 _WARM_STEPS, _LOOK_SECONDS, _LATE_SECONDS = 100, 0.02, 600.0

@@ -35,7 +35,7 @@ import structlog
 from benchmarks.common.figures import Figure, OtherLoad, ratio, run_benchmark, take_turns
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.messages import Origin, Pull, Push, Stamp
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer

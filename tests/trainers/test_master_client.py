@@ -10,7 +10,8 @@ import pytest
 from elastrec.checkpoints import open_store, take_term
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import Answer, Directive, Heartbeat, Mode, RoutingTable
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
+from elastrec.platform.transport.messages.job import Answer, Heartbeat
 from elastrec.trainers.master_client import MasterClient, MasterGoneError, TermPlace
 
 BEAT = Heartbeat(pod="worker-0", incarnation="1", generation=0, reached_version=0)

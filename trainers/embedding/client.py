@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.transport import StreamLoop, TlsConfig
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.embedding.lane import Lane, Request, RoutingChangedError
 from elastrec.trainers.embedding.pulled import Pulled

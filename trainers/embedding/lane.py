@@ -17,7 +17,7 @@ import numpy as np
 
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, StreamLoop, TlsConfig
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.platform.transport.wire.frames import Encoded, Joined
 from elastrec.platform.transport.wire.loop import Watched
 from elastrec.trainers.embedding.replies import Answer, Reply

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.messages.job import Message, RoutingTable, TableUsage
+from elastrec.platform.transport.messages.directive import RoutingTable
+from elastrec.platform.transport.messages.job import Message, TableUsage
 
 SplitKey = tuple[str, int]
 """Stream and number of a split."""

@@ -12,14 +12,8 @@ from typing import Any
 
 import structlog
 
-from elastrec.platform.transport.messages.job import (
-    Directive,
-    PodOrders,
-    RestoreOrder,
-    RestoreProblem,
-    SavedPart,
-    SaveOrder,
-)
+from elastrec.platform.transport.messages.directive import Directive, PodOrders, RestoreOrder, SaveOrder
+from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart
 
 log = structlog.get_logger(__name__)
 

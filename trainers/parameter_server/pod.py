@@ -24,17 +24,15 @@ from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, T
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig, connections_for
+from elastrec.platform.transport.messages.directive import Directive, Mode, RestoreOrder
 from elastrec.platform.transport.messages.job import (
     Answer,
-    Directive,
     Done,
     Failed,
     Heartbeat,
     Message,
-    Mode,
     Register,
     Registered,
-    RestoreOrder,
     RestoreProblem,
 )
 from elastrec.platform.transport.readiness import announce_ready

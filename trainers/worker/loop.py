@@ -19,7 +19,7 @@ import time
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, IncompatibleError, TransportError
-from elastrec.platform.transport.messages.job import Directive, Mode
+from elastrec.platform.transport.messages.directive import Directive, Mode
 from elastrec.trainers.worker.feed import Finished, Item, Waiting
 from elastrec.trainers.worker.trainer import Started
 from elastrec.trainers.worker.work import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Directive, Mode, RoutingTable
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
 from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.worker.feed import Item

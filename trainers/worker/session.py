@@ -18,17 +18,15 @@ import structlog
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.transport.messages.directive import Directive, Mode, PodOrders
 from elastrec.platform.transport.messages.job import (
     Answer,
-    Directive,
     Done,
     Failed,
     Heartbeat,
     Leased,
     LeaseShards,
     LeaseState,
-    Mode,
-    PodOrders,
     Register,
     Registered,
     ShardProgress,

@@ -14,7 +14,7 @@ import numpy as np
 
 from elastrec.platform.data.metrics.heads import Predicted
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.messages.job import Directive
+from elastrec.platform.transport.messages.directive import Directive
 from elastrec.trainers.worker.feed import Item
 
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]

@@ -25,7 +25,7 @@ from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
 from elastrec.platform.specs.text.some import some
-from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.directive import TakeFrom, TakeOrder
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.ownership import Ownership

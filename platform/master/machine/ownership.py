@@ -11,7 +11,7 @@ import msgspec
 
 from elastrec.platform.specs.buckets import balanced_owners, dense_buckets_for
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 
 
 class Ownership(msgspec.Struct, kw_only=True):

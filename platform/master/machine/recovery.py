@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.messages.job import RestoreOrder
+from elastrec.platform.transport.messages.directive import RestoreOrder
 
 
 class CompleteRecord(msgspec.Struct, frozen=True):

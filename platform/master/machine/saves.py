@@ -17,7 +17,8 @@ import xxhash
 from elastrec.platform.master.machine.effects import DiscardRecord
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.platform.transport.messages.directive import SaveOrder
+from elastrec.platform.transport.messages.job import SavedPart
 
 PAUSING, WRITING, COMMITTING = "pausing", "writing", "committing"
 

@@ -33,14 +33,8 @@ from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, Positions, Split
-from elastrec.platform.transport.messages.job import (
-    Directive,
-    Mode,
-    PodOrders,
-    RoutingTable,
-    ShardProgress,
-    WorkerProcess,
-)
+from elastrec.platform.transport.messages.directive import Directive, Mode, PodOrders, RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.job import ShardProgress
 from elastrec.platform.transport.messages.observer import WorkerOrder
 
 _MODES = {Phase.TRAINING: Mode.TRAIN, Phase.SAVING: Mode.PAUSE, Phase.EVALUATING: Mode.EVALUATE}

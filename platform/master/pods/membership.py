@@ -12,7 +12,7 @@ from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PodSize
-from elastrec.platform.transport.messages.job import PodOrders
+from elastrec.platform.transport.messages.directive import PodOrders
 
 
 class MemberStage(StrEnum):

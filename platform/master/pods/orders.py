@@ -12,7 +12,7 @@ from elastrec.platform.master.machine.events import PodOrdered, WorkersOrdered
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.job import Training
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.messages.job import PodOrders
+from elastrec.platform.transport.messages.directive import PodOrders
 from elastrec.platform.transport.messages.observer import OrderedWorker, OrderWorkers, WorkerOrder
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from elastrec.platform.master.pods.membership import MemberStage
 from elastrec.platform.specs.errors import DataError, ElastrecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import STREAMS
-from elastrec.platform.transport.messages.job import Answer, PodOrders, ShardProgress
+from elastrec.platform.transport.messages.directive import PodOrders
+from elastrec.platform.transport.messages.job import Answer, ShardProgress
 from elastrec.platform.transport.wire.frames import Encoded
 
 

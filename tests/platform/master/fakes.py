@@ -20,6 +20,7 @@ from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport import RpcClient
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.platform.transport.messages.job import (
     Answer,
     Done,
@@ -28,7 +29,6 @@ from elastrec.platform.transport.messages.job import (
     Leased,
     LeaseShards,
     LeaseState,
-    Mode,
     Register,
     Registered,
     SavedPart,

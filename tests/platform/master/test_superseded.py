@@ -9,7 +9,8 @@ import pytest
 
 from elastrec.platform.master.service.journal import encode_state
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.messages.job import Answer, Heartbeat, Leased, LeaseShards, Mode, Register, Registered
+from elastrec.platform.transport.messages.directive import Mode
+from elastrec.platform.transport.messages.job import Answer, Heartbeat, Leased, LeaseShards, Register, Registered
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from tests.platform.master import world

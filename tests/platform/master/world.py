@@ -22,7 +22,8 @@ from elastrec.platform.master.pods.wanted import MEMBER_ROLES, WantedPod, compar
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.transport.messages.job import Directive, Mode, RestoreProblem, SavedPart, Shard, ShardProgress
+from elastrec.platform.transport.messages.directive import Directive, Mode
+from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart, Shard, ShardProgress
 from tests.platform.clusters.fleets import new_fleet
 from tests.shapes import shape
 from tests.splits import length_of, progress_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 
 
 def test_without_named_owners_each_server_gets_neighbouring_dense_buckets() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.messages import WHOLE, GetStats, Parameter
 from elastrec.trainers.parameter_server.plan import plan_of_job

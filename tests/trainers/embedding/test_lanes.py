@@ -14,7 +14,7 @@ import pytest
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport import RpcServer, StreamLoop
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.lane import Lane, Request, RoutingChangedError
 from elastrec.trainers.embedding.replies import Reply, results, wait_for

@@ -18,7 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from elastrec.platform.specs.job import Consistency, JobSpec
 from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.embedding.module import RemoteEmbeddingBagCollection

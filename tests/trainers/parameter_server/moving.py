@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.serving.place import Place
 from elastrec.trainers.parameter_server.serving.server import ParameterServer

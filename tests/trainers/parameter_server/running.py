@@ -9,22 +9,17 @@ from typing import Any
 
 from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import (
-    Answer,
+from elastrec.platform.transport.messages.directive import (
     Directive,
-    Done,
-    Failed,
-    Heartbeat,
     Mode,
     PodOrders,
-    Register,
-    Registered,
     RestoreOrder,
     RoutingTable,
     SaveOrder,
     TakeOrder,
     WorkerProcess,
 )
+from elastrec.platform.transport.messages.job import Answer, Done, Failed, Heartbeat, Register, Registered
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 

@@ -11,7 +11,7 @@ import pytest
 
 from elastrec.checkpoints import commit_record, open_record
 from elastrec.platform.specs.buckets import balanced_owners
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import InitDense, Parameter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastrec.checkpoints import commit_record, new_record_uri, open_store
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Applied, Blocked, GetStats, Push, Rows, Stale
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving import handlers

@@ -10,7 +10,7 @@ import pytest
 
 from elastrec.checkpoints import commit_record, open_record
 from elastrec.platform.specs.job import FIRST_ORDER_MODELS, JobSpec
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.export.artifact import Artifact, write_artifact
 from elastrec.trainers.parameter_server.hashing import initial_rows

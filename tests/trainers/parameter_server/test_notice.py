@@ -10,7 +10,7 @@ import pytest
 
 from elastrec.checkpoints import open_store
 from elastrec.platform.specs import environment
-from elastrec.platform.transport.messages.job import Directive, Mode, RestoreOrder
+from elastrec.platform.transport.messages.directive import Directive, Mode, RestoreOrder
 from elastrec.trainers.parameter_server.notice import ALONE_SECONDS, Notice
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 from tests.trainers.parameter_server.running import TOKEN, ScriptedMaster, routing_of, training_job

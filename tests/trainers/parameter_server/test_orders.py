@@ -7,14 +7,8 @@ import time
 
 import pytest
 
-from elastrec.platform.transport.messages.job import (
-    Directive,
-    Mode,
-    RestoreOrder,
-    RestoreProblem,
-    SavedPart,
-    SaveOrder,
-)
+from elastrec.platform.transport.messages.directive import Directive, Mode, RestoreOrder, SaveOrder
+from elastrec.platform.transport.messages.job import RestoreProblem, SavedPart
 from elastrec.trainers.parameter_server.orders import Orders
 from tests.trainers.parameter_server.running import routing_of
 

@@ -18,15 +18,8 @@ from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, op
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
-from elastrec.platform.transport.messages.job import (
-    Mode,
-    PodOrders,
-    RestoreOrder,
-    RestoreProblem,
-    SaveOrder,
-    TakeFrom,
-    TakeOrder,
-)
+from elastrec.platform.transport.messages.directive import Mode, PodOrders, RestoreOrder, SaveOrder, TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.job import RestoreProblem
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server import pod as server_pod
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats

@@ -8,7 +8,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.serving.consistency import Consistency, Round
 
 A, B, C = WORKERS = [WorkerProcess(pod, "first") for pod in "abc"]

@@ -33,26 +33,28 @@ from elastrec.platform.specs.job import (
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.transport import RpcServer, new_token
+from elastrec.platform.transport.messages.directive import (
+    Directive,
+    Mode,
+    PodOrders,
+    RestoreOrder,
+    RoutingTable,
+    SaveOrder,
+    WorkerProcess,
+)
 from elastrec.platform.transport.messages.job import (
     Answer,
-    Directive,
     Done,
     Failed,
     Heartbeat,
     Leased,
     LeaseShards,
     LeaseState,
-    Mode,
-    PodOrders,
     Register,
     Registered,
-    RestoreOrder,
-    RoutingTable,
     SavedPart,
-    SaveOrder,
     Shard,
     ShardProgress,
-    WorkerProcess,
 )
 from tests.splits import length_of, row_shard
 

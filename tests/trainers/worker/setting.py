@@ -17,7 +17,7 @@ from elastrec.platform.data.manifest import build_manifest, read_manifest, write
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.trainers.models import FeatureSchema, build_model, embedding_tables
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import plan_of_job

@@ -11,15 +11,8 @@ import pytest
 import torch
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import (
-    Directive,
-    Leased,
-    LeaseState,
-    Mode,
-    Registered,
-    RoutingTable,
-    ShardProgress,
-)
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
+from elastrec.platform.transport.messages.job import Leased, LeaseState, Registered, ShardProgress
 from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity

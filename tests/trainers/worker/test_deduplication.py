@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from elastrec.trainers.worker.predictions import read_predictions

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Mode, PodOrders
+from elastrec.platform.transport.messages.directive import Mode, PodOrders
 from elastrec.trainers.parameter_server.messages import Origin
 from elastrec.trainers.parameter_server.serving.global_batch import Pushed
 from elastrec.trainers.parameter_server.serving.gradients import average

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.trainers.worker import parameter_server_trainer
 from elastrec.trainers.worker.feed import Feed
 from tests.trainers.worker.setting import BATCH, ROWS, Setting, trained_samples

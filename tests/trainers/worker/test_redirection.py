@@ -16,7 +16,7 @@ from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.job import Directive, Mode, RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.parameter_server.messages import GetStats, Push
 from elastrec.trainers.parameter_server.serving.server import ParameterServer

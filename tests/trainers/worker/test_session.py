@@ -15,7 +15,8 @@ from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import AuthenticationError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
-from elastrec.platform.transport.messages.job import Leased, LeaseState, Mode, PodOrders, ShardProgress
+from elastrec.platform.transport.messages.directive import Mode, PodOrders
+from elastrec.platform.transport.messages.job import Leased, LeaseState, ShardProgress
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window

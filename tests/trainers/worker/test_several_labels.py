@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.data.reading.batches import targets_of
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.trainers.models import FeatureSchema, Head, Losses, Targets
 from elastrec.trainers.models.parts import pooled_rows
 from elastrec.trainers.worker.predictions import read_predictions

@@ -20,7 +20,7 @@ from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Directive, Mode
+from elastrec.platform.transport.messages.directive import Directive, Mode
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.loop import run

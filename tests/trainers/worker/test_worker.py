@@ -13,7 +13,8 @@ from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.platform.specs.splits import TRAINING_STREAM
-from elastrec.platform.transport.messages.job import Mode, ShardProgress, WorkerProcess
+from elastrec.platform.transport.messages.directive import Mode, WorkerProcess
+from elastrec.platform.transport.messages.job import ShardProgress
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.worker.predictions import read_predictions

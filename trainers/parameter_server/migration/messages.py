@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.transport.messages.job import Message, RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
+from elastrec.platform.transport.messages.job import Message
 from elastrec.trainers.parameter_server.messages import Parameter, Stale
 from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import structlog
 
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
-from elastrec.platform.transport.messages.job import CopyProgress, RoutingTable, TakeOrder
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeOrder
+from elastrec.platform.transport.messages.job import CopyProgress
 from elastrec.trainers.parameter_server.migration.taking import COPY_SHARE, Requests, Taker
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 

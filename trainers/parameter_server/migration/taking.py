@@ -12,7 +12,8 @@ import numpy as np
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
-from elastrec.platform.transport.messages.job import Message, RoutingTable, TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.job import Message
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.migration.messages import Copied, CopyBuckets, HandedOver, HandOver

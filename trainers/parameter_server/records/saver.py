@@ -12,7 +12,8 @@ import structlog
 from elastrec.checkpoints import PartManifest, StoreError, open_store
 from elastrec.checkpoints.flash import MemoryStore
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.platform.transport.messages.directive import SaveOrder
+from elastrec.platform.transport.messages.job import SavedPart
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.pages import note_of
 from elastrec.trainers.parameter_server.records.share import save_part

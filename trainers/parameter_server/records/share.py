@@ -32,7 +32,7 @@ from elastrec.checkpoints import (
 from elastrec.checkpoints.flash import MemoryStore, PartMemory
 from elastrec.checkpoints.rows import CELLS
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Share
 
 

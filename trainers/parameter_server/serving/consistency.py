@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.serving.attendance import Attending
 
 Mode = Literal["async", "bsp", "ssp"]

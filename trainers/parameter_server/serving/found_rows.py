@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.serving.gradients import Gradient
 from elastrec.trainers.parameter_server.storage import Lookup
 

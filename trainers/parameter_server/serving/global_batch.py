@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Origin, Share
 from elastrec.trainers.parameter_server.serving.gradients import Gradient
 

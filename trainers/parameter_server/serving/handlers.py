@@ -21,7 +21,8 @@ import numpy as np
 from elastrec.platform.specs.buckets import dense_buckets_for
 from elastrec.platform.specs.errors import IncompatibleError
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.messages.job import Message, RoutingTable, TableUsage, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.job import Message, TableUsage
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.messages import (
     Accepted,

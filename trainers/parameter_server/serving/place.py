@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import ElastrecError
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.serving.attendance import Attendance

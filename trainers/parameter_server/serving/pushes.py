@@ -15,7 +15,7 @@ from enum import Enum, auto
 import structlog
 
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Origin, Push, Share, SplitKey
 from elastrec.trainers.parameter_server.serving.attendance import Attendance, Attending, joined
 from elastrec.trainers.parameter_server.serving.consistency import Consistency, Round

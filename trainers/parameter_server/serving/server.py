@@ -13,7 +13,7 @@ import structlog
 
 from elastrec.platform.specs.errors import CheckpointError, ElastrecError
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, WorkerProcess
 from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.model import DenseSource, Model, make_stores, stripes_for

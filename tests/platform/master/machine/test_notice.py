@@ -8,7 +8,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from elastrec.platform.transport.messages.observer import ShapeOutcome
 from tests.platform.master.machine.test_migration import check, go_on, long_job, owners
 from tests.platform.master.world import World, plan, running

@@ -8,7 +8,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.recovery import CompleteRecord, Recovery
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions
-from elastrec.platform.transport.messages.job import RestoreOrder
+from elastrec.platform.transport.messages.directive import RestoreOrder
 from tests.platform.master.world import World, running
 
 pytestmark = pytest.mark.usefixtures("some_fleet")

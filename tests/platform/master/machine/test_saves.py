@@ -11,7 +11,8 @@ from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions, StreamPositions
-from elastrec.platform.transport.messages.job import Mode, SavedPart, SaveOrder
+from elastrec.platform.transport.messages.directive import Mode, SaveOrder
+from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("some_fleet")

@@ -8,7 +8,8 @@ from elastrec.platform.master.machine import events, saving
 from elastrec.platform.master.machine.effects import AnswerLease, DiscardRecord
 from elastrec.platform.master.machine.saves import Base, Saves
 from elastrec.platform.specs.metrics import Phase
-from elastrec.platform.transport.messages.job import Mode, SavedPart
+from elastrec.platform.transport.messages.directive import Mode
+from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("fleet")

@@ -10,7 +10,8 @@ from elastrec.platform.master.machine.effects import Decided, DiscardRecord
 from elastrec.platform.master.machine.saves import COMMITTING, WRITING, Save
 from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.messages.job import Mode, SavedPart
+from elastrec.platform.transport.messages.directive import Mode
+from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.world import World, plan, running
 
 pytestmark = pytest.mark.usefixtures("some_fleet")

@@ -18,7 +18,7 @@ from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from tests.platform.master.disturbing import disturb
 from tests.platform.master.world import World, plan, running
 from tests.splits import length_of

@@ -18,7 +18,8 @@ from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.job import Training
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.messages.job import Answer, Heartbeat, LeaseShards, LeaseState, Mode, PodOrders
+from elastrec.platform.transport.messages.directive import Mode, PodOrders
+from elastrec.platform.transport.messages.job import Answer, Heartbeat, LeaseShards, LeaseState
 from elastrec.platform.transport.messages.observer import OrderedWorker, OrdersAnswer, OrderWorkers, WorkerOrder
 from elastrec.trainers.worker.session import Session
 from tests.platform.master.service.test_service import stage  # noqa: F401

@@ -11,7 +11,7 @@ import numpy as np
 from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient, RpcServer
-from elastrec.platform.transport.messages.job import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter

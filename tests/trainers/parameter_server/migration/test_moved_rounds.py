@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.buckets import balanced_owners
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Origin, Push, Share, Stamp
 from elastrec.trainers.parameter_server.serving.attendance import Attendance, Attending, joined
 from elastrec.trainers.parameter_server.serving.global_batch import Pushed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.messages.job import TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.directive import TakeFrom, TakeOrder
 from elastrec.trainers.parameter_server.migration import giving
 from elastrec.trainers.parameter_server.migration import mover as mover_module
 from elastrec.trainers.parameter_server.migration.messages import HandOver

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastrec.platform.transport.messages.job import RoutingTable, TakeOrder
+from elastrec.platform.transport.messages.directive import RoutingTable, TakeOrder
 from elastrec.trainers.parameter_server.migration import mover, taking
 from elastrec.trainers.parameter_server.migration.giving import Giver
 from elastrec.trainers.parameter_server.migration.messages import BucketCells, Copied, CopyBuckets

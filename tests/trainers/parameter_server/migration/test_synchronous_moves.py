@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import RoutingTable, WorkerProcess
+from elastrec.platform.transport.messages.directive import RoutingTable, WorkerProcess
 from elastrec.trainers.embedding.client import RoutingChangedError
 from elastrec.trainers.parameter_server.messages import Pull, Stamp
 from elastrec.trainers.parameter_server.serving import handlers

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from elastrec.checkpoints import PartManifest, commit_record, open_store
-from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.platform.transport.messages.directive import SaveOrder
+from elastrec.platform.transport.messages.job import SavedPart
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.serving.server import ParameterServer

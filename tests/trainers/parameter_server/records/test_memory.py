@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from elastrec.checkpoints import DamagedRecordError, open_store
 from elastrec.checkpoints.flash import PartMemory
 from elastrec.checkpoints.parts import ALIGNMENT_BYTES
-from elastrec.platform.transport.messages.job import SaveOrder
+from elastrec.platform.transport.messages.directive import SaveOrder
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.share import restore
 from tests.trainers.parameter_server.calls import push

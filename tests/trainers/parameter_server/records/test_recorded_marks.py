@@ -21,7 +21,7 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.splits import TRAINING_STREAM
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.messages import WHOLE, InitDense, Push
 from elastrec.trainers.parameter_server.records.recorded_marks import encode_marks, marks_of
 from elastrec.trainers.parameter_server.records.share import restore, save_part

@@ -12,7 +12,8 @@ import pytest
 
 from elastrec.checkpoints import PartManifest, PartWriter, commit_record, open_store
 from elastrec.checkpoints.parts import read_index
-from elastrec.platform.transport.messages.job import SavedPart, SaveOrder
+from elastrec.platform.transport.messages.directive import SaveOrder
+from elastrec.platform.transport.messages.job import SavedPart
 from elastrec.trainers.parameter_server.messages import Applied, Rows
 from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.saver import Saver

@@ -11,7 +11,7 @@ import pytest
 
 from elastrec.checkpoints import Record, commit_record, open_record
 from elastrec.platform.specs.job import JobSpec
-from elastrec.platform.transport.messages.job import RoutingTable
+from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.embedding.client import ParameterClient
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import plan_of_job

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import Share
 from elastrec.trainers.parameter_server.serving.global_batch import GlobalBatch, Pushed, shares
 from elastrec.trainers.parameter_server.serving.gradients import Gradient, GroupGradient, average

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.messages.job import WorkerProcess
+from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import (
     REQUESTS,
     Blocked,

@@ -10,7 +10,7 @@ import pytest
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport.messages.job import Mode
+from elastrec.platform.transport.messages.directive import Mode
 from tests.faults.namespaces import cable
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.data.manifest import build_manifest, write_manifest
-from elastrec.platform.transport.messages.job import Mode, Register, Registered
+from elastrec.platform.transport.messages.directive import Mode
+from elastrec.platform.transport.messages.job import Register, Registered
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 
