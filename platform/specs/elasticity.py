@@ -1,13 +1,13 @@
-"""The section `scaling` of a job file: the limits within which a running job may be scaled; and prices of resources."""
+"""The sections `resources` and `scaling` of a job file: sizes of pods, and their limits; and prices of resources."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.text.quantities import Cores, Memory, format_bytes
+from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, format_bytes
 
 SIZES = {
     "worker_cores": ("worker", "cores"),
@@ -16,6 +16,53 @@ SIZES = {
     "parameter_server_memory_bytes": ("parameter_server", "memory"),
 }
 """For each size that may have limits: the field of `scaling.amounts.Allocation`, and its place in `resources`."""
+
+
+class PodResources(Spec):
+    """The number of pods of a role, and the size of each."""
+
+    count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """Number of pods of this role; 1 for master and evaluator."""
+    cores: Cores = 1.0
+    """Cores of each pod; thread counts follow it."""
+    memory: Memory = 2 * 2**30
+    """Memory of each pod. A pod that uses more is killed and replaced by a pod with twice the memory, up to
+    `scaling.maximum_ROLE_memory`. If this happens twice in a row at the same size, without progress in between, the job
+    fails."""
+
+
+class Resources(Spec):
+    """Requested sizes by role."""
+
+    master: PodResources = PodResources(cores=0.25, memory=512 * 2**20)
+    """The pod that owns the job: shards, membership, phases."""
+    worker: PodResources = PodResources()
+    """The pods that compute gradients."""
+    parameter_server: PodResources = PodResources()
+    """The pods that hold the embedding rows and the dense parameters."""
+    evaluator: PodResources = PodResources()
+    """The pod that exports the model and scores the champion after training."""
+    startup_cores: CoresOrNone = 1.0
+    """Cores that master, workers and servers may use while they start, if the cores are idle and it is more than the
+    pod's own cores. They load their libraries faster, and then work with the granted cores. 0: no additional cores."""
+    virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
+    """Number of buckets to which rows are assigned; buckets are assigned to servers."""
+
+    @field_validator("master", "evaluator")
+    @classmethod
+    def _single(cls, resources: PodResources) -> PodResources:
+        if resources.count != 1:
+            raise ValueError("count 1: a job has exactly one pod of this role; remove the field count")
+        return resources
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Resources:
+        if self.parameter_server.count > self.virtual_buckets:
+            raise ValueError(
+                f"parameter_server.count {self.parameter_server.count} is above virtual_buckets "
+                f"{self.virtual_buckets}; every server needs at least one bucket"
+            )
+        return self
 
 
 class Prices(Spec):
@@ -93,15 +140,6 @@ class Elasticity(Spec):
                     "maximum or lower the minimum"
                 )
         return self
-
-    def most_server_cores(self, at_start: float) -> float:
-        """Cores that a parameter server may have without being started anew: the number of its locks is chosen for
-        them when it starts.
-
-        Args:
-            at_start: the cores under `resources`.
-        """
-        return self.maximum_parameter_server_cores or at_start
 
     def limits(self, role: str, amount: str) -> tuple[float | None, float | None]:
         """Minimum and maximum `cores` or `memory` (bytes) of a pod of a role; None if the job file has no such

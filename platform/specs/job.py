@@ -11,9 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
-from elastrec.platform.specs.elasticity import SIZES, Elasticity, PaidPrices, in_words
+from elastrec.platform.specs.elasticity import SIZES, Elasticity, PaidPrices, Resources, in_words
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
-from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, Seconds
+from elastrec.platform.specs.text.quantities import Memory, Seconds
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst", "mmoe", "two_tower")
@@ -174,53 +174,6 @@ class Training(Spec):
     gradients. `auto`: while only one worker trains, and after the model's first 500 steps, because before that the
     model changes too fast, and steps of several workers already lack each other's gradients. `true`: from the first
     step; `false`: never. With `bsp`, pulls never overlap."""
-
-
-class PodResources(Spec):
-    """The number of pods of a role, and the size of each."""
-
-    count: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Number of pods of this role; 1 for master and evaluator."""
-    cores: Cores = 1.0
-    """Cores of each pod; thread counts follow it."""
-    memory: Memory = 2 * 2**30
-    """Memory of each pod. A pod that uses more is killed and replaced by a pod with twice the memory, up to
-    `scaling.maximum_ROLE_memory`. If this happens twice in a row at the same size, without progress in between, the job
-    fails."""
-
-
-class Resources(Spec):
-    """Requested sizes by role."""
-
-    master: PodResources = PodResources(cores=0.25, memory=512 * 2**20)
-    """The pod that owns the job: shards, membership, phases."""
-    worker: PodResources = PodResources()
-    """The pods that compute gradients."""
-    parameter_server: PodResources = PodResources()
-    """The pods that hold the embedding rows and the dense parameters."""
-    evaluator: PodResources = PodResources()
-    """The pod that exports the model and scores the champion after training."""
-    startup_cores: CoresOrNone = 1.0
-    """Cores that master, workers and servers may use while they start, if the cores are idle and it is more than the
-    pod's own cores. They load their libraries faster, and then work with the granted cores. 0: no additional cores."""
-    virtual_buckets: Annotated[int, Field(ge=64, le=65_536)] = 256
-    """Number of buckets to which rows are assigned; buckets are assigned to servers."""
-
-    @field_validator("master", "evaluator")
-    @classmethod
-    def _single(cls, resources: PodResources) -> PodResources:
-        if resources.count != 1:
-            raise ValueError("count 1: a job has exactly one pod of this role; remove the field count")
-        return resources
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Resources:
-        if self.parameter_server.count > self.virtual_buckets:
-            raise ValueError(
-                f"parameter_server.count {self.parameter_server.count} is above virtual_buckets "
-                f"{self.virtual_buckets}; every server needs at least one bucket"
-            )
-        return self
 
 
 class CheckpointSpec(Spec):
@@ -419,6 +372,12 @@ class JobSpec(Spec):
     def sequence_features(self) -> tuple[str, ...]:
         """Features whose rows are not pooled by the embedding collection, but by the model or by attention."""
         return *self.model.sequence_features, *self.data.attention_features
+
+    @property
+    def most_server_cores(self) -> float:
+        """Cores that a parameter server may have without being started anew: the number of its locks is chosen for
+        them when it starts."""
+        return self.scaling.maximum_parameter_server_cores or self.resources.parameter_server.cores
 
     def table(self, name: str) -> TableSpec:
         """The settings of one table, with defaults for absent fields."""

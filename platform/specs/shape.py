@@ -10,7 +10,7 @@ import msgspec
 from elastrec.platform.specs.metrics import Role
 
 if TYPE_CHECKING:
-    from elastrec.platform.specs.job import PodResources, Resources
+    from elastrec.platform.specs.elasticity import PodResources, Resources
 
 
 class PodSize(msgspec.Struct, frozen=True):

@@ -30,7 +30,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         slow_pod_moves: how many slow workers and servers the job moves to other nodes; 0: none.
         relieves_hot_servers: whether buckets leave a hot server for others.
         most_server_cores: a server that is to have more is replaced, not resized in place
-            (`Elasticity.most_server_cores`); None: never.
+            (`JobSpec.most_server_cores`); None: never.
         most_memory_bytes: by role: maximum memory of a pod when memory is doubled after kills; roles that are not named
             keep their memory.
         kept_records: number of this job's records to which a rollback can return.
@@ -91,7 +91,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             start_positions=_positions(request.start_positions),
             slow_pod_moves=spec.faults.slow_pod_moves,
             relieves_hot_servers=spec.scaling.relieve_hot_servers,
-            most_server_cores=spec.scaling.most_server_cores(spec.resources.parameter_server.cores),
+            most_server_cores=spec.most_server_cores,
             most_memory_bytes=_most_memory(spec.scaling),
             kept_records=spec.checkpoint.keep,
             deltas=spec.checkpoint.deltas,

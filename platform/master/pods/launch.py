@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from elastrec.platform.clusters import ClusterConfig, encode_config
 from elastrec.platform.clusters.pods import MemoryVolume, Placement, PodSize, PodSpec, RestartPolicy
 from elastrec.platform.specs import environment
+from elastrec.platform.specs.elasticity import PodResources
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.job import PodResources, TrainingJob
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.transport.security import TlsConfig

@@ -44,7 +44,7 @@ class ParameterServer(RequestHandlers):
         clock: the job's, seconds since the epoch, for eviction.
         capacity_rows: per table group; default: the capacity of the machine's memory.
         granted_cores: with which it starts. It has locks for as many, or for as many as the job file allows later if
-            that is more (`Elasticity.most_server_cores`).
+            that is more (`JobSpec.most_server_cores`).
 
     Attributes:
         transfers: see Heartbeat.
@@ -64,8 +64,7 @@ class ParameterServer(RequestHandlers):
         super().__init__(spec, plan or plan_of_job(spec), clock)
         self.name = name
         self._capacity_rows = capacity_rows
-        most_cores = spec.scaling.most_server_cores(spec.resources.parameter_server.cores)
-        self._stripes = stripes_for(threads_for(max(granted_cores, most_cores)))
+        self._stripes = stripes_for(threads_for(max(granted_cores, spec.most_server_cores)))
         self.transfers = 0
         self.left: Left | None = None
         # Future buckets that it does not serve yet, and their stores.
