@@ -20,9 +20,10 @@ differ by some per cent; 1.4 is far from that, and from what a relief leaves (`R
 RELIEVED_RATIO = 1.15
 """Buckets move until the server's ratio is at most this."""
 RELIEF_PRICE_SECONDS = 5.0
-"""Cost of a relief in seconds of the job's time. Chosen: copying takes a tenth of some seconds and the hand-over about
-one (`python -m benchmarks migration`), and a needless relief keeps the next one waiting. With it a server at
-`HOT_RATIO`, one of three in a job that does nothing but wait for them, is relieved after half a minute.
+"""Cost of a relief in seconds of the job's time. Chosen: while servers of 0.04 cores copied some 30 MB beside training,
+for 10 s, it was slower by 28 %, and the hand-over took half a second (`python -m benchmarks hot_server`): 3.3 s in all.
+A needless relief also keeps the next one waiting. With it a server at `HOT_RATIO`, one of three in a job that does
+nothing but wait for them, is relieved after half a minute.
 """
 LEAST_HOT_SECONDS = 10.0
 """A server must be hot for at least this time. Chosen: two windows, and most of the mean of a `LoadMeter`."""
