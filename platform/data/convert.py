@@ -24,7 +24,7 @@ from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.written_columns import written_column
 from elastrec.platform.data.files import errors_naming, join, write_bytes
 from elastrec.platform.data.finished import finished_report, staged_folder
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.data.generating.writers import ParquetFile
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.moments import seconds_of
@@ -317,9 +317,12 @@ class _Writer:
         del self._held_rows[partition]
         number = self._parts.get(partition, 0)
         self._parts[partition] = number + 1
-        file = AtomicFile(join(self._root, partition.folder, f"part-{number:05d}.parquet"))
-        with parquet_writer(file.stream, table.schema) as writer:
-            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        file = ParquetFile(join(self._root, partition.folder, f"part-{number:05d}.parquet"), table.schema)
+        try:
+            file.write(table)
+        except BaseException:
+            file.discard()
+            raise
         self.bytes += file.commit()
         self.rows[partition] = self.rows.get(partition, 0) + table.num_rows
 

@@ -1,4 +1,4 @@
-"""Folders that `convert` and `cluster` write as a whole or not at all: what is finished, and how one is written."""
+"""Output folders of `convert` and `cluster`, which are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from elastrec.platform.specs.errors import DataError
 
 R = TypeVar("R", bound=Spec)
 _UNFINISHED = "_unfinished"
-"""A file in a folder that cannot be renamed, for as long as it is being written."""
+"""A file that marks a folder while it is written, on file systems that cannot rename folders."""
 
 
 def finished_report(destination: str, record_name: str, kind: type[R], verb: str) -> R | None:
-    """The report of what was finished there; None where nothing lies, or what an interrupted run has left.
+    """The report in a finished folder; None if the folder is missing, empty, or has only files of an interrupted run.
 
     Args:
         destination: a folder, local path or URI.
-        record_name: file in it that is written last.
-        verb: what is done there, for messages: `convert`, `cluster`.
+        record_name: the file with the report, which is written last.
+        kind: the type of the report.
+        verb: the command, for messages: `convert`, `cluster`.
 
     Raises:
-        DataError: a file lies there, the record cannot be read, or the folder holds other files.
+        DataError: the destination is a file, the report cannot be read, or the folder contains other files.
     """
     filesystem, path = locate(destination)
     info = filesystem.get_file_info(path)
@@ -51,13 +52,14 @@ def finished_report(destination: str, record_name: str, kind: type[R], verb: str
 
 @contextmanager
 def staged_folder(target: str) -> Iterator[str]:
-    """A folder to write into that has become `target` when the block ends.
+    """Yields a folder to write into, which is `target` when the block has ended.
 
-    On a local file system it lies beside the target, and is removed after an exception. Elsewhere it is the target
-    itself: what an interrupted run has left there is removed, and `finished_report` takes it as unfinished until then.
+    On a local file system it is a folder beside the target, which is removed after an exception. Elsewhere it is the
+    target itself: files of an interrupted run are removed first, and `finished_report` returns None until the block has
+    ended.
 
     Args:
-        target: of which `finished_report` has found none.
+        target: a folder for which `finished_report` returned None.
     """
     filesystem, path = locate(target)
     if not isinstance(filesystem, pafs.LocalFileSystem):
@@ -77,7 +79,7 @@ def staged_folder(target: str) -> Iterator[str]:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     if final.is_dir():
-        final.rmdir()  # seen to be empty; a rename must not meet it
+        final.rmdir()  # it is empty, and would prevent the rename
     staging.rename(final)
 
 

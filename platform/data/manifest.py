@@ -109,17 +109,8 @@ def _no_files(data: TrainingData, root: str) -> DataError:
     )
 
 
-def write_manifest(manifest: DataManifest, uri: str) -> None:
-    """Writes a manifest as JSON, atomically.
-
-    Raises:
-        DataError: the place cannot be written.
-    """
-    write_bytes(uri, msgspec.json.encode(manifest))
-
-
 def write_new_manifest(manifest: DataManifest, stem: str) -> str:
-    """Writes a manifest like `write_manifest`, with a hash of its content in its name, so that it replaces no other.
+    """Writes a manifest as JSON, atomically, with a hash of its content in its name, so that it replaces no other.
 
     Args:
         stem: URI without the hash and the ending.
@@ -128,7 +119,7 @@ def write_new_manifest(manifest: DataManifest, stem: str) -> str:
         The manifest's URI; the same for equal manifests.
 
     Raises:
-        DataError: the place cannot be written.
+        DataError: the file cannot be written.
     """
     content = msgspec.json.encode(manifest)
     uri = f"{stem}-{xxhash.xxh3_128_hexdigest(content)}.json"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ from elastrec.platform.data.clustering.sorting import (
 from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
 from elastrec.platform.data.files import join, list_files, write_bytes
 from elastrec.platform.data.finished import finished_report, staged_folder
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, ParquetFile
 from elastrec.platform.data.partitions import Partition, chosen_folders, folder_keys
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.base import Spec
@@ -106,13 +107,13 @@ def cluster(
         DataError: the data is not Parquet or has no session column, a file or column is unusable, or the destination
         contains other files.
     """
-    keys = _checked(data, destination, row_group_rows, memory_bytes)
+    keys = _checked_keys(data, destination, row_group_rows, memory_bytes)
     key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
     if key_names:
         raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
     limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
     return [
-        _one(data, keys, destination, folder, roots, limits, progress)
+        _cluster_partition(data, keys, destination, folder, roots, limits, progress)
         for folder, roots in chosen_folders(data, partitions)
     ]
 
@@ -150,8 +151,7 @@ class ClusterWriter:
             self._schema = stored_schema(self._schema, groups)
         self._group_rows = row_group_rows
         self._held: list[pa.Table] = []
-        self._file: AtomicFile | None = None
-        self._parquet: pq.ParquetWriter | None = None
+        self._file: ParquetFile | None = None
         self._file_rows = 0
         self._parts = 0
         self.bytes = self.rows = self.sessions = self.rows_without_session = 0
@@ -171,14 +171,14 @@ class ClusterWriter:
         for begin, end in row_groups(rows[self._keys.session], self._group_rows):
             # The last group may still grow with the next table.
             if end < rows.num_rows or end - begin >= self._group_rows:
-                self._group(rows.slice(begin, end - begin))
+                self._write_group(rows.slice(begin, end - begin))
                 done = end
         self._held = [rows.slice(done)] if done < rows.num_rows else []
 
     def finish(self) -> None:
         """Write the remaining rows and show the last file."""
         if self._held:
-            self._group(pa.concat_tables(self._held))
+            self._write_group(pa.concat_tables(self._held))
             self._held = []
         self._close()
 
@@ -187,34 +187,29 @@ class ClusterWriter:
 
         An open stream of an object store would write its object when it is collected, perhaps over that of a next run.
         """
-        if self._parquet is not None:
-            self._parquet.close()
         if self._file is not None:
             self._file.discard()
-        self._file = self._parquet = None
+        self._file = None
 
-    def _group(self, table: pa.Table) -> None:
+    def _write_group(self, table: pa.Table) -> None:
         if self._groups:
             table = without_repeats(table, self._groups)
         if self.dictionary_columns is None:
             self.dictionary_columns = dictionary_columns(table)
-        if self._parquet is None:
-            self._file = AtomicFile(join(self._folder, f"part-{self._parts:05d}.parquet"))
-            self._parquet = clustered_writer(self._file.stream, self._schema, self.dictionary_columns, self._keys)
+        if self._file is None:
+            open_writer = partial(clustered_writer, dictionaries=self.dictionary_columns, keys=self._keys)
+            self._file = ParquetFile(join(self._folder, f"part-{self._parts:05d}.parquet"), self._schema, open_writer)
             self._file_rows = 0
-        table = table.replace_schema_metadata(self._schema.metadata)
-        self._parquet.write_table(table, row_group_size=table.num_rows)
+        self._file.write(table.replace_schema_metadata(self._schema.metadata), table.num_rows)
         self._file_rows += table.num_rows
         if self._file_rows >= _ROWS_PER_FILE:
             self._close()
 
     def _close(self) -> None:
-        if self._file is None or self._parquet is None:
-            return
-        self._parquet.close()
-        self.bytes += self._file.commit()
-        self._parts += 1
-        self._file = self._parquet = None
+        if self._file is not None:
+            self.bytes += self._file.commit()
+            self._parts += 1
+            self._file = None
 
 
 def clustered_writer(
@@ -266,7 +261,7 @@ def dictionary_columns(sample: pa.Table) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def _checked(data: TrainingData, destination: str, row_group_rows: int, memory_bytes: int) -> ClusterKeys:
+def _checked_keys(data: TrainingData, destination: str, row_group_rows: int, memory_bytes: int) -> ClusterKeys:
     if data.format is not FileFormat.PARQUET:
         raise DataError(
             f"data.format: {data.format} is not allowed; allowed: parquet; turn the log into Parquet with "
@@ -284,7 +279,7 @@ def _checked(data: TrainingData, destination: str, row_group_rows: int, memory_b
     return ClusterKeys(data.session, data.timestamp)
 
 
-def _one(
+def _cluster_partition(
     data: TrainingData,
     keys: ClusterKeys,
     destination: str,

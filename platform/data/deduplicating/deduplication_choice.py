@@ -103,7 +103,7 @@ def choose_groups(
         groups, choices = proposal.groups, proposal.choices
     else:
         groups = wanted.groups or group_features(list(wanted.named), samples, order.batch_rows)
-        choices = _as_the_file_says(list(samples), groups)
+        choices = _choices_of(list(samples), groups)
     return ChosenGroups(groups, raw.num_rows, order.batch_rows, tuple(factors), choices)
 
 
@@ -120,7 +120,7 @@ def _order(raw: pa.Table, session: str | None, order: BatchOrder) -> tuple[NDArr
     return place_N, session_numbers(sessions.take(pa.array(place_N)))
 
 
-def _as_the_file_says(names: Sequence[str], groups: Sequence[Sequence[str]]) -> tuple[Choice, ...]:
+def _choices_of(names: Sequence[str], groups: Sequence[Sequence[str]]) -> tuple[Choice, ...]:
     place = {name: index for index, group in enumerate(groups) for name in group}
     return tuple(
         Choice(name, place.get(name, -1), "the job file " + ("names it" if name in place else "leaves it out"))

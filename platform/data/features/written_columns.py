@@ -26,7 +26,8 @@ def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], 
     readings = [reading for reading in read if reading.column == name and reading.kind != "presence"]
     ways = {replace(reading, fill=None) for reading in readings}
     if len(ways) != 1:
-        return _as_the_log_has_it(values)
+        # The type is one that all files of a log share.
+        return values.cast(_shared(values.type))
     reading = readings[0]
     if reading.fill is None or (reading.kind == "ids" and reading.fill == MISSING_ID):
         column = read[reading]
@@ -38,11 +39,6 @@ def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], 
     if reading.fill is not None and missing is None and reading.kind == "ids":
         missing = column.values == MISSING_ID
     return pa.array(column.values, mask=missing if missing is not None and missing.any() else None)
-
-
-def _as_the_log_has_it(values: pa.Array) -> pa.Array:
-    """The values in a type that all files of a log share."""
-    return values.cast(_shared(values.type))
 
 
 def _shared(kind: pa.DataType) -> pa.DataType:

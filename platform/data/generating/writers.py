@@ -1,7 +1,9 @@
-"""PartitionWriter: writes generated rows as Parquet, CSV or Criteo TSV. AtomicFile: files that appear when complete."""
+"""PartitionWriter: writes generated rows as Parquet, CSV or Criteo TSV. AtomicFile, ParquetFile: files that appear when
+complete."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +64,37 @@ def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter
     return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
 
 
+class ParquetFile(AtomicFile):
+    """A Parquet file that appears under `uri` when `commit` is called.
+
+    Args:
+        open_writer: opens the writer of a stream.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        schema: pa.Schema,
+        open_writer: Callable[[pa.NativeFile, pa.Schema], pq.ParquetWriter] = parquet_writer,
+    ) -> None:
+        super().__init__(uri)
+        self._writer = open_writer(self.stream, schema)
+
+    def write(self, table: pa.Table, row_group_size: int = ROW_GROUP_ROWS) -> None:
+        """Appends rows in row groups of this size."""
+        self._writer.write_table(table, row_group_size=row_group_size)
+
+    def commit(self) -> int:
+        """As AtomicFile."""
+        self._writer.close()
+        return super().commit()
+
+    def discard(self) -> None:
+        """As AtomicFile."""
+        self._writer.close()
+        super().discard()
+
+
 class PartitionWriter:
     """Writes chunks into `part-00000`, `part-00001`, ... of one folder."""
 
@@ -71,7 +104,6 @@ class PartitionWriter:
         self._parts = 0
         self._rows = 0
         self._file: AtomicFile | None = None
-        self._parquet: pq.ParquetWriter | None = None
         self.bytes = 0
 
     def write(self, clicks: Clicks) -> None:
@@ -84,22 +116,20 @@ class PartitionWriter:
         done = 0
         while done < table.num_rows:
             if self._file is None:
-                name = f"part-{self._parts:05d}.{_SUFFIX[self._spec.format]}"
-                self._file = AtomicFile(join(self._folder, name))
+                uri = join(self._folder, f"part-{self._parts:05d}.{_SUFFIX[self._spec.format]}")
+                is_parquet = self._spec.format is FileFormat.PARQUET
+                self._file = ParquetFile(uri, table.schema) if is_parquet else AtomicFile(uri)
                 self._rows = 0
             part = table.slice(done, self._spec.rows_per_file - self._rows)
-            self._append(part)
+            self._append(self._file, part)
             done += part.num_rows
             self._rows += part.num_rows
             if self._rows == self._spec.rows_per_file:
                 self._finish()
 
-    def _append(self, table: pa.Table) -> None:
-        assert self._file is not None
-        if self._spec.format is FileFormat.PARQUET:
-            if self._parquet is None:
-                self._parquet = parquet_writer(self._file.stream, table.schema)
-            self._parquet.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    def _append(self, file: AtomicFile, table: pa.Table) -> None:
+        if isinstance(file, ParquetFile):
+            file.write(table)
             return
         criteo = self._spec.format is FileFormat.CRITEO_TSV
         if criteo:
@@ -110,17 +140,13 @@ class PartitionWriter:
             quoting_style="none",
             quoting_header="none",
         )
-        pa.csv.write_csv(table, self._file.stream, options)
+        pa.csv.write_csv(table, file.stream, options)
 
     def _finish(self) -> None:
-        if self._file is None:
-            return
-        if self._parquet is not None:
-            self._parquet.close()
-            self._parquet = None
-        self.bytes += self._file.commit()
-        self._file = None
-        self._parts += 1
+        if self._file is not None:
+            self.bytes += self._file.commit()
+            self._file = None
+            self._parts += 1
 
     def __enter__(self) -> PartitionWriter:
         return self

@@ -22,10 +22,10 @@ class BadRowLedger:
         return len(self._seen)
 
     def judge(self, piece: RawRows, encoded: EncodedRows) -> None:
-        """Looks at rows of one file.
+        """Counts the bad rows of one piece of a file.
 
         Args:
-            encoded: the rows of the piece.
+            encoded: the rows of `piece`.
 
         Raises:
             DataError: there is a bad row and the policy is `fail`, or one more than `at_most`.

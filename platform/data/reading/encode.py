@@ -61,7 +61,7 @@ class Mark(NamedTuple):
 
     def bad_row(self, row: int) -> BadRow:
         """The reason for one of the wrong rows."""
-        return BadRow(row, self.column, _shown(self.values[row]), self.expected)
+        return BadRow(row, self.column, _shortened(self.values[row]), self.expected)
 
     def expanded(self, code_B: NDArray[np.int32]) -> Mark:
         """The mark of the rows whose values are `values[code_B]`."""
@@ -232,15 +232,15 @@ class RowEncoder:
             DataError: a column's type can never be what the feature needs.
         """
         # Column by column, each through its steps while it lies in the processor's cache.
-        rows_read, read = self._begun(rows, with_label=with_label)
+        rows_read, read = self._begin(rows, with_label=with_label)
         return self.finish(replace(rows_read, columns=_OnDemand(read, self._shared)))
 
     def read(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> ReadRows:
-        """The first stage of `encode`, which see."""
-        rows_read, read = self._begun(rows, with_label=with_label)
+        """The first stage of `encode`; see there."""
+        rows_read, read = self._begin(rows, with_label=with_label)
         return replace(rows_read, columns={reading: read(reading) for reading in self._readings})
 
-    def _begun(
+    def _begin(
         self, rows: pa.Table | pa.RecordBatch, *, with_label: bool
     ) -> tuple[ReadRows, Callable[[Reading], Column]]:
         """Rows without columns of features, and the function that reads one of these columns."""
@@ -266,7 +266,7 @@ class RowEncoder:
             for i, float_B in enumerate(numbers):
                 block_BI[:, i] = float_B[first : first + _DENSE_ROWS]
         ids = {
-            feature.name: _cut(self._feature(feature.name, read, made), self._hash_sizes.get(feature.table_name))
+            feature.name: _in_range(self._feature(feature.name, read, made), self._hash_sizes.get(feature.table_name))
             for feature in self._sparse
         }
         return EncodedRows(read.target_BT, dense_BI, ids, read.marks)
@@ -344,7 +344,7 @@ def _rows_of(matrix: NDArray[np.float32]) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
 
 
-def _cut(column: Column, hash_size: int | None) -> Column:
+def _in_range(column: Column, hash_size: int | None) -> Column:
     """A sparse feature after its steps, with the id of missing values, modulo the hash size."""
     if column.missing is not None:
         column = FillNull(MISSING_ID)(column)
@@ -411,6 +411,6 @@ def _column(columns: Mapping[str, pa.Array | pa.ChunkedArray], name: str) -> pa.
     return combined(columns[name])
 
 
-def _shown(value: pa.Scalar) -> str:
+def _shortened(value: pa.Scalar) -> str:
     shown = repr(value.as_py())
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -80,10 +80,10 @@ def minibatches_of(
         if name not in singles:
             whole = pa.concat_arrays([arrow_ids(piece.ids[name]) for piece in pieces])
             lists[name] = whole.slice(begin) if is_range else whole.take(pa.array(order_Q))
-    return _handed_out(form, runs, lists, tuple(columns), list(zip(cuts, rows, strict=True)))
+    return _minibatches(form, runs, lists, tuple(columns), list(zip(cuts, rows, strict=True)))
 
 
-def _handed_out(
+def _minibatches(
     form: BatchForm,
     runs: Sequence[Run],
     lists: Mapping[str, pa.Array],

@@ -17,13 +17,12 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import structlog
 from pydantic import ValidationError
 
 from elastrec.platform.data.convert import ByTime, converted_data
 from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, AtomicFile, parquet_writer
+from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, ParquetFile
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.stream.broker import Topic, describe_topic
@@ -194,7 +193,7 @@ class _DayFiles:
         self._destination = destination
         self._name = f"kafka-{partition:05d}-{begin:020d}.parquet"
         self._held: dict[int, list[pa.Table]] = {}
-        self._open: dict[int, tuple[AtomicFile, pq.ParquetWriter]] = {}
+        self._open: dict[int, ParquetFile] = {}
         self.rows = self.bytes = 0
         self.days: tuple[str, ...] = ()
 
@@ -214,14 +213,11 @@ class _DayFiles:
             self._row_groups(day, last=True)
         self.days = tuple(self._folder(day) for day in sorted(self._open))
         while self._open:
-            file, writer = self._open.pop(next(iter(self._open)))
-            writer.close()
-            self.bytes += file.commit()
+            self.bytes += self._open.pop(next(iter(self._open))).commit()
 
     def discard(self) -> None:
         """Removes files that are not visible yet."""
-        for file, writer in self._open.values():
-            writer.close()
+        for file in self._open.values():
             file.discard()
 
     def _row_groups(self, day: int, *, last: bool) -> None:
@@ -229,9 +225,9 @@ class _DayFiles:
         whole = table.num_rows if last else table.num_rows // ROW_GROUP_ROWS * ROW_GROUP_ROWS
         if whole:
             if day not in self._open:
-                file = AtomicFile(join(self._destination, self._folder(day), self._name))
-                self._open[day] = file, parquet_writer(file.stream, table.schema)
-            self._open[day][1].write_table(table.slice(0, whole), row_group_size=ROW_GROUP_ROWS)
+                uri = join(self._destination, self._folder(day), self._name)
+                self._open[day] = ParquetFile(uri, table.schema)
+            self._open[day].write(table.slice(0, whole))
         self._held[day] = [table.slice(whole)] if whole < table.num_rows else []
 
     def _folder(self, day: int) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from elastrec.platform.data import manifest
-from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest, read_manifest, write_new_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
@@ -26,11 +26,12 @@ def _days(root: Path, *days: str, rows: int = 10) -> None:
 def test_a_written_manifest_is_read_unchanged(tmp_path: Path) -> None:
     _days(tmp_path / "log", "2026-01-01", "2026-01-02")
     manifest = build_manifest(data(tmp_path / "log", partitioning="day"))
-    write_manifest(manifest, str(tmp_path / "deep" / "manifest.json"))
-    assert read_manifest(str(tmp_path / "deep" / "manifest.json")) == manifest
+    uri = write_new_manifest(manifest, str(tmp_path / "deep" / "manifest"))
+    assert uri == write_new_manifest(manifest, str(tmp_path / "deep" / "manifest"))
+    assert read_manifest(uri) == manifest
     assert manifest.rows == 20
     assert manifest.partitions == ["day=2026-01-01", "day=2026-01-02"]
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["manifest.json"]
+    assert [str(path) for path in (tmp_path / "deep").iterdir()] == [uri]
 
 
 def test_rows_are_numbered_over_the_files_in_order(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from elastrec.platform.data.clustering.clustering import cluster, clustered_data
 from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.data.files import locate
 from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
-from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest, read_manifest, write_new_manifest
 from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
@@ -39,8 +39,7 @@ def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, t
     )
     assert generate(remote).days == generate(local).days
     manifest = build_manifest(training_data_for(remote))
-    write_manifest(manifest, f"{bucket}/manifests/a.json")
-    assert read_manifest(f"{bucket}/manifests/a.json") == manifest
+    assert read_manifest(write_new_manifest(manifest, f"{bucket}/manifests/a")) == manifest
     assert manifest.partitions == ["day=2026-01-01", "day=2026-01-02"]
     ours, theirs = (
         list(ShardReader(of, build_manifest(of)).read(0, 600, seed=1, shuffle=True, batch_size=128))

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_uri
-from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest, read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import DenseFeature, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.job import CheckpointSpec, JobSpec, Metadata, ModelSpec, TableSpec, TrainingJob
@@ -23,6 +23,7 @@ from elastrec.trainers.models import FeatureSchema, JobHeads, build_model, embed
 from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
 from tests.checkpoints.writing import write_bucket
+from tests.manifests import write_manifest
 
 ROWS, SHARD = 300, 120
 

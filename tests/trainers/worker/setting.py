@@ -13,7 +13,7 @@ import pytest
 import torch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from elastrec.platform.data.manifest import build_manifest, read_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest, read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcServer
@@ -28,6 +28,7 @@ from elastrec.trainers.worker.loop import run
 from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.work import Worker
+from tests.manifests import write_manifest
 from tests.trainers.reference_rules import SegmentOptimizer
 
 ROWS, SHARD, BATCH = 900, 250, 50  # as in the fixture `tiny_job`

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcServer
@@ -26,6 +26,7 @@ from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTra
 from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.window import Window
 from elastrec.trainers.worker.work import Worker
+from tests.manifests import write_manifest
 from tests.trainers.parameter_server.running import routing_of
 from tests.trainers.worker.conftest import BATCH, ROWS, ScriptedMaster
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import TransportError
@@ -28,6 +28,7 @@ from elastrec.trainers.worker.session import Session
 from elastrec.trainers.worker.trainer import Prediction, Started
 from elastrec.trainers.worker.work import Worker
 from tests.heads import predicted
+from tests.manifests import write_manifest
 
 ROWS, SHARD, BATCH = 900, 250, 50  # as in the fixture `tiny_job`
 _LATENCY = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
 from elastrec.platform.data.clustering.sorting import session_starts
-from elastrec.platform.data.generating.writers import AtomicFile
+from elastrec.platform.data.generating.writers import ParquetFile
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.data import TrainingData
@@ -166,11 +167,11 @@ def test_an_interrupted_run_has_closed_its_file_before_another_one_can_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write(_log(rows=5_000, sessions=500), tmp_path / "log")
-    opened: list[AtomicFile] = []
+    opened: list[ParquetFile] = []
 
-    class Opened(AtomicFile):
-        def __init__(self, uri: str) -> None:
-            super().__init__(uri)
+    class Opened(ParquetFile):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
             opened.append(self)
 
     class Stopped(BaseException):
@@ -181,7 +182,7 @@ def test_an_interrupted_run_has_closed_its_file_before_another_one_can_begin(
         raise Stopped
 
     tables = clustering._in_order
-    monkeypatch.setattr(clustering, "AtomicFile", Opened)
+    monkeypatch.setattr(clustering, "ParquetFile", Opened)
     monkeypatch.setattr(clustering, "_in_order", stops)
     # The error that is still there refers to the writer.
     with pytest.raises(Stopped) as stopped:

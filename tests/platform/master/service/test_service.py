@@ -11,7 +11,6 @@ import pytest
 
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.data.entries import DataFile, DataManifest
-from elastrec.platform.data.manifest import write_manifest
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
@@ -29,6 +28,7 @@ from elastrec.platform.transport.messages.observer import (
     StopJob,
     TakeOver,
 )
+from tests.manifests import write_manifest
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
 from tests.shapes import change

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.directive import Mode
 from tests.faults.namespaces import cable
+from tests.manifests import write_manifest
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 

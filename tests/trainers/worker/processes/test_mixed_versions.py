@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.versions import code_version
+from tests.manifests import write_manifest
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from elastrec.platform.data.manifest import build_manifest, write_manifest
+from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.transport.messages.directive import Mode
 from elastrec.platform.transport.messages.job import Register, Registered
+from tests.manifests import write_manifest
 from tests.trainers.worker.conftest import ROWS, ScriptedMaster
 from tests.trainers.worker.processes.pods import Pods
 
