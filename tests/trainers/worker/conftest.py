@@ -17,6 +17,7 @@ import pytest
 from elastrec.checkpoints import open_store
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import DenseFeature, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.elasticity import PodResources, Resources
 from elastrec.platform.specs.job import (
     CheckpointSpec,
     Consistency,
@@ -24,8 +25,6 @@ from elastrec.platform.specs.job import (
     JobSpec,
     Metadata,
     ModelSpec,
-    PodResources,
-    Resources,
     TableSpec,
     Training,
     TrainingJob,
