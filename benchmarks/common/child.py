@@ -73,7 +73,7 @@ class Child:
         return time.clock_gettime((~self._process.pid << 3) | 2)
 
     def resident_bytes(self) -> int:
-        """Memory of the process, without what it only shares with files."""
+        """Resident memory of the process, without memory that it shares through files."""
         status = Path(f"/proc/{self._process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
         return int(line.split()[1]) * 1024

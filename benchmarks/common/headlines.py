@@ -62,7 +62,7 @@ SIDES = (BY_HAND_SIDE, STATIC, OPTIMUS, OPTIMUS_2, OPTIMUS_4, GREEDY, OURS, OURS
 
 
 def say(line: str) -> None:
-    """To people who wait."""
+    """Prints progress."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -101,7 +101,7 @@ class Side:
         self.groups = job.spec.deduplication.groups or ()
 
     def run(self, rows: int) -> Counted:
-        """The first rows once; what the worker counted."""
+        """Reads and trains the first rows once; returns the worker's counters."""
         counted: Counted = self._worker.ask(rows=rows)
         return counted
 

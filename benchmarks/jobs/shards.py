@@ -38,7 +38,7 @@ def played_job(workers: int, rows: int, batch: int, batches_per_shard: int) -> I
 
 
 def leasing(shards: int, rounds: int) -> list[Figure]:
-    """Shards granted and completed per second, and what a finished shard leaves in memory."""
+    """Shards granted and completed per second, and the memory that a finished shard keeps."""
     each = shards // (rounds + 1)
     rates, cpu, resident = [], [], []
     # One row per shard, because rows do not matter here.

@@ -97,7 +97,7 @@ class Surroundings:
 def job_content(
     log: GenerateReport, mode: str, epochs: int, role: str = "worker", *, moves: bool = True
 ) -> dict[str, Any]:
-    """Pods of the role are what limits."""
+    """Pods of the role limit the speed of the job."""
     limits = _LIMITS[role]
     spec = {
         "model": {"architecture": "wide_and_deep", **limits["model"]},

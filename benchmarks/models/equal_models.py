@@ -37,7 +37,7 @@ ONE_PROCESS = "one_process"
 
 
 def click_log(folder: Path, rows: int) -> GenerateReport:
-    """A day to train on and one to score, by the same truth: what is compared is training, not drift."""
+    """A day to train on and one to score, with the same true probabilities, so that drift has no effect."""
     spec = GenerateSpec(
         path=str(folder), rows_per_day=rows, days=2, seed=1, dense=4, sparse=6, lists=0, heaps_factor=1.0,
         drift_radians=0.0,
@@ -46,7 +46,7 @@ def click_log(folder: Path, rows: int) -> GenerateReport:
 
 
 def job_content(log: GenerateReport, mode: str, seed: int) -> dict[str, Any]:
-    """The job file of one side; also what the single process builds its model from."""
+    """The job file of one side, from which the single process's model is built, too."""
     of = MODES.get(mode, MODES["one_worker"])
     shard_batches = 32 * BATCH // of["batch"]
     spec = {

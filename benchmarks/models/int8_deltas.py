@@ -1,4 +1,4 @@
-"""What deltas with rows as int8 cost a model that is restored from them, and how many bytes they save.
+"""The loss of a model that is restored from deltas with int8 rows, and the bytes that they save.
 
 A model is trained for one pass over half of a generated log, saved whole, trained on, and saved five times as what has
 changed. Compared is the model that the chain of records gives back with the one in training: with float32 it is the

@@ -1,8 +1,8 @@
-"""Whether a job of few steps gives the model that one process gives, and what overlapping its pulls would cost.
+"""Whether a job of few steps gives the model of one process, and the cost of overlapping its pulls.
 
 Real jobs of one worker train DLRM for 16 and for 53 steps on generated clicks: with the defaults, and with
 `overlap_pull: true`, where each step lacks the gradients of the one before it. One process that takes the same
-minibatches in the same order says what is right. Compared is the normalised entropy of the next day, seed by seed.
+minibatches in the same order is the reference. Compared is the normalised entropy of the next day, seed by seed.
 `OVERLAP_AFTER_STEPS = 0` in `trainers/worker/parameter_server_trainer.py` makes the goals red.
 
     python -m benchmarks short_jobs [--rounds 5] [--output json]

@@ -65,7 +65,7 @@ class Checkpoints:
         return part.size_bytes
 
     def restore(self) -> None:
-        """The whole part into a server that forgets what it has."""
+        """Restores the whole part into a server, which drops its rows first."""
         restore(self._server, self._uri, ROUTING, 1)
 
     def memcpy(self) -> None:

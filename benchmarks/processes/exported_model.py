@@ -1,4 +1,4 @@
-"""Made-up rows as a finished job's record, exported as the evaluator does it, and scored; what each of the two costs.
+"""Generated rows as a finished job's record, exported as by the evaluator, and scored; the costs of both.
 
 Answers a line of JSON to a line of JSON (`respond`). The model is DLRM; one of its tables has nearly all rows.
 """
@@ -102,7 +102,7 @@ class Model:
         self._calls: dict[tuple[str, int], Callable[[], object]] = {}
 
     def export(self, rows: int) -> dict[str, int]:
-        """Exports a record; how far memory rose above what it was before, and the size of the largest shard."""
+        """Exports a record; returns the increase of memory and the size of the largest shard, bytes."""
         self._exports += 1
         folder = self._folder / str(self._exports)
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Several workers and one parameter server in one process: what joining workers do to a model under training.
+"""Several workers and one parameter server in one process: the effect of joining workers on the model.
 
 Reader, models, steps, client, server and update rules are the product's; the master and the pods are left out. Workers
 take turns, a step each, so that every step lacks the gradients of the same number of others: a run with the same

@@ -160,7 +160,7 @@ class Worker:
         return self.wait()
 
     def wait(self) -> int:
-        """Returns once as many steps were taken as was asked for; how many there were."""
+        """Waits until the requested number of steps was taken; returns their number."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -224,7 +224,7 @@ class Worker:
         return float(-np.log(np.where(labels > 0, scores, 1 - scores) + 1e-12).mean())
 
     def _follow(self, error: Any) -> None:
-        """As the worker's loop: the server that was asked knows of a newer routing table."""
+        """As the worker's loop does: gets the newer routing table from the server."""
         if error.routing is None:
             raise error
         self._client.connect(error.routing, 1)

@@ -112,7 +112,7 @@ def run_master(workers: int, rows: int, batch: int, batches_per_shard: int) -> N
 
 
 class PlayedPod:
-    """One pod that says what a real one would say; used by one thread at a time."""
+    """A pod that sends the messages of a real one; used by one thread at a time."""
 
     def __init__(self, name: str, role: Role, master: str) -> None:
         self.name, self.role = name, role

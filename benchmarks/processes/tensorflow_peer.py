@@ -188,7 +188,7 @@ def coordinate(batch: int, rows: int, tables: int, steps_per_call: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports on which no process listens now."""
     held = [socket.create_server(("localhost", 0)) for _ in range(count)]
     try:
         return [one.getsockname()[1] for one in held]

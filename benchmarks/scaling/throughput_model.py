@@ -46,7 +46,7 @@ def _rows(allocations: list[Allocation]) -> Floats:
 
 
 class Experiment:
-    """Noisy measurements of the published model, and what a fit makes of them."""
+    """Noisy measurements of the published model, and a fit to them."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -95,7 +95,7 @@ def job_content(log: GenerateReport, model: str, servers: int, overlap: bool) ->
 
 
 def collect(file: Path | None, seconds: float, *, overlapped: bool) -> list[Run]:
-    """Every model with every number of servers; what the file has already is not measured again."""
+    """Measures every model with every number of servers, without configurations that the file already has."""
     runs = msgspec.json.decode(file.read_bytes(), type=list[Run]) if file and file.exists() else []
     done = {(run.model, run.servers, run.overlap) for run in runs}
     wanted = itertools.product(MODELS, SERVERS, (overlapped,))
@@ -208,7 +208,7 @@ def draw(file: Path, model: str, fitted: Any, observations: Sequence[Observation
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """Collects what is missing, then leaves every configuration out once."""
+    """Collects missing measurements, then leaves every configuration out once."""
     runs = collect(arguments.results, arguments.seconds, overlapped=arguments.overlapped)
     return figures_of(runs, overlapped=arguments.overlapped, pictures=arguments.pictures)
 

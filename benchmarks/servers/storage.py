@@ -251,7 +251,7 @@ def measure_cores(rows: int, seconds: float) -> list[Figure]:
 
 
 def measure_save(rows: int, seconds: float, folder: Path) -> list[Figure]:
-    """Requests while a record is written, and what restoring it needs."""
+    """Requests while a record is written, and the memory of its restore."""
     server, names = Server(rows, cores=2), iter(range(2 * _TURNS))
     server.fill()
 

@@ -146,7 +146,7 @@ def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def speed(arguments: argparse.Namespace) -> list[Figure]:
-    """Jobs per CPU minute, asked in every round and patiently, on the first headline seed."""
+    """Jobs per CPU minute on the first headline seed, with the policy asked in every round, and with patience."""
     seed, found, reports = HEADLINE_SEEDS[0], [], []
     jobs = recurring(arguments.speed, seed, SYMMETRIC, arrivals=bursty(arguments.speed, seed, arguments.every))
     # Kernels are loaded, or compiled, before anything is measured.
@@ -176,7 +176,7 @@ def speed(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """Headlines, on what they depend, and how fast they were found."""
+    """The headlines, their sensitivity, and the speed of the simulation."""
     parts = {"headlines": headlines, "sensitivity": sensitivity, "speed": speed}
     return [figure for part in arguments.only or parts for figure in parts[part](arguments)]
 

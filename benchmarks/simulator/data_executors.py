@@ -155,7 +155,7 @@ def resize(
 
 
 def _resized(executors: int, seeds: Sequence[int], noise: float, safety: float) -> tuple[float, float, float]:
-    """Means over the seeds of what `resize` gives."""
+    """Means of the results of `resize` over the seeds."""
     settings = VerticalSettings(safety=safety)
     found = [resize(executors, seed, _BEFORE, _USED, noise, settings) for seed in seeds]
     cores, share, waited = (statistics.fmean(each) for each in zip(*found, strict=True))

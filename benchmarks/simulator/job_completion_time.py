@@ -154,7 +154,7 @@ def mixed(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def truths(arguments: argparse.Namespace) -> list[Figure]:
-    """The same where the policies' model has not the form of what is measured."""
+    """The same if the measured step times do not have the form of the policies' model."""
     found = []
     for name, truth in TRUTHS.items():
         if name == "equation":
@@ -235,7 +235,7 @@ def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """The parts that were asked for."""
+    """Measures the requested parts."""
     parts = {"mixed": mixed, "truths": truths, "workers": workers, "steady": steady, "sensitivity": sensitivity}
     asked = arguments.part or _PARTS
     found = alone(arguments.seeds) if "alone" in asked else []

@@ -1,4 +1,4 @@
-"""How close warm starts come to where jobs end, and what they save: a simulated month of recurring jobs.
+"""The distance of warm starts from final sizes, and their savings: a simulated month of recurring jobs.
 
     python -m benchmarks warm_start [--jobs 200] [--nodes 150] [--headroom 1] [--output json]
 
