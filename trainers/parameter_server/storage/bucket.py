@@ -211,15 +211,15 @@ class Bucket:
         deleted = self._copy_back(tombstones, since)
         if deleted is None:
             return None
-        left_bytes, found = most_bytes - deleted.nbytes, []
+        left_bytes, listed = most_bytes - deleted.nbytes, []
         for indexed, log in zip(self._indexed_pools, (rows_log, candidates_log), strict=True):
             entries = self._copy_back(log, since)
             cells = None if entries is None else self._copy_logged(indexed.pool, log, entries, left_bytes)
             if cells is None:
                 return None
             left_bytes -= cells.nbytes
-            found.append(cells)
-        rows, candidates = found
+            listed.append(cells)
+        rows, candidates = listed
         return Changes(False, version, rows, candidates, deleted)
 
     def _copy_back(self, log: _Log, since: int) -> Array | None:

@@ -254,7 +254,7 @@ def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array 
 def _deleted(store: RowStore, buckets: Array, since: Array, chunk_bytes: int) -> Iterator[Copied]:
     """Copies the tombstones of buckets of one stripe with versions after `since` and up to the freeze."""
     tombstones = store.tombstones_memory.pool
-    found: list[tuple[int, Array]] = []
+    kept_by_bucket: list[tuple[int, Array]] = []
     left = chunk_bytes
     for bucket, version in zip(buckets.tolist(), since.tolist(), strict=True):
         if version < 0 or not tombstones.buckets[bucket, COUNT]:
@@ -267,19 +267,22 @@ def _deleted(store: RowStore, buckets: Array, since: Array, chunk_bytes: int) ->
             raise _thawed(bucket)
         kept = cells[:copied][cells[:copied, CELL_VERSION] <= frozen]
         if len(kept):
-            found.append((bucket, kept))
+            kept_by_bucket.append((bucket, kept))
             left -= kept.nbytes
         if left <= 0:
-            yield _joined(found)
-            found, left = [], chunk_bytes
-    if found:
-        yield _joined(found)
+            yield _joined(kept_by_bucket)
+            kept_by_bucket, left = [], chunk_bytes
+    if kept_by_bucket:
+        yield _joined(kept_by_bucket)
 
 
-def _joined(found: list[tuple[int, Array]]) -> Copied:
-    counts = np.array([len(cells) for _, cells in found], np.int64)
+def _joined(kept_by_bucket: list[tuple[int, Array]]) -> Copied:
+    counts = np.array([len(cells) for _, cells in kept_by_bucket], np.int64)
     return Copied(
-        DELETED, np.array([bucket for bucket, _ in found], np.int64), counts, np.concatenate([c for _, c in found])
+        DELETED,
+        np.array([bucket for bucket, _ in kept_by_bucket], np.int64),
+        counts,
+        np.concatenate([c for _, c in kept_by_bucket]),
     )
 
 

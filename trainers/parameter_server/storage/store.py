@@ -62,7 +62,7 @@ class Lookup:
         foreign: number of ids in buckets of other servers.
         drops: number of buckets that the store had dropped when the request was ordered.
         places: [U] int64, the rows' places; negative: no row.
-        found: [S, 2] int64, by stripe: number of ids without a row, and the stripe's moves at the lookup (-1: none was
+        by_stripe: [S, 2] int64: number of ids without a row, and the stripe's moves at the lookup (-1: none was
             made).
     """
 
@@ -70,7 +70,7 @@ class Lookup:
     foreign: int
     drops: int
     places: Array
-    found: Array
+    by_stripe: Array
 
 
 class RowStore:
@@ -194,8 +194,8 @@ class RowStore:
 
     def lookup_of(self, request: Request) -> Lookup:
         """A lookup of a request whose ids are about to be ordered; no row is looked up yet."""
-        found = np.full((self.locks.count, 2), -1, np.int64)
-        return Lookup(request, 0, int(self._counters[DROPS]), np.empty(len(request.ids), np.int64), found)
+        by_stripe = np.full((self.locks.count, 2), -1, np.int64)
+        return Lookup(request, 0, int(self._counters[DROPS]), np.empty(len(request.ids), np.int64), by_stripe)
 
     def look_up(self, counts: Array, ids: Array) -> Lookup:
         """Orders ids [U] int64, `counts` [T] int32 of them per table, by stripe. Does not search their rows."""
@@ -217,7 +217,7 @@ class RowStore:
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
         lookup.foreign = pull_request(
             self.handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
-            lookup.found, values, np.empty((2, LOOKUP_BATCH), np.int64),
+            lookup.by_stripe, values, np.empty((2, LOOKUP_BATCH), np.int64),
         )  # fmt: skip
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
@@ -257,7 +257,7 @@ class RowStore:
         offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, LOOKUP_BATCH), np.int64)
         while True:
             stopped = push_request(
-                self.handle, lookup.request, lookup.drops, lookup.places, lookup.found, sightings, int(now_seconds),
+                self.handle, lookup.request, lookup.drops, lookup.places, lookup.by_stripe, sightings, int(now_seconds),
                 np.float32(rate_scale), gradients, offsets, scratch, state, report,
             )  # fmt: skip
             if stopped == serving.DONE:

@@ -64,11 +64,11 @@ def order_ids(handle, counts, request, scratch):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def pull_request(handle, counts, request, zero_if_absent, places, found, out, scratch):  # type: ignore[no-untyped-def]
+def pull_request(handle, counts, request, zero_if_absent, places, by_stripe, out, scratch):  # type: ignore[no-untyped-def]
     """Orders the ids of a request and copies the values of their rows into `out`; see `access.pull`.
 
     Args:
-        found: [S, 2] int64, out: see Lookup.
+        by_stripe: [S, 2] int64, out: see Lookup.
         scratch: [2, LOOKUP_BATCH] int64.
 
     Returns 0, or the number of ids known to be in buckets of other servers; `out` is then incomplete.
@@ -86,10 +86,10 @@ def pull_request(handle, counts, request, zero_if_absent, places, found, out, sc
         if guarded.counters[DROPS] != drops and not _owns(guarded.owned, request, stripe):
             unlock(guarded.locks, stripe)
             return 1
-        found[stripe, 0] = access.pull(
+        by_stripe[stripe, 0] = access.pull(
             rows.pool, rows.hash_index, settings, request, stripe, zero_if_absent, places, out, scratch
         )
-        found[stripe, 1] = guarded.moves[stripe]
+        by_stripe[stripe, 1] = guarded.moves[stripe]
         unlock(guarded.locks, stripe)
         left &= ~(1 << stripe)
     return 0
@@ -101,7 +101,7 @@ def push_request(  # type: ignore[no-untyped-def]
     request,
     drops,
     places,
-    found,
+    by_stripe,
     sightings,
     now_seconds,
     rate_scale,
@@ -114,7 +114,7 @@ def push_request(  # type: ignore[no-untyped-def]
     """Creates the absent rows of a request and applies gradients [U, D]; see `create_rows` and `apply_rules`.
 
     Args:
-        drops, places, found: see Lookup.
+        drops, places, by_stripe: see Lookup.
         offsets, scratch: [AHEAD] and [2, LOOKUP_BATCH] int64.
         state: [4] int64, in and out: the stripes that are left, as bits (first: all with ids); the stripe whose lock is
             held (-1: none); CREATE or APPLY; the position in the stripe's order.
@@ -130,11 +130,11 @@ def push_request(  # type: ignore[no-untyped-def]
             report[:] = 0
             if guarded.counters[DROPS] != drops and not _owns(guarded.owned, request, stripe):
                 return DROPPED
-            if found[stripe, 1] != guarded.moves[stripe]:
-                found[stripe, 0] = find_all(rows.pool, rows.hash_index, request, stripe, places, scratch)
-                found[stripe, 1] = guarded.moves[stripe]
+            if by_stripe[stripe, 1] != guarded.moves[stripe]:
+                by_stripe[stripe, 0] = find_all(rows.pool, rows.hash_index, request, stripe, places, scratch)
+                by_stripe[stripe, 1] = guarded.moves[stripe]
         if state[STAGE] == CREATE:
-            if found[stripe, 0]:
+            if by_stripe[stripe, 0]:
                 room = guarded.counters[MOST_ROWS] - _count_rows(rows.pool)
                 create_rows(
                     rows, candidates_of(handle), tombstones_of(handle), settings, guarded.marks, request, stripe,
@@ -143,7 +143,7 @@ def push_request(  # type: ignore[no-untyped-def]
                 if report[0] != access.DONE:
                     return CREATE
                 # With admission, some ids still have no row.
-                found[stripe, 0] -= report[3]
+                by_stripe[stripe, 0] -= report[3]
             state[STAGE] = APPLY
         end = request.starts[stripe + 1]
         state[POSITION] = apply_rules(
