@@ -323,14 +323,14 @@ def test_a_delta_reads_only_changed_rows(tmp_path: Path, monkeypatch: pytest.Mon
     base = made.save()
     push(made.servers, range(0, 50_000, 100), 1.0)
     listed: list[tuple[int, int]] = []
-    list_buckets = copying._listed
+    list_buckets = copying._mark_changed
 
     def watched(*arguments: Any) -> Any:
         starts, bits = list_buckets(*arguments)
         listed.append((sum(int(word).bit_count() for word in bits.tolist()), 64 * len(bits)))
         return starts, bits
 
-    monkeypatch.setattr(copying, "_listed", watched)
+    monkeypatch.setattr(copying, "_mark_changed", watched)
     delta = open_record(made.save(name_of(base)))
     assert sum(changed for changed, _ in listed) == 2 * 500
     assert sum(cells for _, cells in listed) > 2 * 50_000
