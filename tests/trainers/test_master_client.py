@@ -54,7 +54,7 @@ class Pod:
         take_term(self.store, "clicks", "clicks-1", holder=holder, address=address, base=lambda: "")
 
 
-def test_a_pod_whose_master_is_silent_goes_to_the_one_of_the_newest_term(
+def test_a_pod_with_a_silent_master_connects_to_the_master_of_the_newest_term(
     tmp_path: Path, serve: Callable[..., RpcServer]
 ) -> None:
     first, second = serve(1), serve(2)

@@ -224,7 +224,7 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("tables", [{}, {"item": {"dimension": 4}}], ids=["one dimension", "two dimensions"])
-def test_rows_that_are_pooled_apart_are_those_of_the_plain_output_and_get_the_same_gradients(
+def test_separately_pooled_rows_equal_the_plain_output_and_get_the_same_gradients(
     servers: int, tables: dict[str, dict[str, int]]
 ) -> None:
     spec = job_spec(OptimizerSpec(kind="sgd", learning_rate=0.1), OptimizerSpec(kind="sgd"), **tables)

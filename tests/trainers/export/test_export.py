@@ -95,7 +95,7 @@ def test_logging_a_model_does_not_change_the_series_of_its_run(finished, trackin
     assert model.model_id in {output.model_id for output in client.get_run(run_id).outputs.model_outputs}
 
 
-def test_nothing_in_the_exported_files_is_a_pickle(finished, tmp_path: Path) -> None:
+def test_exported_files_contain_no_pickle(finished, tmp_path: Path) -> None:
     export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), tmp_path)
     suffixes = {file.suffix for file in (tmp_path / "model").rglob("*") if file.is_file()}
     assert suffixes <= {".npy", ".json", ".txt", ".yaml", ".yml", ".whl", ""}

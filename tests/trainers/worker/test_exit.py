@@ -31,7 +31,7 @@ from elastrec.trainers.worker.process import is_retryable
         (MemoryError(), True),
     ],
 )
-def test_only_errors_that_another_process_may_escape_are_retryable(error: Exception, retryable: bool) -> None:
+def test_only_errors_that_another_process_may_not_have_are_retryable(error: Exception, retryable: bool) -> None:
     assert is_retryable(error) is retryable
 
 

@@ -66,9 +66,7 @@ def test_no_step_of_a_short_job_is_stale_by_default(applied_before_pulls: Make) 
     assert applied_before_pulls() == list(range(STEPS))
 
 
-def test_steps_are_one_push_old_once_the_first_steps_are_done(
-    applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_lack_one_push_after_the_first_steps(applied_before_pulls: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parameter_server_trainer, "OVERLAP_AFTER_STEPS", AFTER)
     expected = [*range(AFTER + 1), *range(AFTER, STEPS - 1)]
     assert applied_before_pulls() == expected

@@ -83,14 +83,14 @@ def test_the_factor_is_that_of_the_batches_which_workers_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_log_that_is_not_clustered_is_left_plain(tmp_path: Path, shuffle: bool) -> None:
+def test_an_unclustered_log_stays_plain(tmp_path: Path, shuffle: bool) -> None:
     order = replace(ORDER, batch_rows=32, shuffle=shuffle)
     found = chosen(log(tmp_path / "log", clustered=False), order=order)
     assert found.groups == ()
     assert "off, no feature is worth it" in str(found)
 
 
-def test_a_clustered_log_whose_sessions_are_not_named_is_shuffled_by_rows_and_left_plain(tmp_path: Path) -> None:
+def test_a_clustered_log_without_a_session_column_is_shuffled_by_rows_and_stays_plain(tmp_path: Path) -> None:
     data = log(tmp_path / "log", session=None)
     assert chosen(data, order=replace(ORDER, batch_rows=32)).groups == ()
     assert chosen(data, order=replace(ORDER, shuffle=False)).groups == (("cart", "likes"),)

@@ -205,7 +205,7 @@ def test_bad_lines_of_text_files_are_left_out_and_none_is_read_twice(tmp_path: P
     assert shards.skipped_rows == 3
 
 
-def test_ids_are_at_hand_where_a_batch_holds_them_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_returned_if_the_batch_has_them_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "WINDOW_ROWS", 100)
     table, of = _log(tmp_path)
     write_parquet(tmp_path / "a.parquet", table, 30)

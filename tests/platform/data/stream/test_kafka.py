@@ -138,7 +138,7 @@ def test_a_topic_that_is_not_as_expected_is_refused_before_anything_is_sent(brok
 
 
 @with_broker
-def test_a_row_that_the_broker_does_not_take_ends_the_sending(broker: Broker, tmp_path: Path) -> None:
+def test_a_row_that_the_broker_refuses_ends_the_sending(broker: Broker, tmp_path: Path) -> None:
     data = small_log(tmp_path / "log", rows=20)
     change(data, "history", pa.array([[2**40 + number for number in range(200)] for _ in range(10)]))
     with pytest.raises(TransportError, match=r"not acknowledged .*1,8\d\d bytes.*; of 10 rows sent"):

@@ -114,7 +114,7 @@ def test_an_interrupted_call_loses_and_repeats_nothing(broker: Broker, tmp_path:
 
 
 @pytest.mark.parametrize("shown", [0, 1, 2])
-def test_files_that_were_shown_but_not_recorded_are_landed_again(
+def test_visible_files_without_a_record_are_landed_again(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: int
 ) -> None:
     landed(tmp_path)

@@ -242,7 +242,7 @@ def test_no_server_serves_half_of_the_buckets_of_a_server_lost_after_handing_the
         worker.client.close()
 
 
-def test_an_order_that_is_due_before_anything_was_copied_is_carried_out() -> None:
+def test_an_order_that_is_due_before_anything_was_copied_is_executed() -> None:
     with cluster(2, 1) as moved:
         worker = Worker(moved.routing)
         for _ in range(3):

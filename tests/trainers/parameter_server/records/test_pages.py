@@ -105,7 +105,7 @@ def test_written_lines_are_cleared_and_new_ones_are_not_written_again() -> None:
     assert not region.words[: PAGE_BYTES // 4].any() and region.words[PAGE_BYTES // 4] == 7
 
 
-def test_a_server_of_more_regions_than_a_note_has_room_for_is_saved_without_one(
+def test_a_server_with_too_many_regions_for_a_note_is_saved_without_one(
     tmp_path: Path, memory: RecordMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = server_of()

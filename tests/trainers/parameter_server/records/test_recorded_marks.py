@@ -267,7 +267,7 @@ def test_every_bucket_is_restored_with_its_own_marks(tmp_path: Path, before: int
         assert done == (-1 if is_mixed or not expected[mine[0]] else WHOLE)
 
 
-def test_with_another_number_of_buckets_the_least_of_all_marks_holds(tmp_path: Path) -> None:
+def test_another_number_of_buckets_uses_the_lowest_of_all_marks(tmp_path: Path) -> None:
     job = job_of(buckets=64)
     servers = started(job, 2)
     for server in servers:

@@ -181,7 +181,7 @@ def pushed(server: ParameterServer, place: int, **names: Any) -> Any:
     return calls.push(server, "a", place, IDS, 1.0, **names)[0]
 
 
-def test_when_splits_go_back_to_the_record_kept_buckets_take_nothing_again(tmp_path: Path) -> None:
+def test_kept_buckets_apply_no_push_twice_when_splits_return_to_the_record(tmp_path: Path) -> None:
     job, server = server_of()
     pushed(server, 0)
     uri = saved(job, server, tmp_path / "record")

@@ -144,7 +144,7 @@ def test_whatever_moves_each_push_is_applied_once_to_each_virtual_and_dense_buck
     assert all(len(marks.values()) == 1 for marks in servers)
 
 
-def test_the_least_of_several_marks_has_the_pushes_of_all() -> None:
+def test_merged_marks_have_the_pushes_that_all_of_them_have() -> None:
     done = Marks(*ALL)
     for number in range(20):
         done.advance(origin_of(0, number=number, is_last=True))
@@ -168,7 +168,7 @@ def test_the_least_of_several_marks_has_the_pushes_of_all() -> None:
         max_size=3,
     )
 )
-def test_the_least_of_any_marks_has_the_lowest_offset_of_each_split(
+def test_merged_marks_have_the_lowest_offset_of_each_split(
     pushes: list[list[tuple[int, int, str]]],
 ) -> None:
     several = []
