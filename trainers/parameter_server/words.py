@@ -15,16 +15,19 @@ from numba.extending import intrinsic
 _VECTOR_WORDS = 8
 
 
-def _copy(context: Any, builder: Any, signature: Any, arguments: Any, first: Any, count: Any) -> Any:
-    """The code that copies words of the third argument to the place in the first that the second names."""
+def _addresses(context: Any, builder: Any, signature: Any, arguments: Any, first: Any) -> tuple[Any, Any]:
+    """Of the word in the first argument that the second names, and of word `first` of the third argument."""
     target_view, source_view = (
         context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 2)
     )
+    return builder.gep(target_view.data, [arguments[1]]), builder.gep(source_view.data, [first])
+
+
+def _copy(context: Any, builder: Any, signature: Any, arguments: Any, first: Any, count: Any) -> Any:
+    """The code that copies words of the third argument to the place in the first that the second names."""
+    to, origin = _addresses(context, builder, signature, arguments, first)
     item = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
-    cgutils.raw_memcpy(
-        builder, builder.gep(target_view.data, [arguments[1]]), builder.gep(source_view.data, [first]), count,
-        ir.Constant(ir.IntType(64), item),
-    )  # fmt: skip
+    cgutils.raw_memcpy(builder, to, origin, count, ir.Constant(ir.IntType(64), item))
     return context.get_dummy_value()
 
 
@@ -59,12 +62,9 @@ def stream_words(typing_context: Any, target: Any, start: Any, source: Any, firs
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        target_view, source_view = (
-            context.make_array(signature.args[place])(context, builder, arguments[place]) for place in (0, 2)
-        )
         long, word = ir.IntType(64), ir.IntType(32)
         vector = ir.VectorType(word, _VECTOR_WORDS)
-        to, origin = builder.gep(target_view.data, [arguments[1]]), builder.gep(source_view.data, [arguments[3]])
+        to, origin = _addresses(context, builder, signature, arguments, arguments[3])
         words = arguments[4]
         # A vector is stored past the caches only where it is aligned.
         offset = builder.and_(builder.lshr(builder.ptrtoint(to, long), long(2)), long(_VECTOR_WORDS - 1))
