@@ -303,8 +303,9 @@ def test_a_fleet_orders_a_deletion_and_the_watch_tells_its_end(cluster, make_pod
     with pytest.raises(ClusterError, match="is being deleted") as refused:
         cluster.call(messages.CreatePod(pod=pod), PodStatus, 0.5)  # what `create` sends; it would ask for 15 s
     assert refused.value.retryable
+    (*_, synced) = fleet.watch("", 0.0)  # before the pod can be gone
     fleet.delete(pod.name, uid, grace_seconds=0.0)
-    last = next(event for event in fleet.watch("", 20.0) if event.kind == "DELETED")
+    last = next(event for event in fleet.watch(synced.resume, 20.0) if event.kind == "DELETED")
     assert (last.pod.uid, last.pod.end) == (uid, EndReason.DELETED)
 
 
