@@ -24,8 +24,6 @@ settings.load_profile("elastrec")
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
 _ROOT = Path(__file__).resolve().parent.parent
-# Airflow, MLflow and their libraries warn of each other: their warnings are shown and are no errors.
-_WARNINGS_OF_SERVICES = pytest.mark.filterwarnings("default", "ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 def example_factor() -> float:
@@ -69,9 +67,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.get_closest_marker("services"):
-            item.add_marker(_WARNINGS_OF_SERVICES)
     if example_factor() == 1:
         return
     for test in {getattr(item, "obj", None) for item in items}:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,17 @@ def test_a_marked_test_without_a_service_in_any_of_its_cases_fails_a_complete_ru
     assert outcomes["test_other"] == "error" and "starts no service: test_marked" in printed
     (folder / "test_single.py").write_text(_SINGLE.format(starts=True))
     assert "error" not in run(folder, "1")[0].values()
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("category", [ResourceWarning, DeprecationWarning, UserWarning])
+def test_a_warning_is_an_error_also_beside_a_service(category: type[Warning]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as service:
+        try:
+            with pytest.raises(category, match="nobody closed it"):
+                warnings.warn("nobody closed it", category, stacklevel=1)
+        finally:
+            service.kill()
 
 
 def test_the_fast_lane_imports_no_marked_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
