@@ -83,6 +83,11 @@ class _Envelope(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
 
 
+# Made now, by one thread: msgspec 0.22 ends the process with a segmentation fault if a second thread decodes a class
+# while the first one still collects the types of its fields.
+_envelopes, _manifests = msgspec.json.Decoder(_Envelope), msgspec.json.Decoder(RecordManifest)
+
+
 def encode_manifest(manifest: RecordManifest) -> bytes:
     """The manifest with its own checksum (xxh3-64 of the inner JSON bytes)."""
     inner = msgspec.json.encode(manifest)
@@ -97,7 +102,7 @@ def decode_manifest(data: bytes, where: str) -> RecordManifest:
         CheckpointError: the manifest has a newer format.
     """
     try:
-        envelope = msgspec.json.decode(data, type=_Envelope)
+        envelope = _envelopes.decode(data)
         inner = bytes(envelope.manifest)
         if xxhash.xxh3_64_hexdigest(inner) != envelope.checksum:
             raise DamagedRecordError(f"{where}: the manifest is damaged (checksum differs)")
@@ -107,6 +112,6 @@ def decode_manifest(data: bytes, where: str) -> RecordManifest:
                 f"{where}: format_version {bytes(version).decode()} is not allowed; allowed: "
                 f"{', '.join(map(str, READABLE_FORMATS))}; read it with the version of elastrec that wrote it"
             )
-        return msgspec.json.decode(inner, type=RecordManifest)
+        return _manifests.decode(inner)
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{where}: the manifest cannot be read: {error}") from error

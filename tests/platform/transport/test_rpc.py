@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import typing
 import warnings
 from collections.abc import Iterator
 
@@ -80,6 +81,45 @@ def test_a_client_that_is_dropped_closes_its_connections(server: RpcServer) -> N
         del client
         gc.collect()
     assert unclosed == []
+
+
+class _Inner(msgspec.Struct):
+    number: int
+
+
+class _Outer(msgspec.Struct, tag=True):
+    inner: _Inner
+
+
+def test_a_thread_waits_while_another_one_collects_the_types_of_the_same_answer(
+    server: RpcServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collects, goes_on, second_is_done = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowReference(typing.ForwardRef, _root=True):
+        def __init__(self, argument: str, **options: bool) -> None:
+            if argument == "int":  # of the inner class, while the outer one is known and not complete
+                collects.set()
+                assert goes_on.wait(20)
+            super().__init__(argument, **options)
+
+    def open_stream() -> None:
+        RpcClient(server.address, TOKEN).open_stream([_Outer]).close()
+
+    def open_second() -> None:
+        open_stream()
+        second_is_done.set()
+
+    monkeypatch.setattr(typing, "ForwardRef", SlowReference)
+    first, second = threading.Thread(target=open_stream), threading.Thread(target=open_second)
+    first.start()
+    assert collects.wait(20)
+    second.start()
+    done_too_early = second_is_done.wait(0.3)
+    goes_on.set()
+    first.join()
+    second.join()
+    assert not done_too_early
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
