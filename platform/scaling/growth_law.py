@@ -1,6 +1,6 @@
-"""The law of a table's growth, compiled or not (`memory.fit_growth`). Shape legend: P points.
+"""The law of a table's growth, compiled or not (`memory`). Shape legend: P points, T tables.
 
-The function is compiled by numba as a whole, and calls no other functions of this package.
+Each function is compiled by numba as a whole, and calls no other functions of this package.
 """
 
 from __future__ import annotations
@@ -83,3 +83,48 @@ def heaps_law(samples_P, rows_P):  # type: ignore[no-untyped-def]
         is_rising, distinct, log_k, exponent, np.sqrt(variance + change * change), scatter, samples_P[count - 1],
         rows_P[count - 1],
     )  # fmt: skip
+
+
+def samples_to(table_T7, deviations, base, share, safe, now, last_fresh):  # type: ignore[no-untyped-def]
+    """Samples until the fullest server exceeds `safe` bytes, for the high end of the band, the likely value and the low
+    end: by doubling, then by dividing in 64 parts five times. Curves rise, so that bisection finds the first one above.
+
+    Args:
+        table_T7: exponent, its error, scatter, last samples, last rows, bytes per row and cap of `memory.Growth`.
+        deviations: of the band; `base`, `share`: a server's bytes besides rows, and its share of all rows.
+        now: samples trained; from `last_fresh` on no new ids come.
+
+    Returns:
+        Three numbers; infinity where 2^60 × as many samples are not enough.
+    """
+    found_3 = [np.inf, np.inf, np.inf]
+    for curve in range(3):
+        low, high, unit = now, now, max(now, 1.0)
+        for division in range(6):
+            # The upper end of an interval always exceeds `safe`, because it was chosen so.
+            first, last = (0, 61) if division == 0 else (1, 64)
+            while first < last:
+                middle = (first + last) // 2
+                samples = low + (high - low) * (middle / 64.0)
+                if division == 0:
+                    samples = unit * 2.0**middle if middle else now
+                total, fresh = 0.0, min(samples, last_fresh)
+                for t in range(len(table_T7)):
+                    exponent, error, scatter, last_samples, last_rows, row_bytes, cap = table_T7[t]
+                    ahead = np.log(max(fresh, last_samples) / last_samples)
+                    deviation = np.sqrt(error**2 * ahead**2 + scatter**2 * min(ahead, 1.0))
+                    power = min(max(exponent * ahead + (1 - curve) * deviations * deviation, 0.0), ahead)
+                    total += row_bytes * min(last_rows * np.exp(power), max(cap, last_rows))
+                if base + share * total > safe:
+                    last = middle
+                else:
+                    first = middle + 1
+            if division == 0 and not 0 < first < 61:
+                high = now if first == 0 else np.inf
+                break
+            if division == 0:
+                low, high = unit * 2.0 ** (first - 1) if first > 1 else now, unit * 2.0**first
+            else:
+                low, high = low + (high - low) * ((first - 1) / 64.0), low + (high - low) * (first / 64.0)
+        found_3[curve] = high - now
+    return found_3[0], found_3[1], found_3[2]

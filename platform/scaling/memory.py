@@ -13,13 +13,14 @@ import sys
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from elastrec.platform.scaling import growth_law
 from elastrec.platform.scaling.amounts import MEMORY_STEP, require
-from elastrec.platform.scaling.growth_law import heaps_law
+from elastrec.platform.scaling.growth_law import heaps_law, samples_to
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.types import MemoryCurve
 from elastrec.platform.specs.errors import ScalingError
@@ -31,8 +32,6 @@ _NEVER = (math.inf, math.inf, math.inf)
 
 Band = tuple[float, float, float]
 """The two ends of a band and, between them, the likely value."""
-Law = tuple[bool, int, float, float, float, float, float, float]
-"""The type of `heaps_law`."""
 
 
 class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +72,18 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, samples: float, deviations: float = 0.0) -> float:
         """Rows at a number of samples (≥ the last one), plus a number of standard deviations."""
+        return self.band(samples, deviations)[0]
+
+    def band(self, samples: float, deviations: float) -> Band:
+        """`at` for the number of deviations above, for none, and for as many below."""
         ahead = math.log(max(samples, self.last_samples) / self.last_samples)
         error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
-        power = min(max(self.exponent * ahead + deviations * error, 0.0), ahead)
-        return min(self.last_rows * math.exp(power), max(self.cap, self.last_rows))
+        likely, error, most = self.exponent * ahead, deviations * error, max(self.cap, self.last_rows)
+        return (
+            min(self.last_rows * math.exp(min(max(likely + error, 0.0), ahead)), most),
+            min(self.last_rows * math.exp(min(max(likely, 0.0), ahead)), most),
+            min(self.last_rows * math.exp(min(max(likely - error, 0.0), ahead)), most),
+        )
 
     def rows(self, samples: Floats, deviations: Floats | float = 0.0) -> Floats:
         """`at` for arrays of shapes that broadcast."""
@@ -102,10 +109,10 @@ def fit_growth(history: TableHistory) -> Growth:
         f"as many as samples, {len(history.samples)}",
         "give one count per moment",
     )
-    good = math.isfinite(history.bytes_per_row) and history.bytes_per_row > 0
+    good = 0 < history.bytes_per_row < math.inf
     require(good, f"{where}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers")
     samples_P, rows_P = np.array(history.samples, dtype=np.float64), np.array(history.rows, dtype=np.float64)
-    is_rising, distinct, *law = _law()(samples_P, rows_P)
+    is_rising, distinct, *law = _fastest(heaps_law)(samples_P, rows_P)
     if distinct < 3:
         raise ScalingError(
             f"{where}: {distinct} usable points of {len(samples_P)}; allowed: at least 3 with samples "
@@ -126,16 +133,15 @@ def fit_growth(history: TableHistory) -> Growth:
     )
 
 
-def _law() -> Callable[..., Law]:
-    """The compiled function if numba is loaded already, as for the search of plans: numba takes 130 MB, too much for
-    masters."""
-    return _compiled_law() if "numba" in sys.modules else heaps_law
+def _fastest(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of `growth_law`, compiled if numba is loaded already, as for the search of plans: numba takes 130
+    MB, too much for masters."""
+    return _compiled(function) if "numba" in sys.modules else function
 
 
 @cache
-def _compiled_law() -> Callable[..., Law]:
-    compiled: Callable[..., Law]
-    compiled = kernels_of(growth_law.__file__)(error_model="numpy")(heaps_law)
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = kernels_of(growth_law.__file__)(error_model="numpy")(function)
     return compiled
 
 
@@ -239,18 +245,16 @@ def forecast(
 
     share, last_fresh = servers.imbalance / servers.count, trained_samples + fresh_samples
 
-    def rows_bytes(samples: float, deviations: float) -> float:
-        fresh, total = min(samples, last_fresh), 0.0
-        for growth in growths:
-            total += growth.bytes_per_row * growth.at(fresh, deviations)
-        return total
-
-    base = max(0.0, servers.used_bytes - share * rows_bytes(trained_samples, 0.0))
-    safe = servers.limit_bytes * (1.0 - rules.margin)
+    now = most = likely = least = 0.0
     end = trained_samples + remaining_samples
-    most, likely, least = (
-        rows_bytes(end, rules.deviations), rows_bytes(end, 0.0), rows_bytes(end, -rules.deviations)
-    )  # fmt: skip
+    for growth in growths:
+        above, expected, below = growth.band(min(end, last_fresh), rules.deviations)
+        now += growth.bytes_per_row * growth.at(min(trained_samples, last_fresh))
+        most += growth.bytes_per_row * above
+        likely += growth.bytes_per_row * expected
+        least += growth.bytes_per_row * below
+    base = max(0.0, servers.used_bytes - share * now)
+    safe = servers.limit_bytes * (1.0 - rules.margin)
     high, middle, low = base + share * most, base + share * likely, base + share * least
     needed = math.ceil(high / (1.0 - rules.margin) / MEMORY_STEP) * MEMORY_STEP
 
@@ -273,8 +277,12 @@ def forecast(
     if high <= safe:
         reason = f"at the end the fullest server has at most {_gib(high)} of {_gib(servers.limit_bytes)}"
         return answer(Action.NONE, reason, needed, servers.count)
-    of_band = _rows_bytes(growths, last_fresh, rules)
-    samples = _samples_to(lambda samples: base + share * of_band(samples), safe, trained_samples)
+    table_T7 = np.array([
+        (each.exponent, each.exponent_error, each.scatter, each.last_samples, each.last_rows, each.bytes_per_row,
+         each.cap) for each in growths
+    ])  # fmt: skip
+    found = _fastest(samples_to)(table_T7, rules.deviations, base, share, safe, trained_samples, last_fresh)
+    samples = (float(found[0]), float(found[1]), float(found[2]))
     if samples_per_second is None:
         seconds = None
         when = f"in {samples[0]:,.0f} samples at the earliest, {remaining_samples:,.0f} are left to train"
@@ -349,30 +357,6 @@ def memory_curve(
         samples=tuple(samples_S.tolist()), low=tuple(low), likely=tuple(likely), high=tuple(high),
         safe_bytes=servers.limit_bytes * (1.0 - rules.margin),
     )  # fmt: skip
-
-
-def _samples_to(bytes_at: Callable[[Floats], Floats], safe: float, now: float) -> Band:
-    """Samples until each of three rising curves exceeds `safe`: by doubling, then by dividing in 64 parts five times.
-
-    Infinity where it does not within 2^60 ×.
-
-    Args:
-        bytes_at: of samples that broadcast to shape (3, S).
-    """
-    doubled_S = np.concatenate([[now], max(now, 1.0) * 2.0 ** np.arange(1, 61)])
-    above_3S = bytes_at(doubled_S[None, :]) > safe
-    first_3 = above_3S.argmax(axis=1)
-    low_3, high_3, curves = doubled_S[np.maximum(first_3 - 1, 0)], doubled_S[first_3], np.arange(3)
-    for _ in range(5):
-        parts_3S = low_3[:, None] + (high_3 - low_3)[:, None] * np.linspace(0.0, 1.0, 65)
-        inside_3S = bytes_at(parts_3S) > safe
-        # The upper end always exceeds `safe`, because the interval was chosen so.
-        inside_3S[:, -1] = True
-        part_3 = np.maximum(inside_3S.argmax(axis=1), 1)
-        low_3, high_3 = parts_3S[curves, part_3 - 1], parts_3S[curves, part_3]
-    samples_3 = np.where(first_3 == 0, 0.0, high_3 - now)
-    early, likely, late = np.where(above_3S.any(axis=1), samples_3, math.inf).tolist()
-    return early, likely, late
 
 
 def _gib(amount: float) -> str:

@@ -89,8 +89,7 @@ def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
 
 
 def _is_enough(seen: MemorySeen) -> bool:
-    points = [len(set(each.samples)) for each in seen.tables]
-    return bool(points) and min(points) >= LEAST_POINTS
+    return bool(seen.tables) and all(len(set(each.samples)) >= LEAST_POINTS for each in seen.tables)
 
 
 def curve_of(seen: MemorySeen) -> MemoryCurve | None:

@@ -79,6 +79,12 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
         return None
     seconds, parts, spreads = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
     for group in groups.values():
+        if len(group) == 1:
+            step, part = group[0].iteration_seconds, group[0].compute_seconds
+            seconds.append((step, step))
+            parts.append((math.nan, math.nan) if part is None else (part, part))
+            spreads.append(1.0)
+            continue
         steps = [each.iteration_seconds for each in group]
         low, high = _middle(steps)
         seconds.append((low, high))
@@ -99,8 +105,8 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
 
 def _middle(values: Sequence[float]) -> tuple[float, float]:
     """The two values between which the median lies; of an odd number, twice the same value; NaN of none."""
-    if len(values) < 2:
-        return (values[0], values[0]) if values else (math.nan, math.nan)
+    if not values:
+        return math.nan, math.nan
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
 

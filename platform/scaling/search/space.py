@@ -7,6 +7,7 @@ decisions; a point is a row of indexes into the ladders.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -152,10 +153,19 @@ def _rung_counts(lengths: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _rungs(ladder: tuple[float, ...], count: int) -> npt.NDArray[np.intp]:
-    """Up to so many indexes, with geometric steps; without duplicates."""
-    values = np.log(np.asarray(ladder, dtype=np.float64))
-    wanted = np.linspace(values[0], values[-1], count)
-    return np.unique(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1))
+    """Up to so many indexes, with geometric steps; without duplicates.
+
+    Not in numpy, whose overhead exceeds the arithmetic of short ladders.
+    """
+    values = np.log(ladder).tolist()
+    first, last = values[0], values[-1]
+    step, found = (last - first) / max(count - 1, 1), {0}
+    for rung in range(1, count if len(values) > 1 else 1):
+        wanted = first + rung * step if rung < count - 1 else last
+        above = bisect_left(values, wanted, 1, len(values) - 1)
+        # Of two values at the same distance, the smaller one.
+        found.add(above - (wanted - values[above - 1] <= values[above] - wanted))
+    return np.array(sorted(found))
 
 
 def forget() -> None:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Capacity, Resources
 from elastrec.platform.scaling.search.front import SearchSettings, allowed_rows, exhaustive_front, pareto_front
 from elastrec.platform.scaling.search.pareto import hypervolume
-from elastrec.platform.scaling.search.space import space_of
+from elastrec.platform.scaling.search.space import _rungs, space_of
 from elastrec.platform.scaling.types import Limits
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.scaling.jobs import GIB, PLENTY, allocation, situation
@@ -34,6 +36,15 @@ def test_a_grid_has_the_ends_of_every_ladder_and_a_limited_number_of_points() ->
     assert len(points) <= 400
     for decision, ladder in enumerate(space.ladders):
         assert {0, len(ladder) - 1} <= set(points[:, decision].tolist())
+
+
+@given(st.sets(st.integers(1, 4000), min_size=1, max_size=40), st.integers(1, 12))
+def test_the_rungs_of_a_grid_are_the_values_nearest_to_geometric_steps(values: set[int], count: int) -> None:
+    ladder = tuple(value / 4.0 for value in sorted(values))
+    logs_V = np.log(ladder)
+    wanted_R = np.linspace(logs_V[0], logs_V[-1], count)
+    nearest_R = np.abs(logs_V[None, :] - wanted_R[:, None]).argmin(axis=1)
+    assert _rungs(ladder, count).tolist() == np.unique(nearest_R).tolist()
 
 
 def test_a_grid_of_a_few_points_is_refused() -> None:

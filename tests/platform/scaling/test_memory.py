@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.scaling.growth_law import heaps_law
+from elastrec.platform.scaling.growth_law import heaps_law, samples_to
 from elastrec.platform.scaling.memory import (
     Action,
     MemoryRules,
     Servers,
     TableHistory,
-    _compiled_law,
+    _compiled,
     fit_growth,
     forecast,
 )
@@ -61,7 +61,7 @@ def test_the_compiled_law_is_the_plain_one(
     if is_sorted:
         samples_P.sort()
     rows_P = samples_P**exponent * np.exp(noise * random.standard_normal(points))
-    assert _compiled_law()(samples_P, rows_P) == pytest.approx(heaps_law(samples_P, rows_P), rel=1e-6, abs=1e-9)
+    assert _compiled(heaps_law)(samples_P, rows_P) == pytest.approx(heaps_law(samples_P, rows_P), rel=1e-6, abs=1e-9)
 
 
 def test_points_without_a_usable_number_count_as_if_they_were_not_there() -> None:
@@ -78,7 +78,40 @@ def test_points_without_a_usable_number_count_as_if_they_were_not_there() -> Non
 @given(st.floats(1.0, 1e15), st.floats(-50.0, 50.0), st.floats(0.0, 0.2), st.sampled_from([None, 5e6]))
 def test_one_number_of_rows_is_that_of_many(samples: float, deviations: float, noise: float, cap: float | None) -> None:
     growth = fit_growth(history(noise=noise, cap=cap))
-    assert growth.at(samples, deviations) == pytest.approx(growth.rows(np.array([samples]), deviations)[0], rel=1e-12)
+    above, likely, below = growth.rows(np.array([samples]), deviations * np.array([1.0, 0.0, -1.0]))
+    assert growth.at(samples, deviations) == pytest.approx(above, rel=1e-12)
+    assert growth.band(samples, deviations) == pytest.approx((above, likely, below), rel=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.0, 0.2)), min_size=1, max_size=3), st.floats(0.0, 3.0),
+    st.floats(0.5, 60.0), st.floats(0.5, 1e4), st.sampled_from([math.inf, 3e7]), st.sampled_from([None, 5e6]),
+)  # fmt: skip
+def test_the_curve_is_below_the_limit_until_it_meets_it(
+    tables: list[tuple[float, float]], deviations: float, base: float, factor: float, fresh: float, cap: float | None
+) -> None:
+    growths = [fit_growth(history(exponent, noise=noise, cap=cap)) for exponent, noise in tables]
+    table_T7 = np.array([
+        (each.exponent, each.exponent_error, each.scatter, each.last_samples, each.last_rows, 100.0, each.cap)
+        for each in growths
+    ])  # fmt: skip
+    now, share = 1e7, 0.5
+
+    def bytes_at(samples: float, number: float) -> float:
+        rows = sum(float(growth.rows(np.array(min(samples, now + fresh)), number)) for growth in growths)
+        return base + share * 100.0 * rows
+
+    safe = factor * bytes_at(now, 0.0)
+    asked = (table_T7, deviations, base, share, safe, now, now + fresh)
+    found = samples_to(*asked)
+    assert _compiled(samples_to)(*asked) == pytest.approx(found, rel=1e-6)
+    for samples, number in zip(found, (deviations, 0.0, -deviations), strict=True):
+        if samples == math.inf:
+            assert bytes_at(now * 2.0**60, number) <= safe * (1 + 1e-9)
+        else:
+            assert bytes_at(now + samples, number) >= safe * (1 - 1e-9)
+            assert samples == 0.0 or bytes_at(now + samples * (1 - 1e-6), number) <= safe * (1 + 1e-9)
 
 
 def test_rows_never_grow_faster_than_samples() -> None:
