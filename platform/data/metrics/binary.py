@@ -48,6 +48,10 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
 
 
+# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
+_decoder = msgspec.msgpack.Decoder(_Encoded)
+
+
 @dataclass(frozen=True)
 class Calibration:
     """Predicted against observed click rate, in bins of (nearly) equal row counts.
@@ -275,7 +279,7 @@ class BinaryMetricsSketch:
 
 def _read(encoded: bytes) -> _Encoded:
     try:
-        wire = msgspec.msgpack.decode(encoded, type=_Encoded)
+        wire = _decoder.decode(encoded)
         if wire.version != _VERSION:
             raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
         if wire.width not in _WIDTHS:

@@ -63,6 +63,10 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     heads: list[_Head]
 
 
+# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
+_decoder = msgspec.msgpack.Decoder(_Encoded)
+
+
 class HeadSketches:
     """A sketch for each head, in the order of the model's heads.
 
@@ -165,7 +169,7 @@ def _kind(sketch: Sketch) -> Kind:
 
 def _read(encoded: bytes) -> list[_Head]:
     try:
-        wire = msgspec.msgpack.decode(encoded, type=_Encoded)
+        wire = _decoder.decode(encoded)
         if wire.version != _VERSION:
             raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
     except (msgspec.MsgspecError, ValueError) as error:

@@ -28,6 +28,10 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     predictions: str
 
 
+# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
+_decoder = msgspec.msgpack.Decoder(_Encoded)
+
+
 class ValueMetricsSketch:
     """A mergeable summary of (prediction, label) pairs of finite numbers.
 
@@ -108,7 +112,7 @@ class ValueMetricsSketch:
     def merge_encoded(self, encoded: bytes) -> None:
         """Adds the rows of another sketch; raises like `decode`, and then nothing was added."""
         try:
-            wire = msgspec.msgpack.decode(encoded, type=_Encoded)
+            wire = _decoder.decode(encoded)
             if wire.version != _VERSION:
                 raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
             parts = [int(text) for text in (wire.error_squares, wire.labels, wire.label_squares, wire.predictions)]

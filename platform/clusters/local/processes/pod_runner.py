@@ -72,6 +72,11 @@ class _Joined(msgspec.Struct, frozen=True):
     join_files: list[str]
 
 
+# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
+_claims, _exits = msgspec.json.Decoder(_Claim), msgspec.json.Decoder(ProcessExit)
+_plans = msgspec.json.Decoder(_Joined)
+
+
 class RunningPod:
     """A live supervisor. `descriptor` becomes readable when it has ended (poll it, never read it)."""
 
@@ -215,7 +220,7 @@ class PodRunner:
         void = {"pid": me, "start_ticks": start_ticks(me), "boot_id": boot_id()}
         if write_once(str(pod / f"claim.{attempt}.json"), void):
             return None
-        claim = msgspec.json.decode((pod / f"claim.{attempt}.json").read_bytes(), type=_Claim)
+        claim = _claims.decode((pod / f"claim.{attempt}.json").read_bytes())
         if claim.boot_id == boot_id():
             try:
                 descriptor = os.pidfd_open(claim.pid)
@@ -252,11 +257,11 @@ class PodRunner:
             StillDyingError: some of these have not ended yet, and so the attempt has not ended.
         """
         try:
-            return msgspec.json.decode((self._pod(uid) / f"exit.{attempt}.json").read_bytes(), type=ProcessExit)
+            return _exits.decode((self._pod(uid) / f"exit.{attempt}.json").read_bytes())
         except FileNotFoundError:
             pass
         claim_file = self._pod(uid) / f"claim.{attempt}.json"
-        claim = msgspec.json.decode(claim_file.read_bytes(), type=_Claim) if claim_file.exists() else None
+        claim = _claims.decode(claim_file.read_bytes()) if claim_file.exists() else None
         rebooted = claim is not None and claim.boot_id != boot_id()
         self._kill_survivors(uid)
         output = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
@@ -353,7 +358,7 @@ class PodRunner:
             return False
         for attempt in plans:
             with contextlib.suppress(msgspec.MsgspecError):
-                plan = msgspec.json.decode((self._pod(uid) / f"plan.{attempt}.json").read_bytes(), type=_Joined)
+                plan = _plans.decode((self._pod(uid) / f"plan.{attempt}.json").read_bytes())
                 self._limits.remove_foreign(plan.join_files)
         return True
 
