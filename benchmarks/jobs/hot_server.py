@@ -5,9 +5,7 @@
 Eight of the 256 buckets, all on one of three servers, contain the ids of half of all look-ups, so every step waits for
 that server. The platform relieves it by default. The restart is ordered when the master of the relieved job has
 decided; it saves, and continues with four servers with the same cores in total, among which the hot buckets are
-distributed evenly. Every pod has a fraction of a core by its control group. Batches are large, so that servers are busy
-with rows, and not with requests, whose number a move of buckets does not change. The ids are so many that a batch has
-few of them twice: servers are asked for each row once per batch, so that few hot ids would be less than half of it.
+distributed evenly. Every pod has a fraction of a core by its control group.
 
 All jobs continue one model, as daily jobs do, whose rows come from a pass over distinct ids. Relief copies only the
 rows of the hot buckets, a restart saves and restores all of them.
@@ -37,7 +35,7 @@ from elastrec.trainers.parameter_server.hashing import buckets_of
 
 _SERVERS, _SERVER_CORES, _WORKERS, _WORKER_CORES = 3, 0.04, 2, 0.5
 _BUCKETS, _HOT_BUCKETS, _HOT_SHARE = 256, 8, 0.5
-_ROWS, _SPARSE, _POOL_IDS = 20_000, 12, 400_000
+_ROWS, _SPARSE, _POOL_IDS = 20_000, 12, 40_000
 _MODEL_ROWS = 2_000_000
 """Of the tables that the job continues, together; some 1.6 GB."""
 _LOG = GenerateSpec(path="clicks", rows_per_day=_ROWS, days=2, seed=1, dense=4, sparse=_SPARSE, lists=0)
@@ -73,7 +71,7 @@ def job_content(log: GenerateReport, epochs: int, *, relieves: bool = True) -> d
     spec = {
         "model": {"architecture": "wide_and_deep", "embedding_dimension": 63, "options": {"layer_sizes": [8]}},
         "data": json.loads(training_data_for(log.spec).model_dump_json(exclude_none=True)),
-        "training": {"batch_size": 4096, "batches_per_shard": 1, "epochs": epochs, "overlap_pull": True},
+        "training": {"batch_size": 1024, "batches_per_shard": 2, "epochs": epochs, "overlap_pull": True},
         "optimizers": {"rows": {"kind": "adam", "learning_rate": 0.001}},
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
@@ -137,7 +135,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=1, help="of all three sides (default 1)")
-    parser.add_argument("--epochs", type=int, default=192, help="over 20,000 rows (default 192)")
+    parser.add_argument("--epochs", type=int, default=64, help="over 20,000 rows (default 64)")
 
 
 if __name__ == "__main__":
