@@ -218,14 +218,9 @@ class Situation:
         """
         return self._speeds[2]
 
-    def outcomes(self, columns: Columns, *, payback_seconds: float | None = None) -> Outcomes:
-        """RC, TG and the rules for N allocations; float64 of shape (N,) each.
-
-        Args:
-            payback_seconds: replaces that of the rules.
-        """
-        payback = self.rules.payback_seconds if payback_seconds is None else payback_seconds
-        present = self.present(payback)
+    def outcomes(self, columns: Columns) -> Outcomes:
+        """RC, TG and the rules for N allocations; float64 of shape (N,) each."""
+        present = self.present(self.rules.payback_seconds)
         # Before the search of the front, because untrusted plans may dominate trusted ones.
         return Outcomes(columns, self.model, kernels().outcomes(columns.table_FN, *self.model.terms, present), present)
 

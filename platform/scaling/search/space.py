@@ -106,11 +106,6 @@ class Space(msgspec.Struct, frozen=True, dict=True):
         found: Indexes = np.sort(_points().around(points_N5, self.lengths))
         return found
 
-    @cached_property
-    def single_steps(self) -> Points:
-        """One or two steps up or down in one decision from the present allocation; memory stays. Do not write to it."""
-        return self.points(_points().single_steps(self.start_5, self.lengths))
-
     def lines(self) -> Indexes:
         """Rising numbers of the points that differ from the present allocation in at most one decision."""
         found: Indexes = np.sort(_points().lines(self.start_5, self.lengths))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Capacity, Change, Resources
 from elastrec.platform.scaling.model.columns import FIELDS, Columns
 from elastrec.platform.scaling.model.step_form import vector
-from elastrec.platform.scaling.search import front_kernels
+from elastrec.platform.scaling.search import front_kernels, point_kernels
 from elastrec.platform.scaling.search.exploration import MOST, explore
 from elastrec.platform.scaling.search.front import allowed_rows, excess, front_of, room_of
 from elastrec.platform.scaling.search.objectives import Rules, Situation
@@ -228,7 +228,7 @@ def test_points_are_visited_once_and_in_the_order_of_their_indexes(data: st.Data
         for step in (-2, -1, 1, 2)
         if 0 <= space.start[k] + step < len(space.ladders[k])
     ]
-    assert [tuple(each) for each in space.single_steps.indexes_N5.tolist()] == steps
+    assert rows(space, point_kernels.single_steps(space.start_5, space.lengths)) == steps
 
 
 @settings(max_examples=30, deadline=None)
@@ -297,13 +297,14 @@ def test_steps_that_explore_are_those_of_most_information_per_cost(
 ) -> None:
     asked = replace(asked, rules=msgspec.structs.replace(asked.rules, trusted_error=trusted_error))
     job, rules, space = asked.job, asked.rules, space_of(asked.job, capacity)
-    columns = space.single_steps.columns
+    columns = space.points(point_kernels.single_steps(space.start_5, space.lengths)).columns
     window = job.until_next_change_seconds
     later = msgspec.structs.replace(
         job, remaining_samples=max(job.remaining_samples - window * asked.samples_per_second, 0.0)
     )
     doubted = Columns.of(PLANS[:20])
-    found, error_N = asked.outcomes(columns, payback_seconds=0.0), MODEL.relative_error(columns)
+    at_once = replace(asked, rules=msgspec.structs.replace(rules, payback_seconds=0.0))
+    found, error_N = at_once.outcomes(columns), MODEL.relative_error(columns)
     measured = [each.allocation.workers * job.shape.batch_size / each.iteration_seconds for each in job.observations]
     known, slowest = 0.5 * trusted_error, (1.0 - rules.max_slowdown) * max([asked.reference, *measured])
     teaches_N = np.where(error_N > known, np.log1p((error_N / known) ** 2), 0.0)
