@@ -11,6 +11,7 @@ from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.parts import PartManifest
 from elastrec.checkpoints.summary import ModelSummary
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.decoders import json_decoder
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3
@@ -83,9 +84,7 @@ class _Envelope(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
 
 
-# Made now, by one thread: msgspec 0.22 ends the process with a segmentation fault if a second thread decodes a class
-# while the first one still collects the types of its fields.
-_envelopes, _manifests = msgspec.json.Decoder(_Envelope), msgspec.json.Decoder(RecordManifest)
+_envelopes, _manifests = json_decoder(_Envelope), json_decoder(RecordManifest)
 
 
 def encode_manifest(manifest: RecordManifest) -> bytes:

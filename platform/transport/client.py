@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
 from elastrec.platform.transport.wire.channel import Channel, Dialer, LostError
@@ -28,7 +29,6 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 # A generator of this module, so that a program's own seed of the module `random` is not affected.
 _JITTER = random.Random()
 _IDLE_SECONDS = 30.0
-_making_decoder = threading.Lock()
 
 
 class RpcClient:
@@ -248,16 +248,9 @@ class _Reader:
         raise error_of(problem, self._address, version)
 
 
-def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    # By one thread at a time: msgspec 0.22 ends the process with a segmentation fault if a second thread decodes a
-    # class while the first one still collects the types of its fields.
-    with _making_decoder:
-        return _decoder_of(kind)
-
-
 @cache
-def _decoder_of(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)
+def _decoder(kind: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    return msgpack_decoder(kind)
 
 
 class _IdleChannels:

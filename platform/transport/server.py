@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from elastrec.platform.specs.errors import ElastrecError, IncompatibleError, TransportError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
 from elastrec.platform.transport.wire.frames import Array, encode_frame, kind_of, read_layout
@@ -71,7 +72,7 @@ class RpcServer:
         both = [*handlers, *(array_handlers or {})]
         if len({kind_of(kind) for kind in both}) < len(both):
             raise ValueError(f"two handlers for one kind of message among {[kind_of(kind) for kind in both]}")
-        self._decoders = {kind_of(kind): msgspec.msgpack.Decoder(kind) for kind in both}
+        self._decoders = {kind_of(kind): msgpack_decoder(kind) for kind in both}
         self._handlers = {kind_of(kind): handler for kind, handler in handlers.items()}
         self._array_handlers = {kind_of(kind): handler for kind, handler in (array_handlers or {}).items()}
         self._remembered = _RememberedAnswers()

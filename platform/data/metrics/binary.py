@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 EVALUATION_BINS = 65_536
 COARSE_BINS = 2_048
@@ -48,8 +49,7 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     counts: bytes
 
 
-# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
-_decoder = msgspec.msgpack.Decoder(_Encoded)
+_decoder = msgpack_decoder(_Encoded)
 
 
 @dataclass(frozen=True)

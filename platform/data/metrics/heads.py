@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.metrics.binary import EVALUATION_BINS, BinaryMetricsSketch
 from elastrec.platform.data.metrics.values import ValueMetricsSketch
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 Kind = Literal["binary", "value"]
 Sketch = BinaryMetricsSketch | ValueMetricsSketch
@@ -63,8 +64,7 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     heads: list[_Head]
 
 
-# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
-_decoder = msgspec.msgpack.Decoder(_Encoded)
+_decoder = msgpack_decoder(_Encoded)
 
 
 class HeadSketches:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 _VERSION = 1
 _FIXED_POINT = 2**32
@@ -28,8 +29,7 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     predictions: str
 
 
-# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
-_decoder = msgspec.msgpack.Decoder(_Encoded)
+_decoder = msgpack_decoder(_Encoded)
 
 
 class ValueMetricsSketch:

@@ -1,1 +1,1 @@
-"""Specs as text: YAML and JSON in and out, units, URIs, schema and CustomResourceDefinition."""
+"""Specs as text: YAML and JSON in and out, units, URIs, schema and CustomResourceDefinition; decoders for threads."""

@@ -26,6 +26,7 @@ from elastrec.platform.clusters.local.processes.limits import Limits, Usage
 from elastrec.platform.clusters.local.processes.shim import boot_id, start_ticks, write_once
 from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.text.decoders import json_decoder
 from elastrec.platform.transport.security import write_secret
 
 UID_VARIABLE = "ELASTREC_POD_UID"
@@ -72,9 +73,7 @@ class _Joined(msgspec.Struct, frozen=True):
     join_files: list[str]
 
 
-# Made at import, by one thread: msgspec 0.22 crashes if two threads are the first to decode a class.
-_claims, _exits = msgspec.json.Decoder(_Claim), msgspec.json.Decoder(ProcessExit)
-_plans = msgspec.json.Decoder(_Joined)
+_claims, _exits, _plans = json_decoder(_Claim), json_decoder(ProcessExit), json_decoder(_Joined)
 
 
 class RunningPod:
