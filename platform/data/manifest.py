@@ -25,10 +25,12 @@ from elastrec.platform.data.reading.files.text import scan_text
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.decoders import json_decoder
 from elastrec.platform.specs.text.some import repeated
 
 _FILES_AT_ONCE = 4
 _TRIED_ROWS = 1_000
+_decoder = json_decoder(DataManifest)
 
 Columns = list[tuple[str, str]]
 """Names and types of a file's columns that the job reads."""
@@ -134,7 +136,7 @@ def read_manifest(uri: str) -> DataManifest:
         DataError: the file is missing, is not a manifest, or has another version.
     """
     try:
-        manifest = msgspec.json.decode(read_bytes(uri), type=DataManifest)
+        manifest = _decoder.decode(read_bytes(uri))
     except msgspec.MsgspecError as error:
         raise DataError(f"{uri}: is no data manifest ({error}); build it again") from error
     if manifest.version != MANIFEST_VERSION:

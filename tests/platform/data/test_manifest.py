@@ -10,11 +10,13 @@ import pyarrow as pa
 import pytest
 
 from elastrec.platform.data import manifest
+from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.manifest import build_manifest, read_manifest, write_new_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
+from tests.first_decode import types_collected
 from tests.platform.data.rows import data, table, write_lines, write_parquet
 
 
@@ -170,3 +172,10 @@ def test_a_manifest_of_another_kind_is_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(DataError, match="no data manifest"):
         read_manifest(str(path))
+
+
+def test_the_first_manifest_can_be_read_by_several_threads(tmp_path: Path) -> None:
+    empty = DataManifest(files=[], rows=0, bytes=0, digest="", schema_fingerprint="", partitions=[])
+    uri = write_new_manifest(empty, str(tmp_path / "manifest"))
+    imports = "from elastrec.platform.data.manifest import read_manifest\n"
+    assert types_collected(imports, f"read_manifest({uri!r})") == ("[]", "")
