@@ -28,7 +28,7 @@ from benchmarks.common.session_log import LogShape, session_log
 from elastrec.platform.data.clustering.clustering import ClusterReport, ClusterWriter, cluster
 from elastrec.platform.data.clustering.sorting import ClusterKeys
 from elastrec.platform.data.deduplicating.stored_groups import Groups
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, parquet_writer
+from elastrec.platform.data.finished import ROW_GROUP_ROWS, parquet_writer
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.data.stream.partitioning import partitions_of, session_keys
 from elastrec.platform.specs.data import TrainingData

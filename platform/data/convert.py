@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.written_columns import written_column
-from elastrec.platform.data.files import errors_naming, join, write_bytes
-from elastrec.platform.data.finished import finished_report, staged_folder
-from elastrec.platform.data.generating.writers import ParquetFile
+from elastrec.platform.data.files import errors_naming, join
+from elastrec.platform.data.finished import ParquetFile, Progress, finished_report, staged_folder, write_report
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.moments import seconds_of
@@ -97,10 +96,6 @@ class ConvertReport(Spec):
     """Rows per partition."""
 
 
-Progress = Callable[[int, int], None]
-"""Called with (rows read so far, rows in all)."""
-
-
 @dataclass(frozen=True)
 class _Rule:
     column: str
@@ -131,15 +126,16 @@ def convert(
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
     # Every row is checked anyway, with the label from the rule.
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
-    existing = finished_report(destination, RECORD_NAME, ConvertReport, "convert")
+    inputs = {
+        "source_digest": manifest.digest,
+        "source_fingerprint": manifest.schema_fingerprint,
+        "layout": layout,
+        "label_rule": label_rule,
+    }
+    existing = finished_report(
+        destination, RECORD_NAME, ConvertReport, "converted", {**inputs, "data.timezone": source.timezone}
+    )
     if existing is not None:
-        same = (manifest.digest, manifest.schema_fingerprint, layout, label_rule, source.timezone)
-        before = (
-            existing.source_digest, existing.source_fingerprint, existing.layout, existing.label_rule,
-            existing.data.timezone,
-        )  # fmt: skip
-        if same != before:
-            raise DataError(f"{destination}: holds another conversion; choose another destination or remove it")
         return existing
     ledger = BadRowLedger(source.bad_rows)
     with staged_folder(destination) as staging:
@@ -150,16 +146,13 @@ def convert(
         writer.finish()
         report = ConvertReport(
             data=converted_data(source, destination, layout),
-            source_digest=manifest.digest,
-            source_fingerprint=manifest.schema_fingerprint,
-            layout=layout,
-            label_rule=label_rule,
             rows=sum(writer.rows.values()),
             skipped_rows=ledger.rows,
             bytes=writer.bytes,
             partitions={partition.folder: rows for partition, rows in sorted(writer.rows.items())},
+            **inputs,
         )
-        write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
+        write_report(staging, RECORD_NAME, report)
     return report
 
 

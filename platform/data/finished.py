@@ -1,14 +1,17 @@
-"""Output folders of `convert` and `cluster`, which are written completely or not at all."""
+"""Output files and folders that appear when they are complete, and the reports in such folders."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
@@ -16,38 +19,136 @@ from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import DataError
 
 R = TypeVar("R", bound=Spec)
+Progress = Callable[[int, int], None]
+"""Called with (rows so far, rows in all)."""
+
+ROW_GROUP_ROWS = 16_384
+"""Small, because shards have some ten thousand rows and are read in whole row groups."""
 _UNFINISHED = "_unfinished"
 """A file that marks a folder while it is written, on file systems that cannot rename folders."""
 
 
-def finished_report(destination: str, record_name: str, kind: type[R], verb: str) -> R | None:
-    """The report in a finished folder; None if the folder is missing, empty, or has only files of an interrupted run.
+class AtomicFile:
+    """An output stream whose content appears under `uri` when `commit` is called."""
+
+    def __init__(self, uri: str) -> None:
+        self._filesystem, self._path = locate(uri)
+        self._local = isinstance(self._filesystem, pafs.LocalFileSystem)
+        folder, _, name = self._path.rpartition("/")
+        # An object store shows an object only once its upload is complete.
+        self._written = f"{folder}/_{name}.tmp" if self._local else self._path
+        try:
+            if self._local:
+                self._filesystem.create_dir(folder, recursive=True)
+            self.stream = self._filesystem.open_output_stream(self._written)
+        except OSError as error:
+            raise DataError(f"{uri}: cannot be written ({error})") from error
+
+    def commit(self) -> int:
+        """Closes the file and gives it its name; returns its size in bytes."""
+        self._close()
+        if self._local:
+            self._filesystem.move(self._written, self._path)
+        return int(self._filesystem.get_file_info(self._path).size)
+
+    def discard(self) -> None:
+        """Closes and removes the file after an error, which errors of this call must not hide: they are ignored.
+
+        An open stream of an object store would write its object when it is collected, perhaps over that of a next run.
+        """
+        with suppress(Exception):
+            self._close()
+        with suppress(Exception):
+            self.stream.close()
+        if self._local:
+            with suppress(OSError):
+                self._filesystem.delete_file(self._written)
+
+    def _close(self) -> None:
+        self.stream.close()
+
+
+def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
+    """The Parquet settings of all files except clustered ones; the same rows give the same bytes."""
+    return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
+
+
+class ParquetFile(AtomicFile):
+    """A Parquet file that appears under `uri` when `commit` is called.
 
     Args:
-        destination: a folder, local path or URI.
-        record_name: the file with the report, which is written last.
-        kind: the type of the report.
-        verb: the command, for messages: `convert`, `cluster`.
+        open_writer: opens the writer of a stream.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        schema: pa.Schema,
+        open_writer: Callable[[pa.NativeFile, pa.Schema], pq.ParquetWriter] = parquet_writer,
+    ) -> None:
+        super().__init__(uri)
+        self._writer = open_writer(self.stream, schema)
+
+    def write(self, table: pa.Table, row_group_size: int = ROW_GROUP_ROWS) -> None:
+        """Appends rows in row groups of this size."""
+        self._writer.write_table(table, row_group_size=row_group_size)
+
+    def _close(self) -> None:
+        self._writer.close()
+        self.stream.close()
+
+
+def write_report(folder: str, name: str, report: Spec) -> None:
+    """Writes the report of a folder."""
+    write_bytes(join(folder, name), report.model_dump_json(indent=1).encode())
+
+
+def read_report(folder: str, name: str, kind: type[R]) -> R:
+    """The report in a folder.
 
     Raises:
-        DataError: the destination is a file, the report cannot be read, or the folder contains other files.
+        DataError: there is none, or it cannot be read.
     """
-    filesystem, path = locate(destination)
+    uri = join(folder, name)
+    try:
+        return kind.model_validate_json(read_bytes(uri))
+    except ValidationError as error:
+        raise DataError(f"{uri}: cannot be read ({error}); choose another folder, or remove this one") from error
+
+
+def finished_report(
+    folder: str, name: str, kind: type[R], made: str, inputs: Mapping[str, object], *, own_files: Collection[str] = ()
+) -> R | None:
+    """The report in an output folder; None if the folder is missing, empty, or has only files of an interrupted run.
+
+    Args:
+        folder: a local path or URI.
+        name: that of the file with the report.
+        made: for messages: `converted`, `clustered`.
+        inputs: what the folder must have been made from: values by the names of the report's attributes.
+        own_files: names of files that may be there without a report.
+
+    Raises:
+        DataError: the folder is a file, it was made from other inputs, the report cannot be read, or there are other
+            files without a report.
+    """
+    filesystem, path = locate(folder)
     info = filesystem.get_file_info(path)
     if info.type == pafs.FileType.NotFound:
         return None
     if info.type == pafs.FileType.File:
-        raise DataError(f"{destination}: is a file; choose a folder")
-    record = join(destination, record_name)
-    if _is_file(filesystem, record):
-        try:
-            return kind.model_validate_json(read_bytes(record))
-        except ValidationError as error:
-            raise DataError(f"{record}: cannot be read ({error}); remove the folder and {verb} again") from error
-    is_unfinished = _is_file(filesystem, join(destination, _UNFINISHED))
-    if not is_unfinished and filesystem.get_file_info(pafs.FileSelector(path)):
-        raise DataError(f"{destination}: holds files that were not {verb}ed; choose another folder or remove it")
-    return None
+        raise DataError(f"{folder}: is a file; choose a folder")
+    names = {each.base_name for each in filesystem.get_file_info(pafs.FileSelector(path))}
+    if name not in names:
+        if names.difference(own_files) and _UNFINISHED not in names:
+            raise DataError(f"{folder}: holds files that were not {made}; choose another folder or remove it")
+        return None
+    report = read_report(folder, name, kind)
+    before = {each: attrgetter(each)(report) for each in inputs}
+    differing = [f"{each} {before[each]!r} (now {value!r})" for each, value in inputs.items() if value != before[each]]
+    if differing:
+        raise DataError(f"{folder}: was {made} with another {', '.join(differing)}; choose another folder or remove it")
+    return report
 
 
 @contextmanager
@@ -81,7 +182,3 @@ def staged_folder(target: str) -> Iterator[str]:
     if final.is_dir():
         final.rmdir()  # it is empty, and would prevent the rename
     staging.rename(final)
-
-
-def _is_file(filesystem: pafs.FileSystem, uri: str) -> bool:
-    return bool(filesystem.get_file_info(locate(uri)[1]).type == pafs.FileType.File)

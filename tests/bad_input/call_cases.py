@@ -115,7 +115,7 @@ CASES = [
     Case(MAKING, "a format that is not offered", call("data", "generate", "NEW", "--format", "avro"),
          ("--format", "'avro'", "'parquet'")),
     Case(MAKING, "a folder that holds something else", call("data", "generate", "CLICKS"),
-         ("clicks", "not generated", "choose another path")),
+         ("clicks", "not generated", "choose another folder")),
     Case(MAKING, "converting without saying how to cut days", convert(DESCRIBED),
          ("layout", "--by-time", "--fractions", "--rows-per-day")),
     Case(MAKING, "converting by a description that is no YAML", convert("{a: [1\n", "--rows-per-day", "4"),

@@ -19,16 +19,21 @@ import xxhash
 
 from elastrec.platform.data.clustering.sorting import (
     ClusterKeys,
-    Progress,
     SortSource,
     open_source,
     session_starts,
     sorted_by_session,
 )
 from elastrec.platform.data.deduplicating.stored_groups import Groups, stored_schema, without_repeats
-from elastrec.platform.data.files import join, list_files, write_bytes
-from elastrec.platform.data.finished import finished_report, staged_folder
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, ParquetFile
+from elastrec.platform.data.files import join, list_files
+from elastrec.platform.data.finished import (
+    ROW_GROUP_ROWS,
+    ParquetFile,
+    Progress,
+    finished_report,
+    staged_folder,
+    write_report,
+)
 from elastrec.platform.data.partitions import Partition, chosen_folders, folder_keys
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.base import Spec
@@ -183,10 +188,7 @@ class ClusterWriter:
         self._close()
 
     def discard(self) -> None:
-        """Closes and removes the file that was being written.
-
-        An open stream of an object store would write its object when it is collected, perhaps over that of a next run.
-        """
+        """Closes and removes the file that was being written."""
         if self._file is not None:
             self._file.discard()
         self._file = None
@@ -298,21 +300,15 @@ def _cluster_partition(
     digest = xxhash.xxh3_128()
     for uri, info in files:
         digest.update(f"{uri[len(root) :]}\0{info.size}\0{info.mtime_ns}\n".encode())
-    same = {
+    inputs = {
         "source_digest": digest.hexdigest(),
         "session": keys.session,
         "timestamp": keys.timestamp,
         "row_group_rows": limits.row_group_rows,
         "deduplicated": limits.groups,
     }
-    existing = finished_report(target, RECORD_NAME, ClusterReport, "cluster")
+    existing = finished_report(target, RECORD_NAME, ClusterReport, "clustered", inputs)
     if existing is not None:
-        differing = [name for name, value in same.items() if getattr(existing, name) != value]
-        if differing:
-            raise DataError(
-                f"{target}: holds rows clustered with another {', '.join(differing)}; remove it or choose another "
-                "destination"
-            )
         return existing
     source = open_source([uri for uri, _ in files], keys)
     if not source.rows:
@@ -337,9 +333,9 @@ def _cluster_partition(
             rows_without_session=writer.rows_without_session,
             bytes=writer.bytes,
             dictionary_columns=writer.dictionary_columns or (),
-            **same,
+            **inputs,
         )
-        write_bytes(join(staging, RECORD_NAME), report.model_dump_json(indent=1).encode())
+        write_report(staging, RECORD_NAME, report)
     return report
 
 

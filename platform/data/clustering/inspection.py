@@ -27,7 +27,7 @@ from elastrec.platform.data.deduplicating.stored_groups import Groups, without_r
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.inspection import FeatureSteps, fitted_on_sample, inspect_steps
 from elastrec.platform.data.features.plan import column_groups
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS
+from elastrec.platform.data.finished import ROW_GROUP_ROWS
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.sample import read_sample
 from elastrec.platform.specs.data import TrainingData

@@ -7,7 +7,7 @@ is spilled to its own file and sorted alone. The order does not depend on the al
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.deduplicating.stored_groups import stored_groups
 from elastrec.platform.data.files import locate
+from elastrec.platform.data.finished import Progress
 from elastrec.platform.specs.errors import DataError
 
 _ROW = "__elastrec_source_row"
@@ -27,9 +28,6 @@ _BATCH_ROWS = 65_536
 _SAMPLED_PER_GROUP = 256
 _SPREAD = 3
 """Decoded and sorted copies of a range that exist at once, and that must fit into the memory."""
-
-Progress = Callable[[int, int], None]
-"""Called with (rows read so far, rows in all)."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from elastrec.platform.data.clustering.sorting import ClusterKeys, Progress, SortSource, as_schema, range_count
+from elastrec.platform.data.clustering.sorting import ClusterKeys, SortSource, as_schema, range_count
 from elastrec.platform.data.files import list_files, locate
+from elastrec.platform.data.finished import Progress
 from elastrec.platform.specs.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ spec, in `_generated.json` beside the partitions.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import date, timedelta
 from typing import Annotated, Literal
 
 import numpy as np
-import pyarrow.fs as pafs
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
+from elastrec.platform.data import finished
+from elastrec.platform.data.files import join
 from elastrec.platform.data.generating.clicks import ClickMaker, Clicks
 from elastrec.platform.data.generating.writers import PartitionWriter
 from elastrec.platform.data.log_calendar import LogCalendar
@@ -34,7 +34,6 @@ from elastrec.platform.specs.data import (
     SparseFeature,
     TrainingData,
 )
-from elastrec.platform.specs.errors import DataError
 
 CHUNK_ROWS = 65_536
 RECORD_NAME = "_generated.json"
@@ -121,10 +120,6 @@ class GenerateReport(Spec):
         return sum(day.bytes for day in self.days)
 
 
-Progress = Callable[[int, int], None]
-"""Called with (rows so far, rows in all)."""
-
-
 def training_data_for(spec: GenerateSpec) -> TrainingData:
     """The data section of a job that reads what `generate(spec)` writes."""
     encoding: Literal["integer", "hexadecimal"] = "hexadecimal" if spec.format is FileFormat.CRITEO_TSV else "integer"
@@ -145,7 +140,7 @@ def training_data_for(spec: GenerateSpec) -> TrainingData:
     )
 
 
-def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateReport:
+def generate(spec: GenerateSpec, progress: finished.Progress | None = None) -> GenerateReport:
     """Writes the missing partitions, with the memory of a few chunks of 65,536 rows.
 
     A log with the first days of the same spec is continued; a complete one is not changed.
@@ -199,7 +194,7 @@ def generate(spec: GenerateSpec, progress: Progress | None = None) -> GenerateRe
                 )
             }
         )
-        _write(report)
+        finished.write_report(spec.path, RECORD_NAME, report)
     return report
 
 
@@ -209,38 +204,19 @@ def read_report(path: str) -> GenerateReport:
     Raises:
         DataError: there is none, or it is unreadable.
     """
-    try:
-        return GenerateReport.model_validate_json(read_bytes(join(path, RECORD_NAME)))
-    except ValidationError as error:
-        raise DataError(
-            f"{path}: {RECORD_NAME} cannot be read ({error}); remove the folder and generate again"
-        ) from error
+    return finished.read_report(path, RECORD_NAME, GenerateReport)
 
 
 def _existing(spec: GenerateSpec) -> GenerateReport:
-    filesystem, root = locate(spec.path)
-    record = filesystem.get_file_info(locate(join(spec.path, RECORD_NAME))[1])
-    if record.type == pafs.FileType.File:
-        report = read_report(spec.path)
-        # A day's rows do not depend on the path and the number of days.
-        old, new = (s.model_dump(exclude={"path", "days"}) for s in (report.spec, spec))
-        if old != new:
-            differing = sorted(key for key in new if new[key] != old[key])
-            raise DataError(
-                f"{spec.path}: holds data generated with other {', '.join(differing)}; choose another path or remove it"
-            )
+    # A day's rows do not depend on the path and the number of days.
+    inputs = {f"spec.{name}": value for name, value in spec if name not in ("path", "days")}
+    report = finished.finished_report(spec.path, RECORD_NAME, GenerateReport, "generated", inputs)
+    if report is not None:
         return report.model_copy(update={"spec": spec}) if spec.days > report.spec.days else report
-    info = filesystem.get_file_info(root)
-    if info.type == pafs.FileType.Directory and filesystem.get_file_info(pafs.FileSelector(root)):
-        raise DataError(f"{spec.path}: holds files that were not generated; choose another path or remove it")
     report = GenerateReport(spec=spec)
     # Written first, so that an interrupted run is recognised and continued.
-    _write(report)
+    finished.write_report(spec.path, RECORD_NAME, report)
     return report
-
-
-def _write(report: GenerateReport) -> None:
-    write_bytes(join(report.spec.path, RECORD_NAME), report.model_dump_json(indent=1).encode())
 
 
 def _partitions(spec: GenerateSpec, index: int) -> Iterator[tuple[Partition, int, int]]:

@@ -1,98 +1,24 @@
-"""PartitionWriter: writes generated rows as Parquet, CSV or Criteo TSV. AtomicFile, ParquetFile: files that appear when
-complete."""
+"""PartitionWriter: writes generated rows as Parquet, CSV or Criteo TSV."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from elastrec.platform.data.files import join, locate
+from elastrec.platform.data.files import join
+from elastrec.platform.data.finished import AtomicFile, ParquetFile
 from elastrec.platform.data.generating.clicks import Clicks
 from elastrec.platform.specs.data import FileFormat
-from elastrec.platform.specs.errors import DataError
 
 if TYPE_CHECKING:
     from elastrec.platform.data.generating.generator import GenerateSpec
 
-ROW_GROUP_ROWS = 16_384
-"""Small, because shards have some ten thousand rows and are read in whole row groups."""
-
 _SUFFIX = {FileFormat.PARQUET: "parquet", FileFormat.CSV: "csv", FileFormat.CRITEO_TSV: "tsv"}
-
-
-class AtomicFile:
-    """An output stream whose content appears under `uri` when `commit` is called."""
-
-    def __init__(self, uri: str) -> None:
-        self._filesystem, self._path = locate(uri)
-        self._local = isinstance(self._filesystem, pafs.LocalFileSystem)
-        folder, _, name = self._path.rpartition("/")
-        # An object store shows an object only once its upload is complete.
-        self._written = f"{folder}/_{name}.tmp" if self._local else self._path
-        self.uri = uri
-        try:
-            if self._local:
-                self._filesystem.create_dir(folder, recursive=True)
-            self.stream = self._filesystem.open_output_stream(self._written)
-        except OSError as error:
-            raise DataError(f"{uri}: cannot be written ({error})") from error
-
-    def commit(self) -> int:
-        """Closes the file and gives it its name; returns its size in bytes."""
-        self.stream.close()
-        if self._local:
-            self._filesystem.move(self._written, self._path)
-        return int(self._filesystem.get_file_info(self._path).size)
-
-    def discard(self) -> None:
-        """Closes and removes the file."""
-        self.stream.close()
-        if self._local:
-            self._filesystem.delete_file(self._written)
-
-
-def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """The Parquet settings of all files except clustered ones; the same rows give the same bytes."""
-    return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
-
-
-class ParquetFile(AtomicFile):
-    """A Parquet file that appears under `uri` when `commit` is called.
-
-    Args:
-        open_writer: opens the writer of a stream.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        schema: pa.Schema,
-        open_writer: Callable[[pa.NativeFile, pa.Schema], pq.ParquetWriter] = parquet_writer,
-    ) -> None:
-        super().__init__(uri)
-        self._writer = open_writer(self.stream, schema)
-
-    def write(self, table: pa.Table, row_group_size: int = ROW_GROUP_ROWS) -> None:
-        """Appends rows in row groups of this size."""
-        self._writer.write_table(table, row_group_size=row_group_size)
-
-    def commit(self) -> int:
-        """As AtomicFile."""
-        self._writer.close()
-        return super().commit()
-
-    def discard(self) -> None:
-        """As AtomicFile."""
-        self._writer.close()
-        super().discard()
 
 
 class PartitionWriter:

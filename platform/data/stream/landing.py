@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import structlog
-from pydantic import ValidationError
 
 from elastrec.platform.data.convert import ByTime, converted_data
-from elastrec.platform.data.files import join, list_files, locate, read_bytes, write_bytes
-from elastrec.platform.data.generating.writers import ROW_GROUP_ROWS, ParquetFile
+from elastrec.platform.data.files import join, list_files, locate
+from elastrec.platform.data.finished import ROW_GROUP_ROWS, ParquetFile, finished_report, write_report
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.stream.broker import Topic, describe_topic
@@ -171,7 +170,7 @@ def _land_partition(
             "skipped_messages": skipped,
         }
     )
-    _write_record(destination, record)
+    write_report(destination, RECORD_NAME, record)
     return (
         LandedPartition(
             partition=log.partition,
@@ -236,33 +235,19 @@ class _DayFiles:
 
 def _record_of(destination: str, topic: Topic, form: MessageForm, timezone: str) -> LandRecord:
     """The destination's record, or a new one."""
-    new = LandRecord(
-        topic=topic.name, cluster_id=topic.cluster_id, topic_id=topic.topic_id, columns=form.columns,
-        timezone=timezone,
-    )  # fmt: skip
-    filesystem, path = locate(destination)
-    info = filesystem.get_file_info(path)
-    if info.type == pafs.FileType.File:
-        raise DataError(f"{destination}: is a file; choose a folder")
-    uri = join(destination, RECORD_NAME)
-    if filesystem.get_file_info(locate(uri)[1]).type != pafs.FileType.File:
-        if info.type == pafs.FileType.Directory and list_files(destination):
-            raise DataError(f"{destination}: holds files that were not landed; choose another folder or remove it")
+    inputs = {
+        "topic": topic.name,
+        "cluster_id": topic.cluster_id,
+        "topic_id": topic.topic_id,
+        "columns": form.columns,
+        "timezone": timezone,
+    }
+    record = finished_report(destination, RECORD_NAME, LandRecord, "landed", inputs, own_files={_LOCK_NAME})
+    if record is None:
+        record = LandRecord(**inputs)
         # Written first, so that a later call recognises the folder of an interrupted one.
-        _write_record(destination, new)
-        return new
-    try:
-        old = LandRecord.model_validate_json(read_bytes(uri))
-    except ValidationError as error:
-        raise DataError(f"{uri}: cannot be read ({error}); land into a new destination") from error
-    differing = [
-        f"{name} {getattr(old, name)!r} (now {getattr(new, name)!r})"
-        for name in ("topic", "cluster_id", "topic_id", "columns", "timezone")
-        if getattr(old, name) != getattr(new, name)
-    ]
-    if differing:
-        raise DataError(f"{destination}: was landed with another {', '.join(differing)}; choose another destination")
-    return old
+        write_report(destination, RECORD_NAME, record)
+    return record
 
 
 def _remove_unrecorded(destination: str, record: LandRecord) -> None:
@@ -273,10 +258,6 @@ def _remove_unrecorded(destination: str, record: LandRecord) -> None:
             filesystem, path = locate(uri)
             filesystem.delete_file(path)
             _log.warning("file of an interrupted landing removed", file=uri)
-
-
-def _write_record(destination: str, record: LandRecord) -> None:
-    write_bytes(join(destination, RECORD_NAME), record.model_dump_json(indent=1).encode())
 
 
 @contextmanager

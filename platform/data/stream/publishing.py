@@ -5,7 +5,7 @@ All rows are read and checked before the first one is sent, so that bad input do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import structlog
 
 from elastrec.platform.data.convert import rows_as_written
 from elastrec.platform.data.entries import DataManifest
+from elastrec.platform.data.finished import Progress
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
@@ -24,9 +25,6 @@ from elastrec.platform.data.stream.partitioning import partitions_of, session_ke
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, TransportError
-
-Progress = Callable[[int, int], None]
-"""Called with (rows sent so far, rows in all)."""
 
 _DELIVERY_SECONDS = 120
 _EARLIEST = -(2**62)

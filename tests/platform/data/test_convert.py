@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elastrec.platform.data import convert as converting
 from elastrec.platform.data.convert import ByFractions, ByRows, ByTime, convert
+from elastrec.platform.data.finished import ParquetFile
 from elastrec.platform.data.generating.generator import GenerateSpec, generate, training_data_for
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import raw
@@ -160,7 +162,7 @@ def test_converting_again_changes_nothing_and_other_data_is_not_overwritten(tmp_
     stamp = (tmp_path / "out" / "_converted.json").stat().st_mtime_ns
     assert convert(source, out, layout=ByRows(rows=2), label_rule="stars>=4") == report
     assert (tmp_path / "out" / "_converted.json").stat().st_mtime_ns == stamp
-    with pytest.raises(DataError, match="another conversion"):
+    with pytest.raises(DataError, match=r"converted with another layout ByRows\(.*rows=2.*\(now ByRows"):
         convert(source, out, layout=ByRows(rows=1), label_rule="stars>=4")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("x")
@@ -172,6 +174,34 @@ def test_a_failure_leaves_no_trace(tmp_path: Path) -> None:
     source = _ratings(tmp_path / "in" / "r.csv", "1,a,4,1", "x,b,3,2")
     with pytest.raises(DataError, match=r"r\.csv: row 1, column 'user': found 'x'"):
         convert(source, str(tmp_path / "out"), layout=ByRows(rows=2), label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_that_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullDisk:
+        def __init__(self, *_: object) -> None: ...
+
+        def write_table(self, *_: object, **__: object) -> None:
+            raise OSError("no space for rows")
+
+        def close(self) -> None:
+            raise OSError("no space for the end of the file")
+
+    opened: list[ParquetFile] = []
+
+    class Opened(ParquetFile):
+        def __init__(self, uri: str, schema: pa.Schema) -> None:
+            super().__init__(uri, schema, FullDisk)
+            opened.append(self)
+
+    monkeypatch.setattr(converting, "ParquetFile", Opened)
+    source = _ratings(tmp_path / "in" / "r.csv", "1,a,4,1", "2,b,3,2")
+    # The error that is still there refers to the file.
+    with pytest.raises(OSError, match="no space for rows") as failed:
+        convert(source, str(tmp_path / "out"), layout=ByRows(rows=2), label_rule="stars>=4")
+    assert failed.value and [file.stream.closed for file in opened] == [True]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -137,5 +137,5 @@ def test_rows_are_converted_to_the_days_of_the_logs_zone(tmp_path: Path, unit: s
         expected[name] = expected.get(name, 0) + 1
     assert report.partitions == expected
     assert (report.data.timezone, build_manifest(report.data).rows) == ("America/Los_Angeles", 60)
-    with pytest.raises(DataError, match="holds another conversion"):
+    with pytest.raises(DataError, match=r"converted with another data\.timezone"):
         convert(of.model_copy(update={"timezone": "UTC"}), str(tmp_path / "new"), layout=ByTime(unit=unit))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -60,8 +60,12 @@ def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_repeated(
     spec = GenerateSpec(path=str(tmp_path / "log"), days=1, rows_per_day=300, dense=2, sparse=3)
     generate(spec)
     data = training_data_for(spec)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(clustering, "write_bytes", _interrupted(clustering.write_bytes))
+        patch.setattr(clustering, "write_report", killed)
         cluster(data, f"{bucket}/clustered", row_group_rows=64)
     boto3.client("s3").put_object(Bucket="clicks", Key="clustered/day=2026-01-01/part-00009.parquet", Body=b"stale")
     (report,) = cluster(data, f"{bucket}/clustered", row_group_rows=64)
@@ -70,17 +74,6 @@ def test_a_partition_in_a_bucket_is_clustered_and_an_interrupted_run_repeated(
     boto3.client("s3").put_object(Bucket="clicks", Key="mine/day=2026-01-01/note.txt", Body=b"keep")
     with pytest.raises(DataError, match="not clustered"):
         cluster(data, f"{bucket}/mine")
-
-
-def _interrupted(write: Callable[[str, bytes], None]) -> Callable[[str, bytes], None]:
-    """Writes small files until the record is due."""
-
-    def write_or_die(uri: str, content: bytes) -> None:
-        if uri.endswith(clustering.RECORD_NAME):
-            raise KeyboardInterrupt
-        write(uri, content)
-
-    return write_or_die
 
 
 def test_files_of_one_bucket_share_one_file_system_until_the_endpoint_changes(

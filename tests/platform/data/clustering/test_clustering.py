@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
 from elastrec.platform.data.clustering.sorting import session_starts
-from elastrec.platform.data.generating.writers import ParquetFile
+from elastrec.platform.data.finished import ParquetFile
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.data import TrainingData

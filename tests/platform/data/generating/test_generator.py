@@ -80,7 +80,7 @@ def test_a_complete_log_is_not_changed_and_a_longer_one_is_continued(tmp_path: P
 
 def test_other_data_is_never_overwritten(tmp_path: Path) -> None:
     generate(_spec(tmp_path / "a", days=1))
-    with pytest.raises(DataError, match="generated with other seed"):
+    with pytest.raises(DataError, match=r"generated with another spec\.seed 3 \(now 9\)"):
         generate(_spec(tmp_path / "a", days=1, seed=9))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.txt").write_text("x")
