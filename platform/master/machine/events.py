@@ -236,7 +236,8 @@ class ServerHot(_Event, frozen=True, kw_only=True):
 
     Attributes:
         ratio: of its load per core to the mean of the others; ratio_after: the expected ratio afterwards.
-        moves: name of the new owner by virtual bucket.
+        moves: name of the new owner by virtual bucket; size_bytes: of these buckets.
+        price_seconds: cost of the relief in seconds of the job's time.
         ownership_epoch: under which the load was measured; nothing moves under another one.
     """
 
@@ -245,6 +246,8 @@ class ServerHot(_Event, frozen=True, kw_only=True):
     ratio_after: float
     moves: dict[int, str]
     ownership_epoch: int
+    size_bytes: int = 0
+    price_seconds: float = 0.0
 
 
 class PodSlow(_Event, frozen=True, kw_only=True):

@@ -152,6 +152,8 @@ def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
         "ratio": round(event.ratio, 3),
         "ratio_after": round(event.ratio_after, 3),
         "buckets": {str(bucket): name for bucket, name in event.moves.items()},
+        "size_bytes": event.size_bytes,
+        "price_seconds": round(event.price_seconds, 3),
     }
     effects.append(Decided(decision="server_relieved", inputs=inputs))
     _begin(state, effects, event.moves)

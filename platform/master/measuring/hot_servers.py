@@ -6,12 +6,14 @@ others delays all workers. Pure, except for the state of `HotServers`: the cost 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from elastrec.platform.master.measuring.lasting import Lasting
+from elastrec.platform.transport.messages.job import BucketLoad
 
 HOT_RATIO = 1.4
 """Load of a hot server ÷ the mean of the others'. Buckets are spread by hash, so that 256 of them on a few servers
@@ -19,11 +21,15 @@ differ by some per cent; 1.4 is far from that, and from what a relief leaves (`R
 """
 RELIEVED_RATIO = 1.15
 """Buckets move until the server's ratio is at most this."""
-RELIEF_PRICE_SECONDS = 5.0
-"""Cost of a relief in seconds of the job's time. Chosen: while servers of 0.04 cores copied some 30 MB beside training,
-for 10 s, it was slower by 28 %, and the hand-over took half a second (`python -m benchmarks hot_server`): 3.3 s in all.
-A needless relief also keeps the next one waiting. With it a server at `HOT_RATIO`, one of three in a job that does
-nothing but wait for them, is relieved after half a minute.
+RELIEF_SECONDS = 2.0
+"""Part of a relief's price that does not depend on its bytes, in seconds of the job's time: the hand-over, and the cool
+down of a needless relief, which keeps the next one waiting.
+"""
+COPIED_BYTES_PER_CORE_SECOND = 200e6
+"""Bytes of moved buckets for which a server's core-second is lost to requests, all rounds of copying included. Chosen:
+servers of 0.04 cores moved 31 MB in 10 s, during which the job was slower by 28 % (280 MB), and 73 MB in 67 s, because
+most of their rows changed in each of three rounds (110 MB if the job was slower by as much; `python -m benchmarks
+hot_server`, the second with batches of 4,096 and ten times the ids).
 """
 LEAST_HOT_SECONDS = 10.0
 """A server must be hot for at least this time. Chosen: two windows, and most of the mean of a `LoadMeter`."""
@@ -41,13 +47,13 @@ class Load(msgspec.Struct, frozen=True):
     Attributes:
         rows_per_core_second: requested rows ÷ cores.
         cores: of its pod.
-        hottest: some of its buckets and their rows per second, from the highest on.
+        hottest: some of its buckets, from the highest load on.
         seconds_per_row: time for reading and changing a row; 0: not measured yet.
     """
 
     rows_per_second: float
     cores: float
-    hottest: Sequence[tuple[int, float]]
+    hottest: Sequence[BucketLoad]
     seconds_per_row: float = 0.0
 
     @property
@@ -62,12 +68,16 @@ class Relief(msgspec.Struct, frozen=True):
         server: the hot server; ratio: of its load to the mean of the others; ratio_after: the expected ratio
             afterwards.
         moves: new owner by bucket.
+        size_bytes: of these buckets.
+        price_seconds: cost of the relief in seconds of the job's time.
     """
 
     server: str
     ratio: float
     ratio_after: float
     moves: dict[int, str]
+    size_bytes: int
+    price_seconds: float
 
 
 def ratio_of(loads: Mapping[str, Load], server: str) -> float:
@@ -94,6 +104,7 @@ def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
     """
     rates = {name: load.rows_per_second for name, load in loads.items()}
     moves: dict[int, str] = {}
+    copied_bytes = dict.fromkeys(loads, 0)
 
     def per_core(name: str) -> float:
         return rates[name] / loads[name].cores
@@ -102,15 +113,20 @@ def relief_of(loads: Mapping[str, Load], server: str) -> Relief | None:
         return per_core(server) / statistics.fmean(per_core(name) for name in rates if name != server)
 
     before = ratio()
-    for bucket, rate in loads[server].hottest:
+    for hot in loads[server].hottest:
         if len(moves) == MOST_MOVES or ratio() <= RELIEVED_RATIO:
             break
         target = min((name for name in sorted(rates) if name != server), key=per_core)
-        if (rates[target] + rate) / loads[target].cores < per_core(server):
-            moves[bucket] = target
-            rates[target] += rate
-            rates[server] -= rate
-    return Relief(server, before, ratio(), moves) if moves else None
+        if (rates[target] + hot.rows_per_second) / loads[target].cores < per_core(server):
+            moves[hot.bucket] = target
+            rates[target] += hot.rows_per_second
+            rates[server] -= hot.rows_per_second
+            for name in (server, target):
+                copied_bytes[name] += hot.size_bytes
+    if not moves:
+        return None
+    copying = (copied / (COPIED_BYTES_PER_CORE_SECOND * loads[name].cores) for name, copied in copied_bytes.items())
+    return Relief(server, before, ratio(), moves, copied_bytes[server], RELIEF_SECONDS + max(copying))
 
 
 def loss_of(loads: Mapping[str, Load], server: str, waiting_share: float) -> float:
@@ -129,21 +145,24 @@ class HotServers:
     def __init__(self) -> None:
         self._lasting = Lasting(LEAST_HOT_SECONDS, COOL_DOWN_SECONDS)
 
-    def look(self, loads: Mapping[str, Load], waiting_share: float, now: float) -> Relief | None:
+    def look(
+        self, loads: Mapping[str, Load], waiting_share: float, now: float, left_seconds: float = math.inf
+    ) -> Relief | None:
         """Returns a relief if one is due.
 
         Args:
             loads: of all servers since the last call; empty: not known.
             waiting_share: see `loss_of`.
             now: on the job's clock.
+            left_seconds: until the job ends at its present speed; inf: not known.
         """
         server = hot_server(loads)
-        losses = {server: loss_of(loads, server, waiting_share)} if server else {}
-        if server not in self._lasting.look(losses if loads else None, RELIEF_PRICE_SECONDS, now):
+        relief = relief_of(loads, server) if server else None
+        losses = {relief.server: loss_of(loads, relief.server, waiting_share)} if relief else {}
+        price_seconds = relief.price_seconds if relief else 0.0
+        if not self._lasting.look(losses if loads else None, price_seconds, now, left_seconds):
             return None
-        relief = relief_of(loads, server)
-        if relief is not None:
-            self._lasting.done(now)
+        self._lasting.done(now)
         return relief
 
     def forget(self) -> None:

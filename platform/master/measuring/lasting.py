@@ -3,11 +3,13 @@
 An outlier costs the job time until it is changed; a change has a cost, too, even if it is not needed. How long the pod
 will be an outlier is not known. Acting when the loss equals the cost of the change is never more than twice as
 expensive as the optimal decision with knowledge of the future (ski rental: Karlin et al., "Competitive snoopy caching",
-Algorithmica 3, 1988). So a large excess leads to a change sooner than a small one.
+Algorithmica 3, 1988). So a large excess leads to a change sooner than a small one. Nothing is changed if the job will
+end before the change has paid for itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -49,12 +51,15 @@ class Lasting:
         self._looked: float | None = None
         self._done: float | None = None
 
-    def look(self, losses: Mapping[str, float] | None, price_seconds: float, now: float) -> dict[str, float]:
+    def look(
+        self, losses: Mapping[str, float] | None, price_seconds: float, now: float, left_seconds: float = math.inf
+    ) -> dict[str, float]:
         """Returns the pods that should be changed, each with the time since when it has been an outlier.
 
         Args:
             losses: share of the job's time, 0 to 1, that each outlier has cost since the last call; None: not measured.
             price_seconds: of a change, in seconds of the job's time.
+            left_seconds: until the job ends at its present speed; inf: not known.
         """
         # Nothing is known about the time before the first call.
         seconds = 0.0 if self._looked is None else now - self._looked
@@ -74,8 +79,8 @@ class Lasting:
             return {}
         return {
             pod: self._excess[pod].since
-            for pod in losses
-            if self._excess[pod].is_enough(self._least_seconds, price_seconds)
+            for pod, loss in losses.items()
+            if self._excess[pod].is_enough(self._least_seconds, price_seconds) and loss * left_seconds > price_seconds
         }
 
     def done(self, now: float) -> None:

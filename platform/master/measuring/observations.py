@@ -9,6 +9,7 @@ single heartbeat, loading the code into the processor's caches takes several tim
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -158,7 +159,7 @@ class Observations:
             self._hot_servers.forget()
             return None
         loads = self._loads(state) if self._is_trained else {}
-        return self._hot_servers.look(loads, self._waiting_share(state), now)
+        return self._hot_servers.look(loads, self._waiting_share(state), now, self._left_seconds(state))
 
     def _loads(self, state: JobState) -> dict[str, Load]:
         """Loads of all servers that own buckets; empty unless each of them has reported."""
@@ -187,9 +188,9 @@ class Observations:
             Role.WORKER: {name: held_up * self._monitor.pods[name].share_of("compute") for name in workers},
             Role.PARAMETER_SERVER: dict.fromkeys(servers, self._waiting_share(state)),
         }
-        starts, pods = self._starts.seconds(), len(state.membership.members)
+        starts, pods, left = self._starts.seconds(), len(state.membership.members), self._left_seconds(state)
         found = (
-            self._slow_pods[role].look(times, shares[role], price_seconds(starts.get(role, 0.0), pods), now)
+            self._slow_pods[role].look(times, shares[role], price_seconds(starts.get(role, 0.0), pods), now, left)
             for role, times in ((Role.WORKER, workers), (Role.PARAMETER_SERVER, servers))
         )
         return [slow for slow in found if slow is not None]
@@ -200,6 +201,11 @@ class Observations:
         workers = {worker.name: known[worker.name] for worker in state.membership.workers()
                    if worker.stays and worker.name in known}  # fmt: skip
         return {name: sample for name, sample in workers.items() if sample.compute_seconds_per_row > 0}
+
+    def _left_seconds(self, state: JobState) -> float:
+        """Until the job ends at its present speed; inf if that is not known."""
+        speed, queue = self.speed.samples_per_second, state.training
+        return (queue.splits.total_rows - queue.covered_rows()) / speed if speed else math.inf
 
     def _waiting_share(self, state: JobState) -> float:
         """Share of their steps in which workers wait for servers; 0 if unknown."""

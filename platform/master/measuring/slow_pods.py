@@ -8,6 +8,7 @@ be compared and is never slow. Pure, except for the state of `SlowPods`: the cos
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 
@@ -101,7 +102,12 @@ class SlowPods:
         self._lasting = Lasting(LEAST_SLOW_SECONDS, COOL_DOWN_SECONDS)
 
     def look(
-        self, seconds_per_row: Mapping[str, float], shares: Mapping[str, float], price_seconds: float, now: float
+        self,
+        seconds_per_row: Mapping[str, float],
+        shares: Mapping[str, float],
+        price_seconds: float,
+        now: float,
+        left_seconds: float = math.inf,
     ) -> SlowPod | None:
         """Returns the slowest pod that was slow for long enough, until it is moved.
 
@@ -110,10 +116,11 @@ class SlowPods:
             shares: share of the job's time, 0 to 1, that the timed work of each pod takes.
             price_seconds: of a move, in seconds of the job's time.
             now: on the job's clock.
+            left_seconds: until the job ends at its present speed; inf: not known.
         """
         slow = {each.pod: each for each in slow_ones(seconds_per_row)}
         losses = {pod: shares[pod] * (1 - 1 / each.ratio) for pod, each in slow.items()}
-        since = self._lasting.look(losses if len(seconds_per_row) > 1 else None, price_seconds, now)
+        since = self._lasting.look(losses if len(seconds_per_row) > 1 else None, price_seconds, now, left_seconds)
         worst = next((each for pod, each in slow.items() if pod in since), None)
         return None if worst is None else msgspec.structs.replace(worst, since=since[worst.pod])
 

@@ -157,7 +157,8 @@ class TimedWork(ServicePart):
             self.submit(
                 lambda now: events.ServerHot(
                     time=now, server=relief.server, ratio=relief.ratio, ratio_after=relief.ratio_after,
-                    moves=relief.moves, ownership_epoch=epoch,
+                    moves=relief.moves, ownership_epoch=epoch, size_bytes=relief.size_bytes,
+                    price_seconds=relief.price_seconds,
                 )
             )  # fmt: skip
 

@@ -190,18 +190,31 @@ class SavedPart(msgspec.Struct, frozen=True, kw_only=True):
     store_away: bool = False
 
 
+class BucketLoad(msgspec.Struct, frozen=True, array_like=True):
+    """The load of one virtual bucket of a server.
+
+    Attributes:
+        rows_per_second: requested rows.
+        size_bytes: of its rows and candidates, which another owner must copy.
+    """
+
+    bucket: int
+    rows_per_second: float
+    size_bytes: int = 0
+
+
 class ServerLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """The load of one server, averaged over some heartbeats.
 
     Attributes:
         rows_per_second: requested rows in the buckets that it serves.
-        hottest: numbers of the buckets with the highest load, and their rows per second, in decreasing order.
+        hottest: the buckets with the highest load, in decreasing order.
         seconds_per_row: wall-clock time for reading and changing a row, which includes effects of the server's node,
             but not waiting for workers, saves or the network. 0: no row was requested yet.
     """
 
     rows_per_second: float = 0.0
-    hottest: list[tuple[int, float]] = []
+    hottest: list[BucketLoad] = []
     seconds_per_row: float = 0.0
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from elastrec.platform.transport.messages.job import ServerLoad
+from elastrec.platform.transport.messages.job import BucketLoad, ServerLoad
 from elastrec.trainers.parameter_server.storage import RowStore
 
 Array = np.ndarray[Any, Any]
@@ -78,6 +78,12 @@ class LoadMeter:
         hottest = np.argsort(-rates, kind="stable")[:_MOST_NAMED]
         return ServerLoad(
             rows_per_second=round(float(rates.sum()), 1),
-            hottest=[(int(bucket), round(float(rates[bucket]), 1)) for bucket in hottest if rates[bucket] > 0],
+            hottest=[
+                BucketLoad(
+                    bucket, round(float(rates[bucket]), 1), sum(store.bucket(bucket).size_bytes for store in stores)
+                )
+                for bucket in hottest.tolist()
+                if rates[bucket] > 0
+            ],
             seconds_per_row=busy / served_rows if served_rows > 0 else 0.0,
         )

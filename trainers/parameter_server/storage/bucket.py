@@ -120,6 +120,12 @@ class Bucket:
         return int(self._indexed_pools[0].pool.buckets[self.number, COUNT])
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of its rows and candidates, which a copy of the bucket contains."""
+        pools = [indexed.pool for indexed in self._indexed_pools]
+        return sum(4 * pool.shape.width * count for pool, count in zip(pools, self._cell_counts, strict=True))
+
+    @property
     def version(self) -> int:
         """The number of marks and freezes of the bucket so far, on all servers that have owned it."""
         return int(self._store.marks[self.number, VERSION])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from elastrec.platform.master.measuring.hot_servers import (
     COOL_DOWN_SECONDS,
+    COPIED_BYTES_PER_CORE_SECOND,
     HOT_RATIO,
     LEAST_HOT_SECONDS,
     MOST_MOVES,
-    RELIEF_PRICE_SECONDS,
+    RELIEF_SECONDS,
     RELIEVED_RATIO,
     HotServers,
     Load,
@@ -23,19 +24,24 @@ from elastrec.platform.master.measuring.hot_servers import (
     ratio_of,
     relief_of,
 )
+from elastrec.platform.transport.messages.job import BucketLoad
 
 
-def loads(*rows_per_second: float, cores: float = 1.0, hottest: float = 400.0) -> dict[str, Load]:
+def loads(
+    *rows_per_second: float, cores: float = 1.0, hottest: float = 400.0, bucket_bytes: int = 0
+) -> dict[str, Load]:
     """Servers with such a load; each names eight of its buckets."""
     return {
-        f"ps-{number}": Load(rows, cores, [(100 * number + bucket, hottest) for bucket in range(8)])
+        f"ps-{number}": Load(
+            rows, cores, [BucketLoad(100 * number + bucket, hottest, bucket_bytes) for bucket in range(8)]
+        )
         for number, rows in enumerate(rows_per_second)
     }
 
 
 def after(before: dict[str, Load], moves: dict[int, str]) -> dict[str, float]:
     rates = {name: load.rows_per_second for name, load in before.items()}
-    of_bucket = {bucket: (name, rate) for name, load in before.items() for bucket, rate in load.hottest}
+    of_bucket = {hot.bucket: (name, hot.rows_per_second) for name, load in before.items() for hot in load.hottest}
     for bucket, target in moves.items():
         giver, rate = of_bucket[bucket]
         rates[giver] -= rate
@@ -54,9 +60,9 @@ def test_the_hottest_buckets_move_to_the_least_loaded_server_until_the_source_is
 
 
 def test_load_counts_per_core():
-    even = {"ps-0": Load(4000.0, 2.0, [(1, 500.0)]), "ps-1": Load(2000.0, 1.0, [(2, 500.0)])}
+    even = {"ps-0": Load(4000.0, 2.0, [BucketLoad(1, 500.0)]), "ps-1": Load(2000.0, 1.0, [BucketLoad(2, 500.0)])}
     assert not hot_server(even)
-    hot = {**even, "ps-1": Load(4000.0, 1.0, [(2, 500.0)])}
+    hot = {**even, "ps-1": Load(4000.0, 1.0, [BucketLoad(2, 500.0)])}
     relief = relief_of(hot, hot_server(hot))
     assert relief is not None and relief.moves == {2: "ps-0"}
 
@@ -68,7 +74,7 @@ def test_servers_that_differ_little_or_have_little_to_do_are_left_alone():
 
 
 def test_a_single_bucket_that_makes_a_server_hot_stays_for_it_would_make_the_next_one_so():
-    before = {"ps-0": Load(5000.0, 1.0, [(7, 4900.0)]), "ps-1": Load(1000.0, 1.0, [(8, 10.0)])}
+    before = {"ps-0": Load(5000.0, 1.0, [BucketLoad(7, 4900.0)]), "ps-1": Load(1000.0, 1.0, [BucketLoad(8, 10.0)])}
     assert hot_server(before) == "ps-0" and relief_of(before, "ps-0") is None
 
 
@@ -79,7 +85,9 @@ def test_a_single_bucket_that_makes_a_server_hot_stays_for_it_would_make_the_nex
 def test_a_relief_reduces_the_highest_load_and_overloads_no_other_server(rates: list[float], shares: list[float]):
     before = {
         f"ps-{number}": Load(
-            rate, 1.0, [(100 * number + k, share * rate) for k, share in enumerate(sorted(shares, reverse=True))]
+            rate,
+            1.0,
+            [BucketLoad(100 * number + k, share * rate) for k, share in enumerate(sorted(shares, reverse=True))],
         )
         for number, rate in enumerate(rates)
     }
@@ -93,10 +101,10 @@ def test_a_relief_reduces_the_highest_load_and_overloads_no_other_server(rates: 
     assert relief.ratio_after <= relief.ratio == ratio_of(before, server)
 
 
-def seconds_until_relief(before: dict[str, Load], waiting_share: float = 1.0) -> float:
+def seconds_until_relief(before: dict[str, Load], waiting_share: float = 1.0, job_seconds: float = math.inf) -> float:
     seen = HotServers()
     for second in range(1000):
-        if seen.look(before, waiting_share, 7.0 + second):
+        if seen.look(before, waiting_share, 7.0 + second, job_seconds - second):
             return float(second)
     return math.inf
 
@@ -111,10 +119,36 @@ def test_the_cost_of_a_hot_server_is_the_workers_wait_beyond_that_of_even_load()
 def test_a_server_that_costs_more_is_relieved_sooner():
     hot, warm = loads(4000.0, 1000.0, 1000.0), loads(1000.0 * HOT_RATIO, 1000.0, 1000.0, hottest=100.0)
     assert seconds_until_relief(loads(90_000.0, 1000.0, 1000.0, hottest=9000.0)) == LEAST_HOT_SECONDS
-    assert seconds_until_relief(hot) == LEAST_HOT_SECONDS == RELIEF_PRICE_SECONDS / 0.5
-    assert 25.0 < seconds_until_relief(warm) < 30.0
-    assert seconds_until_relief(hot, 0.25) == RELIEF_PRICE_SECONDS / 0.125
+    assert seconds_until_relief(hot) == LEAST_HOT_SECONDS > RELIEF_SECONDS / 0.5
+    assert LEAST_HOT_SECONDS < seconds_until_relief(warm) == math.ceil(RELIEF_SECONDS / loss_of(warm, "ps-0", 1.0))
+    assert seconds_until_relief(hot, 0.125) == RELIEF_SECONDS / 0.0625
     assert seconds_until_relief(hot, 0.0) == math.inf
+
+
+def test_a_server_is_relieved_later_the_more_its_servers_must_copy_per_core():
+    size_bytes = 10**7
+    hot = loads(4000.0, 1000.0, 1000.0, bucket_bytes=size_bytes, cores=0.04)
+    relief = relief_of(hot, "ps-0")
+    assert relief is not None and relief.size_bytes == len(relief.moves) * size_bytes
+    copying_seconds = relief.size_bytes / (0.04 * COPIED_BYTES_PER_CORE_SECOND)
+    assert relief.price_seconds == pytest.approx(RELIEF_SECONDS + copying_seconds)
+    assert seconds_until_relief(hot) == pytest.approx(relief.price_seconds / 0.5, abs=1.0)
+    assert seconds_until_relief(hot) > 4 * RELIEF_SECONDS
+    small_target = {**hot, "ps-1": Load(1000.0, 0.02, []), "ps-2": Load(1800.0, 0.02, [])}
+    to_small = relief_of(small_target, "ps-0")
+    assert to_small is not None and set(to_small.moves.values()) == {"ps-1"}
+    assert to_small.price_seconds == pytest.approx(
+        RELIEF_SECONDS + to_small.size_bytes / (0.02 * COPIED_BYTES_PER_CORE_SECOND)
+    )
+
+
+def test_a_server_is_not_relieved_shortly_before_the_job_ends():
+    hot = loads(4000.0, 1000.0, 1000.0, bucket_bytes=10**7, cores=0.04)
+    relief, due = relief_of(hot, "ps-0"), seconds_until_relief(hot)
+    assert relief is not None
+    paid = relief.price_seconds / 0.5
+    assert seconds_until_relief(hot, job_seconds=due + paid + 1) == due
+    assert seconds_until_relief(hot, job_seconds=due + paid - 1) == math.inf
 
 
 def test_a_server_is_not_relieved_again_before_the_last_relief_shows():

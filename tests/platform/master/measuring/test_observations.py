@@ -9,7 +9,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, TableUsage, WindowMetrics
+from elastrec.platform.transport.messages.job import BucketLoad, Heartbeat, ServerLoad, TableUsage, WindowMetrics
 from tests.platform.master.machine.test_migration import long_job
 from tests.platform.master.world import World, running
 
@@ -89,18 +89,19 @@ def test_a_job_with_constant_changes_still_measures_growth_and_speed():
     assert seen.profile.measured() == []
 
 
-@pytest.mark.parametrize("trouble", ["", "a server is resized", "nothing is trained"])
+@pytest.mark.parametrize("trouble", ["", "a server is resized", "nothing is trained", "the job is nearly done"])
 def test_a_hot_server_is_found_while_the_job_trains_and_its_servers_are_settled(trouble: str):
     world = long_job()
     seen, found = Observations(world.time), list[str]()
     world.state.membership.members["j-ps-1"].awaits_size = trouble == "a server is resized"
+    samples = world.state.training.splits.total_rows if trouble == "the job is nearly done" else 64
     for number in range(1, 10):
         if trouble != "nothing is trained" or number == 1:
-            metrics = WindowMetrics(number=number, samples=64, steps=2, compute_seconds=0.1, pull_seconds=0.9)
+            metrics = WindowMetrics(number=number, samples=samples, steps=2, compute_seconds=0.1, pull_seconds=0.9)
             beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
             seen.heartbeat(beat, world.state, world.time)
         for server, rows in (("j-ps-0", 9000.0), ("j-ps-1", 3000.0)):
-            load = ServerLoad(rows_per_second=rows, hottest=[(bucket, 500.0) for bucket in range(8)])
+            load = ServerLoad(rows_per_second=rows, hottest=[BucketLoad(bucket, 500.0) for bucket in range(8)])
             beat = Heartbeat(pod=server, incarnation="i", generation=0, reached_version=1, load=load)
             seen.heartbeat(beat, world.state, world.time)
         world.time += 5.0

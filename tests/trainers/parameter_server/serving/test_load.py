@@ -33,12 +33,23 @@ def test_a_constant_load_is_reported_by_bucket_and_in_total():
         pull(store, np.full(200, ids[0]))
         load = meter.measure([store], owned, Served(), float(second))
     assert load.rows_per_second == pytest.approx(1200, rel=0.01)
-    assert load.hottest[0][0] == hot and load.hottest[0][1] == pytest.approx(
+    assert load.hottest[0].bucket == hot and load.hottest[0].rows_per_second == pytest.approx(
         200 + np.sum(buckets_of(ids, "t", BUCKETS) == hot), rel=0.01
     )
-    assert len(load.hottest) == 16 and [rate for _, rate in load.hottest] == sorted(
-        (rate for _, rate in load.hottest), reverse=True
-    )
+    rates = [each.rows_per_second for each in load.hottest]
+    assert len(rates) == 16 and rates == sorted(rates, reverse=True)
+
+
+def test_a_buckets_size_is_that_of_its_copy():
+    store, meter, owned = store_of(), LoadMeter(), np.ones(BUCKETS, np.bool_)
+    meter.measure([store], owned, Served(), 0.0)
+    counts, ids = np.array([100], np.int32), np.arange(100)
+    store.push(counts, ids, np.ones(100, np.int32), np.ones((100, 4), np.float32), 0.0)
+    pull(store, ids)
+    hottest = meter.measure([store], owned, Served(), 1.0).hottest
+    sizes = {each.bucket: store.bucket(each.bucket).changes(-1).size_bytes for each in hottest}
+    assert sizes and {each.bucket: each.size_bytes for each in hottest} == sizes
+    assert all(size > 0 for size in sizes.values())
 
 
 def test_the_load_of_a_server_that_began_a_moment_ago_is_not_reported_too_low():
@@ -57,7 +68,7 @@ def test_buckets_with_another_owner_and_counters_of_an_earlier_model_do_not_coun
     half = np.arange(BUCKETS) < BUCKETS // 2
     pull(store, np.arange(1000))
     load = meter.measure([store], half, Served(), 2.0)
-    assert 0 < load.rows_per_second < 2 * everything and all(bucket < BUCKETS // 2 for bucket, _ in load.hottest)
+    assert 0 < load.rows_per_second < 2 * everything and all(each.bucket < BUCKETS // 2 for each in load.hottest)
     assert meter.measure([store_of()], owned, Served(), 3.0) == ServerLoad()
     assert meter.measure([], None, Served(), 4.0) == ServerLoad()
 
