@@ -1,6 +1,6 @@
 """`make demo`: a click log, a private Airflow and MLflow, one run of `daily_retraining`, and its results.
 
-The job begins too small: `auto_scaling` lets it grow while it trains; then one of its parameter servers is killed.
+The job begins too small and grows while it trains; then one of its parameter servers is killed.
 
 All files are in one folder (default `demo_data`); a second run uses the click log again. On every kind of exit, no
 process is left.
@@ -172,15 +172,15 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
     table = Table(title="daily_retraining", show_header=False, title_justify="left")
     table.add_row("samples trained", f"{metrics['samples_trained']:,} in {outcome.seconds:.0f} s, all steps together")
     table.add_row("evaluation rows", f"{metrics['evaluation_samples']:,} of {last.day} (never trained on)")
-    table.add_row("scaling", "\n".join(outcome.scaling.changes) or "no round changed the job")
+    table.add_row("scaling", "\n".join(outcome.scaling.changes) or outcome.scaling.grown or "the job was not changed")
     if outcome.scaling.killed:
         back = outcome.scaling.back_after_seconds
         found = "it had ended before the server was back" if back is None else f"it trained again {back:.0f} s later"
         table.add_row(f"{outcome.scaling.killed} was killed", found)
-    table.add_row("AUC", f"{metrics['auc']:.4f}   (one that knows the truth: {last.best_auc:.4f})")
+    table.add_row("AUC", f"{metrics['auc']:.4f}   (best possible: {last.best_auc:.4f})")
     table.add_row(
         "normalised entropy",
-        f"{metrics['normalized_entropy']:.4f}   (one that knows the truth: {last.best_normalized_entropy:.4f})",
+        f"{metrics['normalized_entropy']:.4f}   (best possible: {last.best_normalized_entropy:.4f})",
     )
     champion = ", champion" if registered["is_champion"] else ""
     table.add_row("model", f"{registered['name']} version {registered['version']}{champion}")

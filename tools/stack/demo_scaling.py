@@ -32,6 +32,8 @@ class Scaling:
     kills: bool
     changes: list[str] = field(default_factory=list)
     """The changes by rounds, as in Airflow's grid."""
+    grown: str = ""
+    """The growth in parameter servers, whether a round or the job's master, between rounds, has decided on it."""
     killed: str = ""
     """Name of the parameter server that was killed."""
     back_after_seconds: float | None = None
@@ -41,16 +43,31 @@ class Scaling:
     _next_round: float = 0.0
     _killed_at: float = 0.0
     _generation: int = 0
+    _first_servers: int = 0
 
     def look(self, job_id: str, metrics: TrainingMetrics) -> None:
         """Takes the next step if it is due."""
         if self._follow_rounds() and metrics.phase is Phase.TRAINING and time.monotonic() >= self._next_round:
             # The schedule's next round may be three minutes away.
             self.airflow.trigger(DAG_ID, {})
+        if metrics.phase is Phase.TRAINING and metrics.migration is None:
+            self._follow_servers(metrics)
         if self.killed:
             self._follow_kill(metrics)
-        elif self.kills and self.changes and metrics.phase is Phase.TRAINING and metrics.migration is None:
+        elif self._may_kill(metrics):
             self._kill(job_id, metrics)
+
+    def _may_kill(self, metrics: TrainingMetrics) -> bool:
+        is_quiet = metrics.phase is Phase.TRAINING and metrics.migration is None
+        # Before its first record a job would begin again.
+        return self.kills and bool(self.changes or self.grown) and is_quiet and metrics.checkpoint is not None
+
+    def _follow_servers(self, metrics: TrainingMetrics) -> None:
+        servers = len(_servers(metrics))
+        self._first_servers = self._first_servers or servers
+        if servers > self._first_servers and not self.grown:
+            self.grown = f"{self._first_servers} → {servers} servers"
+            self.say(f"the job has grown: {self.grown}")
 
     def _follow_rounds(self) -> bool:
         """Prints the results of ended rounds, including scheduled ones; returns whether no round is running."""
@@ -78,7 +95,7 @@ class Scaling:
         self._next_round = time.monotonic() + _PAUSE_SECONDS
 
     def _kill(self, job_id: str, metrics: TrainingMetrics) -> None:
-        servers = [pod.name for pod in metrics.pods if pod.role == Role.PARAMETER_SERVER and pod.state == "Running"]
+        servers = _servers(metrics)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 found = process.environ()
@@ -94,3 +111,8 @@ class Scaling:
         if self.back_after_seconds is None and is_back:
             self.back_after_seconds = time.monotonic() - self._killed_at
             self.say(f"the job trains again {self.back_after_seconds:.0f} s after the kill, from its last record")
+
+
+def _servers(metrics: TrainingMetrics) -> list[str]:
+    """Names of the running parameter servers."""
+    return [pod.name for pod in metrics.pods if pod.role == Role.PARAMETER_SERVER and pod.state == "Running"]

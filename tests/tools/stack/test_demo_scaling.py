@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import MigrationMetrics, Phase, PodMetrics, Role, TrainingMetrics
 from tools.stack import demo_scaling
 from tools.stack.demo_scaling import Scaling
 
@@ -59,9 +59,12 @@ def _no_pause(monkeypatch):
     monkeypatch.setattr(demo_scaling, "_PAUSE_SECONDS", 0.0)
 
 
-def metrics(phase=Phase.TRAINING, generation=0):
-    server = PodMetrics(name="job-ps-0", role=Role.PARAMETER_SERVER, state="Running")
-    return TrainingMetrics(job="job", phase=phase, generation=generation, pods=(server,))
+def metrics(phase=Phase.TRAINING, generation=0, servers=1, migration=None, checkpoint="file:///records/1"):
+    names = [f"job-ps-{number}" for number in range(servers)]
+    pods = tuple(PodMetrics(name=name, role=Role.PARAMETER_SERVER, state="Running") for name in names)
+    return TrainingMetrics(
+        job="job", phase=phase, generation=generation, pods=pods, migration=migration, checkpoint=checkpoint
+    )
 
 
 def one_round(scaling, airflow, state, output):
@@ -105,6 +108,19 @@ def test_the_end_of_a_round_is_printed(airflow, said, state, output, words, chan
     one_round(scaling, airflow, state, output)
     assert said == [f"scaling round 1: {words}"]
     assert scaling.changes == changes
+
+
+def test_servers_that_the_jobs_master_adds_between_rounds_are_growth_too(airflow, said, monkeypatch):
+    killed = []
+    monkeypatch.setattr(Scaling, "_kill", lambda self, job_id, metrics: killed.append(len(metrics.pods)))
+    scaling = Scaling(airflow, said.append, kills=True)
+    scaling.look("job", metrics())
+    scaling.look("job", metrics(servers=2, migration=MigrationMetrics(stage="copying")))
+    assert (scaling.grown, killed, said) == ("", [], [])
+    scaling.look("job", metrics(servers=2, checkpoint=None))
+    assert killed == [], "without a record the job would begin again"
+    scaling.look("job", metrics(servers=2))
+    assert (scaling.grown, killed, said) == ("1 → 2 servers", [2], ["the job has grown: 1 → 2 servers"])
 
 
 @pytest.mark.services
