@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -257,8 +258,11 @@ def test_a_stopping_server_answers_running_calls_and_accepts_no_others(gated: tu
 
 
 def test_a_call_with_arrays_and_two_handlers_for_one_message_are_refused(client: RpcClient, handler: Counting) -> None:
-    with pytest.raises(IncompatibleError, match="carries no arrays"):
-        client.open_stream([Answered]).request(Ask(1), [np.zeros(3)])
+    with (
+        contextlib.closing(client.open_stream([Answered])) as stream,
+        pytest.raises(IncompatibleError, match="carries no arrays"),
+    ):
+        stream.request(Ask(1), [np.zeros(3)])
     with pytest.raises(ValueError, match="two handlers"):
         RpcServer({Ask: handler}, token=TOKEN, array_handlers={Ask: lambda message, arrays: (Answered(1), arrays)})
 

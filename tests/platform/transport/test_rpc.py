@@ -159,10 +159,16 @@ def test_a_message_of_another_version_is_refused_permanently_with_both_versions(
     with pytest.raises(IncompatibleError, match=both) as refusal:
         client.call(newer("one"), Answered)
     assert not refusal.value.retryable
-    with pytest.raises(IncompatibleError, match=both):
-        client.open_stream([Answered]).request(newer_arrays("one"))
-    with pytest.raises(IncompatibleError, match="cannot read"):
-        client.open_stream([newer]).request(AskArrays(1))
+    with (
+        contextlib.closing(client.open_stream([Answered])) as stream,
+        pytest.raises(IncompatibleError, match=both),
+    ):
+        stream.request(newer_arrays("one"))
+    with (
+        contextlib.closing(client.open_stream([newer])) as stream,
+        pytest.raises(IncompatibleError, match="cannot read"),
+    ):
+        stream.request(AskArrays(1))
     other_answer = msgspec.defstruct("Answered", [("text", str)], tag="Answered")
     with pytest.raises(IncompatibleError, match=both):
         client.call(Ask(1), other_answer)

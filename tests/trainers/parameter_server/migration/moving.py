@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
 from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.transport import RpcClient, RpcServer
+from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer
 from elastrec.platform.transport.messages.directive import RoutingTable, TakeFrom, TakeOrder, WorkerProcess
 from elastrec.trainers.embedding.client import ParameterClient, RoutingChangedError
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
@@ -53,6 +52,7 @@ class Cluster:
         for rpc in self.rpcs.values():
             rpc.serve_in_background()
         self.routing = RoutingTable(epoch=0, owners=[], servers=[], addresses=[])
+        self.streams: list[ArrayStream] = []
 
     def table(self, count: int, before: Sequence[int]) -> RoutingTable:
         """The first so many servers own everything; as few buckets as possible move."""
@@ -82,8 +82,9 @@ class Cluster:
                 found[name] = TakeOrder(f"move-{after.epoch}", sources)
         return found
 
-    def connect(self, address: str) -> Any:
-        return RpcClient(address, TOKEN).open_stream(ANSWERS)
+    def connect(self, address: str) -> ArrayStream:
+        self.streams.append(RpcClient(address, TOKEN).open_stream(ANSWERS))
+        return self.streams[-1]
 
     def move(
         self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None, *, is_heard_of: bool = True
@@ -118,6 +119,8 @@ class Cluster:
         return sorted(found, key=lambda bucket: bucket.number)
 
     def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
         for rpc in self.rpcs.values():
             rpc.shutdown()
 
