@@ -93,6 +93,13 @@ class JobLook:
         return self.record.core_hours if self.record is not None else None
 
     @property
+    def days(self) -> str:
+        """Of the training data, both inclusive."""
+        from elastrec.platform.history.records import days
+
+        return days(*self.record.interval) or "all" if self.record is not None else ""
+
+    @property
     def cost(self) -> str:
         """In money, with the currency; empty where that is not known."""
         return self.record.cost if self.record is not None else ""

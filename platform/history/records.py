@@ -299,9 +299,13 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
 
 def note(prepared: Prepared) -> str:
     """The run's description, in Markdown."""
+    interval = prepared.interval
+    trained, evaluated = days(interval.start, interval.end), days(interval.end, interval.evaluation_end)
     lines = [
-        f"Trained on {prepared.training_rows:,} rows from {prepared.interval.start} to {prepared.interval.end}, "
-        f"evaluated on {prepared.evaluation_rows:,} rows up to {prepared.interval.evaluation_end}.",
+        f"Trains on {prepared.training_rows:,} rows"
+        + (f" of {trained}" if trained else "")
+        + f", is evaluated on {prepared.evaluation_rows:,} rows"
+        + (f" of {evaluated}." if evaluated else "."),
     ]
     if page := prepared.run_tags.get(TAG_AIRFLOW_URL):
         lines.append(f"Started by [this DAG run]({page}) in Airflow.")

@@ -123,12 +123,13 @@ def throughput(speed: Sequence[Timed], workers: Sequence[Timed], decisions: Sequ
     axis.plot(minutes, [point.value for point in speed], color="tab:blue", alpha=0.3, linewidth=0.9)
     axis.plot(minutes, _smooth([point.value for point in speed]), color="tab:blue", linewidth=1.8, label="samples/s")
     axis.set_ylim(bottom=0, top=1.18 * max(point.value for point in speed) or 1.0)
-    axis.set(xlabel="minutes since the first step", ylabel="samples per second")
+    axis.set(xlabel="minutes since the first measurement", ylabel="samples per second")
     axis.set_title("Throughput and what scaling decided")
     axis.yaxis.set_major_formatter("{x:,.0f}")
     _draw_workers(axis, workers, zero)
     quiet = [(decision.unix_seconds - zero) / 60 for decision in decisions if decision not in captioned]
-    axis.plot(quiet, [0.0] * len(quiet), "|", color="tab:gray", markersize=12, clip_on=False)
+    if quiet:  # without points, matplotlib would leave room for a mark in the corner of the picture
+        axis.plot(quiet, [0.0] * len(quiet), "|", color="tab:gray", markersize=12, clip_on=False)
     for number, decision in enumerate(captioned, 1):
         at = (decision.unix_seconds - zero) / 60
         color = "tab:red" if decision.changed else "tab:gray"
@@ -340,7 +341,7 @@ def server_memory(measured: Sequence[tuple[int, float]], decisions: Sequence[Dec
     axis.set(xlabel="samples trained", ylabel="GiB of the fullest server")
     axis.xaxis.set_major_formatter("{x:,.0f}")
     axis.set_title("Memory of the fullest parameter server: forecast and measured (band: two standard deviations)")
-    axis.legend(frameon=False, fontsize="small", loc="upper left")
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=2)
     return figure
 
 

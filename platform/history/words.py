@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastrec.platform.specs.shape import DONE, MigrationSeen
+from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -183,6 +184,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "money": money,
     "moment": moment,
     "percent": percent,
+    "counted": counted,
     "gantt": Gantt.of,
 }
 

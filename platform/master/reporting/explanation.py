@@ -18,7 +18,7 @@ from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import FaultCost
 from elastrec.platform.specs.text.quantities import format_bytes
-from elastrec.platform.specs.text.some import some
+from elastrec.platform.specs.text.some import counted, some
 from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
 
 TIMELINE_ENTRIES = 10_000
@@ -92,7 +92,10 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "job_begun":
             source = f"from record {inputs['record']}" if inputs["record"] else "without a record"
             source += f" at {inputs['samples']:,} samples" if inputs["samples"] else ""
-            return f"began {source} with {inputs['workers']} workers, {inputs['parameter_servers']} servers", ""
+            pods = f"{counted(inputs['workers'], 'worker')}, {counted(inputs['parameter_servers'], 'server')}"
+            return f"began {source} with {pods}", ""
+        case "owner_changed":
+            return f"the owner is now {inputs['owner']}", ""
         case "job_resumed":
             again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
             words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
@@ -122,7 +125,7 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return what, inputs.get("reason", "")
         case "shape_refused":
             by = inputs["asked_by"] or "an observer"
-            why = f"made for version {inputs['expected_version']} of the shape, which is at {inputs['version']}"
+            why = f"planned for version {inputs['expected_version']} of the shape; it now has {inputs['version']}"
             return f"refused the shape that {by} requested: {inputs['wanted']}", why
         case "migration_begun":
             return f"parameter servers: {inputs['before']} → {inputs['after']} while the job trains", inputs["order"]

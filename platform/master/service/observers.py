@@ -241,9 +241,8 @@ class ObserverCalls(ServicePart):
                 return ShapeAnswer(request_id=effect.inputs["request"])
             if isinstance(effect, Decided) and effect.decision == "shape_refused":
                 return ShapeAnswer(
-                    reason=f"expected_version: {message.expected_version} is not allowed; allowed: "
-                    f"{effect.inputs['version']}, the present version of the shape; it has changed since the plan was "
-                    "made: plan again"
+                    reason="the job's shape has changed since the plan was made (expected_version: "
+                    f"{message.expected_version} is not allowed; allowed: {effect.inputs['version']}); plan again"
                 )
         with self._lock:
             earlier = requests.of_plan(self.state, message.plan_id)

@@ -1,4 +1,4 @@
-"""Lists of names in messages: some of their elements, or those that occur more than once."""
+"""Words for messages: numbers of things, and lists of names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T", bound=Any)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 worker`, `2,000 workers`: a number and a noun, whose plural ends in s."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def some(names: Sequence[str], most: int = 3, *, last: bool = False) -> str:

@@ -82,7 +82,21 @@ def test_all_jobs_of_the_cluster_are_listed_with_their_activity(
     page = client.get("/").text
     for text in ("clicks-1", "Training", "37 %", "12,345", "0.4567", "0.7654", 'href="http://mlflow/run"'):
         assert text in page
-    assert "None is known" in page
+    assert "No finished job is known" in page
+    assert '<span class="progress"><span class="bar"><span style="width: 37.0%"></span></span> 37 %</span>' in page
+
+
+def test_a_finished_job_shows_the_days_of_its_data_with_the_last_one(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SimpleNamespace(
+        interval=("2026-01-01T00:00:00+00:00", "2026-01-04T00:00:00+00:00"), samples_trained=9, auc=None,
+        normalized_entropy=None, core_hours=None, cost="", started_unix_seconds=1.7e9, phase=Phase.SUCCEEDED,
+        reason="", airflow_url="", log_url="",
+    )  # fmt: skip
+    show(monkeypatch, AllJobs(recent=[JobLook("clicks-1", record=record)]))
+    page = client.get("/").text
+    assert "2026-01-01 to 2026-01-03" in page and "2026-01-04" not in page
 
 
 def test_a_running_job_shows_its_cost_and_its_last_decision(
@@ -145,9 +159,11 @@ def test_a_job_shows_pods_time_and_events_with_escaped_texts(
         name="clicks-1-worker-0", uid="1", job="clicks-1", role=Role.WORKER, phase=PodPhase.RUNNING,
         size=PodSize(1.5, 2**31), memory_bytes=3 * 2**28, restarts=2,
     )  # fmt: skip
-    seen = OneJob(JobLook("clicks-1", METRICS), "", [pod], STORY, {"training": "workers trained rows that count"})
+    pods = [pod, msgspec.structs.replace(pod, name="clicks-1-master", role=Role.MASTER)]
+    seen = OneJob(JobLook("clicks-1", METRICS), "", pods, STORY, {"training": "workers trained rows that count"})
     show(monkeypatch, seen)
     page = client.get("/jobs/clicks-1").text
+    assert page.index("clicks-1-master") < page.index("clicks-1-worker-0"), "pods are sorted by role"
     for text in (
         "clicks-1-worker-0",
         "1.5",

@@ -45,7 +45,9 @@ def test_a_started_job_is_described_by_params_tags_inputs_and_its_job_file(
     assert run.data.params["asked.workers"] == "1" and run.data.params["granted.workers"] == "3"
     assert run.data.tags["elastrec.job_id"] == "clicks-20260101"
     assert run.data.tags["elastrec.label.market"] == "eu" and run.data.tags["elastrec.team"] == "ads"
-    assert "ad  kept" in run.data.tags["mlflow.note.content"]
+    note = run.data.tags["mlflow.note.content"]
+    assert "ad  kept" in note and note.startswith("Trains on 1,000 rows of 2026-01-01, is evaluated on ")
+    assert " rows of 2026-01-02.\n" in note
     assert run.data.params["data.training_rows"] == "1000" and run.data.params["data.days"] == "2026-01-01"
     assert run.data.metrics == {}, "what does not change is no metric"
     inputs = {item.tags[0].value: item.dataset for item in run.inputs.dataset_inputs}

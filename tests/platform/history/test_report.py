@@ -148,7 +148,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
     for words in (
         "Succeeded",
         "0.7512", "0.7412", "0.9034", "better by 0.01", "passed",
-        "1.25 core-hours",
+        "1.25 core-hours", ", 2026-01-01</td>", "in 1 epoch, minibatches",
         "2 min 30 s", "redoing lost work", "in 75 %",
         "three-stage", "1 → 3 workers", "1 → 0.5 cores per server", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",

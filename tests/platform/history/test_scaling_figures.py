@@ -35,6 +35,17 @@ def test_every_decision_is_marked_in_the_throughput_and_described() -> None:
     assert list(ticks.get_xdata()) == [1.5], "a round without a change is a tick on the axis"
 
 
+@pytest.mark.parametrize("plans", [1, 6])
+def test_the_reasons_of_plans_stand_directly_below_the_axes(plans: int) -> None:
+    picture = figures.throughput(SPEED, WORKERS, [msgspec.structs.replace(GREW, reason="word " * 60)] * plans)
+    assert picture is not None
+    picture.draw_without_rendering()
+    renderer = picture.canvas.get_renderer()  # type: ignore[attr-defined]
+    axes = min(axis.get_tightbbox(renderer).y0 for axis in picture.axes)
+    captions = picture._supxlabel.get_window_extent(renderer).y1
+    assert 0 <= axes - captions < 0.2 * picture.dpi
+
+
 def test_a_refused_plan_is_shown_with_the_reason() -> None:
     refused = msgspec.structs.replace(GREW, after=allocation(1, 2), changed=False, reason="not yet possible live")
     picture = figures.throughput(SPEED, WORKERS, [refused])
@@ -63,6 +74,9 @@ def test_one_picture_shows_the_memory_forecast_its_decision_and_the_actual_use()
     lines = {str(line.get_label()): line for line in axis.lines}
     assert list(lines["measured"].get_ydata()) == [1.5, 2.4, 3.8]
     assert list(lines["forecast, then 4 → 8 GiB per server"].get_ydata()) == [2.0, 3.0, 4.0]
+    (legend,) = picture.legends
+    picture.draw_without_rendering()
+    assert legend.get_window_extent().y1 <= axis.get_tightbbox().y0, "the legend covers no curve"
     limit = lines["limit of a server"]
     assert list(zip(limit.get_xdata(), limit.get_ydata(), strict=True)) == [
         (50.0, 4.0),

@@ -162,6 +162,13 @@ def test_looking_at_the_profile_does_not_change_it():
         ),
         ("rollback", {"reason": "ps: gone", "generation": 2, "record": "from nothing"}, "the beginning", "ps: gone"),
         ("master_resumed", {"away_seconds": 3.0}, "the master continued", "no master for 3.0 s"),
+        (
+            "job_begun",
+            {"record": "", "samples": 0, "workers": 1, "parameter_servers": 2},
+            "began without a record with 1 worker, 2 servers",
+            "",
+        ),
+        ("owner_changed", {"owner": "daily/run/launch/1"}, "the owner is now daily/run/launch/1", ""),
         ("something_new", {"size": 3}, "something new", "size 3"),
     ],
 )
