@@ -93,16 +93,6 @@ class Model:
             raise TransportError("the dense parameters were asked for before any worker sent them (InitDense)")
         return self.dense.values
 
-    def restore_dense(self, restored: DenseStore | None, source: DenseSource) -> None:
-        """Replaces dense buckets with restored ones; without dense parameters, all of them are restored ones."""
-        with self._dense_lock:
-            if self.dense is None:
-                self.dense, self._dense_source = restored, source
-            elif restored is not None:
-                numbers = np.flatnonzero(restored.owned)
-                self.dense.drop(numbers[self.dense.owned[numbers]].tolist())
-                self.dense.take_in(restored.copies(numbers.tolist()))
-
     def check_dense(self, gradient: Gradient) -> None:
         """Raises TransportError when a gradient's dense part does not fit this server's dense buckets."""
         expected = 0 if self.dense is None else len(self.dense.values)

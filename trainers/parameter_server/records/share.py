@@ -38,7 +38,6 @@ from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.records.loader import Loader
 from elastrec.trainers.parameter_server.records.recorded_marks import encode_marks, marks_of
-from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.serving.server import ParameterServer, Place
 from elastrec.trainers.parameter_server.storage import RowStore, ThawedError
 from elastrec.trainers.parameter_server.storage.columns import (
@@ -246,55 +245,6 @@ def restore(
     )  # fmt: skip
 
 
-def restore_buckets(
-    server: ParameterServer,
-    uri: str,
-    buckets: Array,
-    routing: RoutingTable,
-    generation: int,
-    *,
-    dense_buckets: Sequence[int] | Array = (),
-    threads: int | None = None,
-    with_marks: bool,
-) -> None:
-    """Restores some virtual and dense buckets from a record; the server keeps all others.
-
-    The old contents of these buckets are dropped first, so that the used memory hardly exceeds that of the result.
-    Workers that do not follow the rollback may continue: their waiting pushes, and marks of kept buckets, stay.
-
-    Args:
-        buckets: [b], held or new ones; with the kept ones, they are all buckets of the server in the routing.
-        dense_buckets: [d], likewise.
-        threads: see `restore`.
-        with_marks: splits begin at the record's positions: later pushes are applied to these buckets, but not again to
-            kept ones. False: later pushes are lost for these buckets; they have the marks of kept ones.
-
-    Raises:
-        ElastrecError: the routing assigns other buckets to the server; nothing has changed.
-        DamagedRecordError, CheckpointError: as of `restore`; the server does not hold these buckets then and answers
-            Stale; it may restore them from another record.
-    """
-    place = Place.under(routing, server.name)
-    buckets, dense_buckets = (np.unique(np.asarray(numbers, np.int64)) for numbers in (buckets, dense_buckets))
-    record = open_record(uri)
-    if record.manifest.virtual_buckets != server.plan.virtual_buckets:
-        raise CheckpointError(
-            f"{record.uri}: has {record.manifest.virtual_buckets} virtual buckets, the job has "
-            f"{server.plan.virtual_buckets}: some of its buckets are not some of the job's; restore all of them"
-        )
-    with server.restoring(place, buckets, dense_buckets) as stores:
-        _load(server, record, stores, buckets, threads)
-        source = _DenseOfRecord(server, record)
-        dense = source.some(place, dense_buckets, server.dense) if len(dense_buckets) else None
-        marks = marks_of(record, buckets, dense_buckets, has_same_buckets=True) if with_marks else None
-    restored = BucketMarks(buckets.tolist(), dense_buckets.tolist(), [])
-    server.take_up(place, routing, generation, restored, marks, dense, source)
-    log.info(
-        "buckets_restored", uri=uri, buckets=len(buckets), dense_buckets=len(dense_buckets), epoch=routing.epoch,
-        generation=generation, with_marks=with_marks,
-    )  # fmt: skip
-
-
 def _load(
     server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array, threads: int | None
 ) -> Loader:
@@ -325,21 +275,6 @@ class _DenseOfRecord:
         size = run_size(dense_runs(place.dense_owned, layout_size(self._layout)))
         dense = DenseStore(self._layout, place.dense_owned, np.zeros(size, np.float32), self._optimizer)
         self(dense)
-        return dense
-
-    def some(self, place: Place, numbers: Array, present: DenseStore | None) -> DenseStore | None:
-        """Some dense buckets in the order of the present ones, or all buckets of the place if there are none."""
-        if present is None:
-            return self.store_of(place)
-        owned = np.zeros(len(place.dense_owned), np.bool_)
-        owned[numbers] = True
-        size = run_size(dense_runs(owned, layout_size(present.layout)))
-        dense = DenseStore(present.layout, owned, np.zeros(size, np.float32), self._optimizer)
-        if unknown := self(dense):
-            raise CheckpointError(
-                f"{self._record.uri}: does not hold the dense parameters {unknown} of the network in training; restore "
-                "all buckets, or another record"
-            )
         return dense
 
     def __call__(self, dense: DenseStore) -> list[str]:

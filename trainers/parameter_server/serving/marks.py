@@ -202,26 +202,6 @@ class Marks:
             for mine in [(self._table_of == number) & self._owned]
         ]
 
-    def with_restored(
-        self, owned: Array, dense_owned: Array, restored: BucketMarks, known: Sequence[BucketMarks] | None
-    ) -> Marks:
-        """These marks, with others for buckets that were restored.
-
-        Args:
-            owned, dense_owned: from now on.
-            restored: these buckets; its streams are ignored.
-            known: their marks; None: the least marks of the others.
-        """
-        rows, dense = set(restored.buckets), set(restored.dense_buckets)
-        kept = [
-            BucketMarks(sorted(set(each.buckets) - rows), sorted(set(each.dense_buckets) - dense), each.streams)
-            for each in self.values()
-        ]
-        if known is None:
-            streams = least([each.streams for each in kept if each.buckets or each.dense_buckets])
-            known = [BucketMarks(restored.buckets, restored.dense_buckets, streams)]
-        return Marks(owned, dense_owned, [*kept, *known])
-
     def _join(self) -> None:
         """Merges equal tables and drops tables without buckets."""
         values = [table.values() for table in self._tables]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
 from elastrec.trainers.parameter_server.serving.place import Frozen, Left, Place, marks_within
-from elastrec.trainers.parameter_server.serving.pushes import Pushes
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 from elastrec.trainers.threads import threads_for
@@ -116,80 +114,6 @@ class ParameterServer(RequestHandlers):
         """Serves without a record: initial rows come from their hashes, dense values from the first worker."""
         place = Place.under(routing, self.name)
         self.become(place, routing, generation, self.empty_stores(place))
-
-    @contextmanager
-    def restoring(self, place: Place, buckets: Array, dense_buckets: Array) -> Iterator[list[RowStore]]:
-        """The stores, with these buckets [b] empty, to be filled in the block; then call `take_up`. Answers Stale.
-
-        If the block raises, the server has none of these virtual buckets; the others stay.
-
-        Args:
-            place: the server's place afterwards.
-            dense_buckets: [d], restored, too.
-
-        Raises:
-            ElastrecError: the place has other buckets than these and the present ones; nothing has changed.
-        """
-        with self.gate.closed(), self.changed:
-            model = self.model
-            if model is None:
-                raise ElastrecError(f"server {self.name} holds nothing that it could keep; restore all of its buckets")
-            for store in model.stores:
-                self._check_kept("bucket", store.owned, place.owned, buckets)
-            self._check_kept("dense bucket", model.place.dense_owned, place.dense_owned, dense_buckets)
-            self.ready = False
-            self.changed.notify_all()
-        self.thaw()
-        handles = [store.bucket(number) for store in model.stores for number in buckets.tolist()]
-        try:
-            for bucket in handles:
-                bucket.drop()
-                bucket.own()
-            yield model.stores
-        except BaseException:
-            for bucket in handles:
-                bucket.drop()
-            raise
-
-    def _check_kept(self, kind: str, held: Array, owned: Array, restored: Array) -> None:
-        chosen = np.zeros(len(owned), np.bool_)
-        chosen[restored] = True
-        for what, numbers in (
-            ("holds {} {}, which another server owns", held & ~owned),
-            ("has to keep {} {}, which it does not hold", owned & ~chosen & ~held),
-            ("has to restore {} {}, which another server owns", chosen & ~owned),
-        ):
-            if numbers.any():
-                raise ElastrecError(f"server {self.name} {what.format(kind, np.flatnonzero(numbers)[0])}")
-
-    def take_up(
-        self,
-        place: Place,
-        routing: RoutingTable,
-        generation: int,
-        restored: BucketMarks,
-        marks: Sequence[BucketMarks] | None,
-        dense: DenseStore | None,
-        dense_source: DenseSource,
-    ) -> None:
-        """Serves again, with buckets that were restored.
-
-        Args:
-            restored, marks: see `Marks.with_restored`.
-            dense: the restored dense buckets; dense_source: as of `become`.
-        """
-        with self.gate.closed(), self.changed:
-            assert self.model is not None
-            self.model.place = place
-            if restored.dense_buckets:
-                self.model.restore_dense(dense, dense_source)
-            known = self.pushes.marks.with_restored(place.owned, place.dense_owned, restored, marks)
-            if generation == self.generation:
-                self.pushes.marks = known
-            else:
-                self.pushes = Pushes(self.spec, known)
-            self._found = FoundRows()
-            self._serve_under(routing, generation)
 
     def suspend(self) -> None:
         """Answers Stale until the next `become`."""

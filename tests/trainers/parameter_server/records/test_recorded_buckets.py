@@ -10,7 +10,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ from elastrec.checkpoints import commit_record, open_record
 from elastrec.checkpoints.manifest import Contents
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.trainers.parameter_server.records.share import restore, restore_buckets, save_part
+from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage import store as store_module
@@ -33,8 +32,6 @@ from tests.trainers.parameter_server.storage.test_model import (
     TABLES,
     Buckets,
     Oracle,
-    bucket_numbers,
-    bucket_of,
     of_bucket,
 )
 
@@ -128,24 +125,6 @@ class RecordedBuckets(Buckets):
         (self.here,) = self.server.stores
         self.oracle = dict(self.records[uri][0]), dict(self.records[uri][1])
         self.given.clear()
-        self.check_all(self.here)
-
-    @precondition(lambda self: self.records)
-    @rule(number=st.integers(0, 50), buckets=st.sets(bucket_numbers))
-    def roll_some_back(self, number: int, buckets: set[int]) -> None:
-        """Some buckets go back to one of the records, the others stay as they are."""
-        self.settle()
-        uri = list(self.records)[number % len(self.records)]
-        self.epoch += 1
-        restore_buckets(
-            self.server, uri, np.array(sorted(buckets), np.int64), self.routing(), self.generation, with_marks=False
-        )  # fmt: skip
-        for bucket in buckets:
-            self.given.pop(bucket, None)
-            for part, recorded in zip(self.oracle, of_bucket(self.records[uri], bucket), strict=True):
-                for key in [key for key in part if bucket_of(key) == bucket]:
-                    del part[key]
-                part.update(recorded)  # type: ignore[arg-type]
         self.check_all(self.here)
 
     def check_all(self, store: RowStore) -> None:

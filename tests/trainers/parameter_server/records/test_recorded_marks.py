@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +23,8 @@ from elastrec.checkpoints import (
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.splits import TRAINING_STREAM
 from elastrec.platform.transport.messages.directive import RoutingTable
-from elastrec.trainers.parameter_server.messages import WHOLE, InitDense, Push
+from elastrec.trainers.parameter_server.messages import WHOLE, InitDense, Push, Stale
+from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.records.recorded_marks import encode_marks, marks_of
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, StreamMarks
@@ -342,3 +344,28 @@ def test_a_record_of_format_1_has_no_marks() -> None:
     for same in (True, False):
         marks = marks_of(record, np.arange(count), np.arange(count), has_same_buckets=same)
         assert not any(each.streams for each in marks)
+
+
+def test_a_pull_in_progress_during_a_restore_is_answered_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of()
+    (server,) = started(job)
+    push(server, "a", 0, [1, 2], 1.0)
+    uri = saved(job, [server], tmp_path / "record")
+    is_pulling, may_go_on = threading.Event(), threading.Event()
+    original = Model.pull
+
+    def slow(self: Model, *arguments: Any, **options: Any) -> Any:
+        is_pulling.set()
+        assert may_go_on.wait(30)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Model, "pull", slow)
+    answers: list[Any] = []
+    pulling = threading.Thread(target=lambda: answers.append(pull(server, "a", [1, 2])[0]))
+    pulling.start()
+    assert is_pulling.wait(30)
+    # The same generation and epoch, so that nothing but the restore makes the answer stale.
+    restore(server, uri, routing(job, 1), 1)
+    may_go_on.set()
+    pulling.join(30)
+    assert isinstance(answers[0], Stale)
