@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,23 +69,19 @@ def dataset_name(data_path: str, interval: Interval, context: str) -> str:
 
 
 def days(begin: str, until: str) -> str:
-    """The days of an interval, both inclusive; empty if a job reads all of its data.
+    """The days of an interval in the time zone of the log, both inclusive; empty if a job reads all of its data.
 
     Args:
-        begin, until: ISO 8601 text, as in `jobs.types.Interval`.
+        begin, until: ISO 8601 text with the offsets of the log's time zone, as in a resolved `jobs.types.Interval`.
     """
     if not begin:
         return ""
-    start, end = _moment(begin), _moment(until)
+    start, end = datetime.fromisoformat(begin), datetime.fromisoformat(until)
     if any(moment.time() != time.min for moment in (start, end)):
         return f"{start:%Y-%m-%dT%H:%M} to {end:%Y-%m-%dT%H:%M}"
-    last = end - timedelta(days=1)
-    return f"{start:%Y-%m-%d}" if last <= start else f"{start:%Y-%m-%d} to {last:%Y-%m-%d}"
-
-
-def _moment(text: str) -> datetime:
-    parsed = datetime.fromisoformat(text)
-    return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    # Dates, because a day may have 23 or 25 hours.
+    first, last = start.date(), end.date() - timedelta(days=1)
+    return f"{first}" if last <= first else f"{first} to {last}"
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
