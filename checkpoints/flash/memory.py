@@ -29,6 +29,7 @@ import numpy as np
 import xxhash
 
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,6 +53,10 @@ class _Description(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
     checksum: int
     note: bytes = b""
+
+
+# Made at import, because several threads may call `PartMemory.find`.
+_decoder = msgpack_decoder(_Description)
 
 
 class HeldPart(msgspec.Struct, frozen=True):
@@ -160,7 +165,7 @@ class PartMemory:
         if xxhash.xxh3_64_intdigest(_sealed(chain, number, text)) != checksum:
             return None
         try:
-            said = msgspec.msgpack.decode(text, type=_Description)
+            said = _decoder.decode(text)
         except msgspec.MsgspecError:
             return None
         part = HeldPart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from elastrec.platform.clusters.owned_memory import OWNER_BYTES, OwnedMemoryFlee
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.clusters.protocol import Fleet, Launcher
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.text.decoders import json_decoder
 
 GROUP = "elastrec.clusters"
 TAG = "backend"
@@ -161,6 +163,15 @@ class _Tagged(msgspec.Struct, frozen=True):
     backend: str
 
 
+# Made at import, or by one thread: a server of pages reads the configuration on the threads of its first requests.
+_tagged = json_decoder(_Tagged)
+
+
+@cache
+def _decoder(config: type[ClusterConfig]) -> msgspec.json.Decoder[ClusterConfig]:
+    return json_decoder(config)
+
+
 def decode_config(text: str | bytes, source: str) -> ClusterConfig:
     """A configuration of an installed backend.
 
@@ -171,7 +182,7 @@ def decode_config(text: str | bytes, source: str) -> ClusterConfig:
         SpecError: it is no such configuration.
     """
     try:
-        name = msgspec.json.decode(text, type=_Tagged).backend
+        name = _tagged.decode(text).backend
     except msgspec.MsgspecError as error:
         allowed = f"the JSON of a cluster, with the field backend: {', '.join(installed_backends())}"
         raise SpecError([FieldProblem("cluster", f"this text ({error})", allowed)], source) from None
@@ -182,7 +193,7 @@ def decode_config(text: str | bytes, source: str) -> ClusterConfig:
         value = error.problem if name in installed else repr(name)
         raise SpecError([FieldProblem(TAG, value, ", ".join(installed), error.remedy)], source) from None
     try:
-        decoded = msgspec.json.decode(text, type=config)
+        decoded = _decoder(config).decode(text)
     except msgspec.MsgspecError as error:
         fields = ", ".join(field.encode_name for field in msgspec.structs.fields(config))
         problem = FieldProblem("cluster", f"this configuration ({error})", f"the fields of {name}: {fields}")

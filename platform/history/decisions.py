@@ -22,6 +22,7 @@ from elastrec.platform.history.scaling_figures import Decision, Timed
 from elastrec.platform.scaling.types import Coefficients, Observation
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.shape import MigrationSeen
+from elastrec.platform.specs.text.decoders import json_decoder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +41,8 @@ _MOST_LINES = 2_000
 _MOST_DECISIONS = 2_000
 _SERVER_MEMORY = names.named(names.MEMORY_BYTES, role="parameter_server")
 _TABLES_TAG = "mlflow.loggedArtifacts"
+# Made at import: the page of all jobs reads the decisions of several jobs at once.
+_decoder = json_decoder(list[Decision])
 
 
 class PlanPictures(msgspec.Struct, frozen=True):
@@ -83,7 +86,7 @@ class Decisions(Connection):
         if text is None:
             return []
         try:
-            return msgspec.json.decode(text, type=list[Decision])
+            return _decoder.decode(text)
         except msgspec.MsgspecError as error:
             raise HistoryError(
                 f"run {run_id}: its {DECISIONS_FILE} cannot be read: {error}; delete it, scaling writes it anew"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from elastrec.platform.specs.text.decoders import json_decoder
+
 TRAINING_STREAM, EVALUATION_STREAM = "training", "evaluation"
 STREAMS = (TRAINING_STREAM, EVALUATION_STREAM)
 """The streams of a job."""
@@ -105,6 +107,10 @@ class Positions(msgspec.Struct, frozen=True):
         """Raises msgspec.MsgspecError when the text is damaged."""
         streams = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         if "streams" in streams:
-            return msgspec.json.decode(text, type=Positions)
+            return _positions.decode(text)
         # Records of versions with only one stream.
-        return Positions({TRAINING_STREAM: msgspec.json.decode(text, type=StreamPositions)})
+        return Positions({TRAINING_STREAM: _stream_positions.decode(text)})
+
+
+# Made at import: a master reads positions on the threads that answer requests and commit records.
+_positions, _stream_positions = json_decoder(Positions), json_decoder(StreamPositions)

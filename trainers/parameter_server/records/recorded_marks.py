@@ -13,9 +13,12 @@ import msgspec
 import numpy as np
 
 from elastrec.checkpoints import DamagedRecordError, PartManifest, Record
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, least
 
 Array = np.ndarray[Any, Any]
+# Made at import: while one thread restores, another one may read the marks that a server sends with its buckets.
+_decoder = msgpack_decoder(list[BucketMarks])
 
 
 def marks_of(record: Record, buckets: Array, dense_buckets: Array, *, has_same_buckets: bool) -> list[BucketMarks]:
@@ -57,7 +60,7 @@ def _marks_in(record: Record, part: PartManifest) -> list[BucketMarks]:
         return [BucketMarks(answered.tolist(), part.dense_buckets, [])]
     where = f"{record.uri}/{part.file}"
     try:
-        marks = msgspec.msgpack.decode(data, type=list[BucketMarks])
+        marks = _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{where}: the marks of applied pushes cannot be read: {error}") from error
     named = sorted(bucket for each in marks for bucket in each.buckets)
