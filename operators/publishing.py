@@ -23,7 +23,7 @@ from elastrec.operators.base import (
 )
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, TrackingTrigger
-from elastrec.platform.specs.errors import JobNotFoundError
+from elastrec.platform.specs.errors import ChampionChangedError, JobNotFoundError
 from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
@@ -121,8 +121,11 @@ class EvaluateAndGateOperator(_PublishingOperator):
         self._owner = arguments["owner"]
         return self.wait_for(EvaluatorTrigger(**arguments), context)
 
-    def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
-        """Called with the trigger's event: reads the evaluator's result and applies the gate."""
+    def resume(self, context: Context, event: Mapping[str, str]) -> Any:
+        """Called with the trigger's event: reads the evaluator's result and applies the gate.
+
+        If another model has become champion meanwhile, the models are compared again.
+        """
         from elastrec.operators.values import JudgedJob
         from elastrec.platform.jobs import EvaluatorState, gate_decision, stop
 
@@ -141,7 +144,11 @@ class EvaluateAndGateOperator(_PublishingOperator):
             raise AirflowFailException(f"the evaluator of job {event['job_id']} failed; its last log lines are above")
         job = self._with_run(context)
         with no_retry_for_bad_input():
-            decision = gate_decision(self.platform, job.prepared, job)
+            try:
+                decision = gate_decision(self.platform, job.prepared, job)
+            except ChampionChangedError as error:
+                self.log.info("%s; comparing again", error)
+                return self.publish(context)
         self.log.info("the model %s the gate: %s", "passed" if decision.passed else "did not pass", decision.reason)
         return give(extended(JudgedJob, decision, launched=job))
 
@@ -191,6 +198,8 @@ class RegisterModelOperator(_PublishingOperator):
             registered.version,
             ", now the champion" if registered.is_champion else "",
         )
+        if registered.note:
+            self.log.warning("%s; to compare again, clear evaluate_and_gate", registered.note)
         self._announce(context, registered)
         return give(registered)
 

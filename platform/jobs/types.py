@@ -142,12 +142,17 @@ class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The registered model's version; `is_champion` tells whether the alias was moved to it."""
+    """The registered model's version; `is_champion` tells whether the alias was moved to it.
+
+    Attributes:
+        note: why a model that has passed the gate is not champion; otherwise empty.
+    """
 
     name: str
     version: str
     is_champion: bool
     model_uri: str
+    note: str = ""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

@@ -141,5 +141,11 @@ class ScalingError(ElastrecError):
     """A scaling decision cannot be made from the given input; the job keeps its plan."""
 
 
+class ChampionChangedError(ElastrecError):
+    """Another model has become champion since a new model was compared with the champion."""
+
+    retryable = True
+
+
 class JobFailedError(ElastrecError):
     """A training job ended in failure; the message holds the reason and, where there is one, the user's traceback."""

@@ -25,7 +25,14 @@ from elastrec.operators.training import (
 )
 from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
 from elastrec.platform.jobs import Registered, job_id_for
-from elastrec.platform.specs.errors import ClusterError, FieldProblem, JobFailedError, OtherJobError, SpecError
+from elastrec.platform.specs.errors import (
+    ChampionChangedError,
+    ClusterError,
+    FieldProblem,
+    JobFailedError,
+    OtherJobError,
+    SpecError,
+)
 from elastrec.platform.specs.metrics import Phase
 from tests.operators.steps import (
     ALLOCATED_JOB,
@@ -332,6 +339,20 @@ def test_a_try_of_the_evaluation_owns_the_job_and_may_stop_it(
 def test_the_gates_decision_is_handed_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastrec.platform.jobs.gate_decision", lambda *values: DECISION)
     assert evaluate().resume(context(), event("done")) == plain(JUDGED_JOB)
+
+
+def test_a_model_is_compared_again_if_another_one_has_become_champion(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*values: Any) -> None:
+        raise ChampionChangedError("compared with version 1, and the champion is version 2 by now")
+
+    monkeypatch.setattr("elastrec.platform.jobs.gate_decision", refuse)
+    started: list[Any] = []
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: started.append(values))
+    with pytest.raises(TaskDeferred) as deferred:
+        evaluate().resume(context(), event("done"))
+    assert isinstance(deferred.value.trigger, EvaluatorTrigger) and len(started) == 1
 
 
 def test_a_failed_evaluator_is_not_tried_again(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:

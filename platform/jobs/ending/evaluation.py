@@ -12,8 +12,9 @@ from enum import StrEnum
 
 import structlog
 
-from elastrec.platform.clusters.pods import PodPhase, PodSpec, RestartPolicy
+from elastrec.platform.clusters.pods import PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
+from elastrec.platform.history.model_registry import Champion
 from elastrec.platform.jobs.ending.gate import decide
 from elastrec.platform.jobs.ending.publishing import with_run, with_tracking
 from elastrec.platform.jobs.ending.tracking import Announce
@@ -23,7 +24,7 @@ from elastrec.platform.jobs.watching.last_words import pod_last_words
 from elastrec.platform.jobs.watching.past import result_of
 from elastrec.platform.master.pods.launch import TEAM_LABEL, evaluator_job, pod_name, pod_size
 from elastrec.platform.specs import environment
-from elastrec.platform.specs.errors import HistoryError, JobFailedError
+from elastrec.platform.specs.errors import ChampionChangedError, HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.text.loading import job_from_json
@@ -39,6 +40,8 @@ from elastrec.platform.transport.messages.export import (
 )
 
 log = structlog.get_logger(__name__)
+CHAMPION_LABEL = "elastrec.io/champion"
+"""Label of an evaluator's pod: the champion's version that it scores; empty if there was no champion."""
 
 
 class EvaluatorState(StrEnum):
@@ -63,22 +66,28 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
         environment={environment.POD: name},
         files={EXPORT_FILE: encode_request(request)},
         restart_policy=RestartPolicy.NEVER,
-        labels={"elastrec.io/role": "evaluator", TEAM_LABEL: job.metadata.team},
+        labels={
+            "elastrec.io/role": "evaluator",
+            TEAM_LABEL: job.metadata.team,
+            CHAMPION_LABEL: request.champion_model_uri.rpartition("/")[2],
+        },
     )
 
 
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
     """Submits the evaluator of a job that has succeeded, unless it exists.
 
-    An evaluator that failed because MLflow was not reachable is replaced.
+    An evaluator is replaced if it failed because MLflow was not reachable, or if it has scored an earlier champion.
 
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
         HistoryError: MLflow is away or refuses.
     """
-    if platform.launcher.find(evaluator_job(prepared.job_id)) is not None:
+    job = job_from_json(prepared.job_json)
+    if (pod := platform.launcher.find(evaluator_job(prepared.job_id))) is not None:
         state, _ = evaluator_state(platform, prepared.job_id)
-        if state is not EvaluatorState.WITHOUT_HISTORY:
+        is_outdated = state is EvaluatorState.DONE and not _scores_champion(pod, _champion(platform, job))
+        if state is not EvaluatorState.WITHOUT_HISTORY and not is_outdated:
             return
     launched = with_run(platform, prepared, launched)
     metrics = result_of(platform, prepared)
@@ -86,8 +95,7 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         raise JobFailedError(
             f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
         )
-    job = job_from_json(prepared.job_json)
-    champion = _registry(platform, job).champion(job.registered_model)
+    champion = _champion(platform, job)
     store = job.spec.checkpoint.store
     request = ExportRequest(
         job_json=prepared.job_json,
@@ -123,6 +131,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
 
     Raises:
         JobFailedError: the evaluator failed; the message holds its last lines.
+        ChampionChangedError: another model has become champion since the evaluator was started.
         HistoryError: MLflow is away or refuses.
     """
     state, reason = evaluator_state(platform, prepared.job_id)
@@ -132,7 +141,14 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
     exported = _exported(platform, prepared.job_id)
     job = job_from_json(prepared.job_json)
-    champion = _registry(platform, job).champion(job.registered_model)
+    champion = _champion(platform, job)
+    pod = platform.launcher.find(evaluator_job(prepared.job_id))
+    if pod is not None and not _scores_champion(pod, champion):
+        scored = _version_words(pod.labels.get(CHAMPION_LABEL, ""))
+        present = _version_words(champion.version if champion else "")
+        raise ChampionChangedError(
+            f"the model of job {prepared.job_id} was compared with {scored}, and the champion is {present} by now"
+        )
     if exported.challenger is None:
         raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
     decision = decide(
@@ -164,25 +180,45 @@ def evaluate_and_gate(
     """
 
     def once() -> GateDecision:
-        start_evaluator(platform, prepared, launched)
-        while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
-            time.sleep(0.3)
-        return gate_decision(platform, prepared, launched)
+        while True:
+            start_evaluator(platform, prepared, launched)
+            while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
+                time.sleep(0.3)
+            try:
+                return gate_decision(platform, prepared, launched)
+            except ChampionChangedError as error:
+                announce(f"{error}; comparing again")
 
     return with_tracking(platform, prepared, once, announce)
 
 
 def register(platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision) -> Registered:
-    """Registers the model as a new version; moves the alias `champion` to it if it has passed the gate. Idempotent."""
+    """Registers the model as a new version; moves the alias `champion` to it if it has passed the gate. Idempotent.
+
+    The alias is not moved if another model has become champion since the gate's comparison: of two jobs that end at
+    the same time, or if the task of an earlier day is cleared.
+    """
     launched = with_run(platform, prepared, launched)
     job = job_from_json(prepared.job_json)
     registry = _registry(platform, job)
     version = registry.register(job.registered_model, decision.model_uri, launched.run_id, decision)
+    note = ""
     if decision.passed:
-        registry.promote(job.registered_model, version)
-    log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed)
+        champion = registry.champion(job.registered_model)
+        if champion is None or champion.version in (decision.champion_version, version):
+            registry.promote(job.registered_model, version)
+        else:
+            note = (
+                f"{_version_words(champion.version)} has become champion since this model was compared with "
+                f"{_version_words(decision.champion_version)}, and stays champion"
+            )
+    log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed and not note)
     return Registered(
-        name=job.registered_model, version=version, is_champion=decision.passed, model_uri=decision.model_uri
+        name=job.registered_model,
+        version=version,
+        is_champion=decision.passed and not note,
+        model_uri=decision.model_uri,
+        note=note,
     )
 
 
@@ -210,7 +246,7 @@ def result(
         registered_model=registered.name,
         version=registered.version,
         is_champion=registered.is_champion,
-        gate=decision.reason,
+        gate="; but ".join(text for text in (decision.reason, registered.note) if text),
         run_url=launched.run_url,
     )
 
@@ -228,6 +264,19 @@ def _score(result: EvaluationResult, metric: str) -> ModelScore:
     return ModelScore(
         result.auc, result.normalized_entropy, result.samples, result.log_loss, normalized_error=result.normalized_error
     )
+
+
+def _champion(platform: Platform, job: TrainingJob) -> Champion | None:
+    return _registry(platform, job).champion(job.registered_model)
+
+
+def _scores_champion(evaluator: PodStatus, champion: Champion | None) -> bool:
+    """Whether an evaluator has scored the present champion."""
+    return evaluator.labels.get(CHAMPION_LABEL, "") == (champion.version if champion else "")
+
+
+def _version_words(version: str) -> str:
+    return f"version {version}" if version else "no version"
 
 
 def _registry(platform: Platform, job: TrainingJob) -> ModelRegistry:

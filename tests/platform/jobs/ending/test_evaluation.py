@@ -1,0 +1,157 @@
+"""The champion that a model is compared with, while other jobs register models in the same MLflow database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import EndReason, PodSpec, PodStatus
+from elastrec.platform.history import History, ModelRegistry
+from elastrec.platform.jobs.ending.evaluation import (
+    CHAMPION_LABEL,
+    evaluate_and_gate,
+    gate_decision,
+    register,
+    start_evaluator,
+)
+from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared
+from elastrec.platform.master.pods.launch import evaluator_job
+from elastrec.platform.master.reporting.unsent_metrics import write_result
+from elastrec.platform.specs.errors import ChampionChangedError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.messages.export import EvaluationResult, ExportResult, result_line
+from tests.operators.steps import ALLOCATION, PREPARED
+from tests.platform.master.fakes import FakeCluster, FakeLauncher
+
+JOB, JOB_ID, MODEL, EXPERIMENT = "clicks", "clicks-1", "click-model", "daily"
+CANDIDATE_URI = "file:///models/candidate"
+
+
+class Evaluators(FakeLauncher):
+    """A cluster whose evaluators end at once, with AUC 0.8 of the new model and 0.7 of the champion."""
+
+    def submit(self, first: PodSpec) -> PodStatus:
+        self.remove(first.job)
+        created = super().submit(first)
+        has_champion = bool(first.labels[CHAMPION_LABEL])
+        scores = [EvaluationResult(samples=9, auc=auc, normalized_entropy=0.9, log_loss=0.5) for auc in (0.8, 0.7)]
+        done = ExportResult(
+            model_uri=CANDIDATE_URI, checked_rows=1, largest_difference=0.0, challenger=scores[0],
+            champion=scores[1] if has_champion else None,
+        )  # fmt: skip
+        self.cluster.logs = lambda name, **options: iter([result_line(done)])  # type: ignore[method-assign]
+        self.cluster.end(created.name, EndReason.COMPLETED, 0)
+        return created
+
+    @property
+    def scored(self) -> str:
+        """The version that the present evaluator has scored."""
+        pod = self.find(evaluator_job(JOB_ID))
+        assert pod is not None
+        return pod.labels[CHAMPION_LABEL]
+
+
+@pytest.fixture
+def launcher() -> Evaluators:
+    return Evaluators(FakeCluster())
+
+
+@pytest.fixture
+def platform(launcher: Evaluators, tmp_path: Path) -> Platform:
+    config = LocalConfig(address="127.0.0.1:1", token="t")
+    return Platform(launcher, config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    job = {
+        "apiVersion": "elastrec.io/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": JOB},
+        "spec": {
+            "model": {"architecture": "dlrm"},
+            "data": {"path": "/data", "sparse": [{"name": "user"}]},
+            "checkpoint": {"store": str(tmp_path / "store")},
+            "history": {"experiment": EXPERIMENT, "registered_model": MODEL},
+        },
+    }
+    for name in ("training", "evaluation"):
+        (tmp_path / name).write_text("{}")
+    metrics = TrainingMetrics(job=JOB_ID, phase=Phase.SUCCEEDED, checkpoint="file:///record", samples_trained=10)
+    write_result(str(tmp_path / "store"), JOB, JOB_ID, metrics)
+    return msgspec.structs.replace(
+        PREPARED,
+        job_json=msgspec.json.encode(job).decode(),
+        training_manifest=str(tmp_path / "training"),
+        evaluation_manifest=str(tmp_path / "evaluation"),
+    )
+
+
+@pytest.fixture
+def launched(platform: Platform, prepared: Prepared) -> Launched:
+    run_id = History(platform.tracking_uri, EXPERIMENT).start_run(prepared, ALLOCATION)
+    return Launched(job_id=JOB_ID, master_pod="", run_id=run_id, run_url="", allocation=ALLOCATION)
+
+
+def crown(platform: Platform, launched: Launched, number: int) -> str:
+    """Another job registers a model that becomes champion."""
+    registry = ModelRegistry(platform.tracking_uri, EXPERIMENT)
+    uri = f"file:///models/{number}"
+    decision = GateDecision(passed=True, reason="better", candidate=ModelScore(0.7, 0.9, 9), model_uri=uri)
+    version = registry.register(MODEL, uri, launched.run_id, decision)
+    registry.promote(MODEL, version)
+    return version
+
+
+def test_a_model_is_compared_again_if_the_champion_changes_before_the_gate(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
+) -> None:
+    crown(platform, launched, 1)
+    start_evaluator(platform, prepared, launched)
+    assert launcher.scored == "1"
+    crown(platform, launched, 2)
+    with pytest.raises(ChampionChangedError, match=r"compared with version 1, and the champion is version 2"):
+        gate_decision(platform, prepared, launched)
+    start_evaluator(platform, prepared, launched)
+    assert launcher.scored == "2"
+    assert gate_decision(platform, prepared, launched).champion_version == "2"
+
+
+def test_a_caller_that_waits_compares_again_by_itself(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
+) -> None:
+    start_evaluator(platform, prepared, launched)
+    assert launcher.scored == ""
+    crown(platform, launched, 1)
+    assert evaluate_and_gate(platform, prepared, launched).champion_version == launcher.scored == "1"
+
+
+def test_an_evaluator_that_has_scored_the_champion_is_not_started_again(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
+) -> None:
+    crown(platform, launched, 1)
+    start_evaluator(platform, prepared, launched)
+    first = launcher.find(evaluator_job(JOB_ID))
+    start_evaluator(platform, prepared, launched)
+    assert launcher.find(evaluator_job(JOB_ID)) == first
+
+
+def test_registering_again_does_not_take_the_alias_from_a_later_champion(
+    platform: Platform, prepared: Prepared, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crown(platform, launched, 1)
+    decision = evaluate_and_gate(platform, prepared, launched)
+    registry = ModelRegistry(platform.tracking_uri, EXPERIMENT)
+    for _ in range(2):
+        registered = register(platform, prepared, launched, decision)
+        assert (registered.version, registered.is_champion, registered.note) == ("2", True, "")
+    later = crown(platform, launched, 3)
+    cleared = register(platform, prepared, launched, decision)
+    assert (cleared.version, cleared.is_champion) == ("2", False)
+    assert cleared.note.startswith("version 3 has become champion since this model was compared with version 1")
+    champion = registry.champion(MODEL)
+    assert champion is not None and champion.version == later
