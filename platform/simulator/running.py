@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -12,10 +11,10 @@ import simpy
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, Resources
 from elastrec.platform.scaling.job_profile import JobFacts
 from elastrec.platform.scaling.memory_outlook import MemorySeen
-from elastrec.platform.scaling.types import Observation, PastChange, Plan, Prior
+from elastrec.platform.scaling.types import Observation, PastChange, Prior
 from elastrec.platform.simulator.accounts import Accounts
 from elastrec.platform.simulator.memory import seen_of
-from elastrec.platform.simulator.placing import Placing
+from elastrec.platform.simulator.placing import Part, Placing
 from elastrec.platform.simulator.report import Ended
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
@@ -27,10 +26,6 @@ _LEAST_MEASURED_SECONDS = 0.8 * WINDOW_SECONDS
 at a master's window, must not prevent measurements."""
 _MOST_POINTS = 60
 _KEPT_CHANGES = 8
-_SIZES = {
-    Change.WORKER_SIZE: ("worker_cores", "worker_memory_bytes"),
-    Change.SERVER_SIZE: ("parameter_server_cores", "parameter_server_memory_bytes"),
-}
 _NOTHING = 1e-9
 """A smaller share of a job's samples counts as 0."""
 
@@ -252,39 +247,18 @@ class Running:
         self.held, self._placing = wanted, placing
         self.counts["changes"] += by_plan
 
-    def cut_over(self, wanted: Allocation, pause_seconds: float, now: float) -> None:
-        """The new pods take over."""
+    def reach(self, part: Part, now: float) -> None:
+        """A part of a change takes effect; the parts that are pending stay as they are."""
         self.pass_time(now)
-        changes = self.allocation.changes(wanted)
-        # New pods are on other nodes, and rows are distributed over other servers.
-        self.slow_workers = 0 if Change.WORKER_SIZE in changes else min(self.slow_workers, wanted.workers)
-        self.is_hot = self.is_hot and not changes & {Change.SERVERS, Change.SERVER_SIZE}
-        self.allocation, self._paused_until, self._scaled_at = wanted, max(self._paused_until, now + pause_seconds), now
+        wanted = msgspec.structs.replace(self.allocation, **{field: getattr(self.held, field) for field in part.fields})
+        # New pods are on other nodes, and rows are distributed over other servers. Pods that were resized stay slow.
+        are_others = part.starts and Change.WORKER_SIZE in self.allocation.changes(wanted)
+        self.slow_workers = 0 if are_others else min(self.slow_workers, wanted.workers)
+        self.is_hot = self.is_hot and not part.hands_over
+        self.allocation, self._scaled_at = wanted, now
         self._down = min(self._down, wanted.workers)
-
-    def reach(self, plan: Plan, pause_seconds: float, now: float) -> None:
-        """The pods of one plan take over; workers or servers of another pending plan stay as they are."""
-        fields = Allocation.__struct_fields__
-        named = [field for field in fields if getattr(plan.before, field) != getattr(plan.allocation, field)]
-        self.cut_over(self._with_held(named), pause_seconds, now)
-
-    def have_sizes(self, plan: Plan, in_place: frozenset[Change], now: float) -> Plan:
-        """Pods are resized on their nodes: none starts or moves rows, and slow pods stay slow.
-
-        Returns:
-            The part of the plan for which pods have to start.
-        """
-        named = [field for change in in_place for field in _SIZES[change]]
-        if not named:
-            return plan
-        self.pass_time(now)
-        self.allocation, self._scaled_at = self._with_held(named), now
-        given = {field: getattr(plan.allocation, field) for field in named}
-        return msgspec.structs.replace(plan, before=msgspec.structs.replace(plan.before, **given))
-
-    def _with_held(self, fields: Sequence[str]) -> Allocation:
-        """The training allocation with these fields of the held one."""
-        return msgspec.structs.replace(self.allocation, **{field: getattr(self.held, field) for field in fields})
+        if part.hands_over:
+            self.pause(self.settings.migration_pause_seconds, now)
 
     def lose_worker(self, now: float) -> bool:
         """One worker fails; False when none was up."""

@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         start_seconds: median time until a pod trains; log-normal with `start_spread`.
         worker_start_core_seconds, server_start_core_seconds: CPU time of pods until they train, on their own cores,
             which are held and paid for from the decision on.
-        migration_pause_seconds: training pauses when servers or their size change.
+        migration_pause_seconds: training pauses when rows move to other servers.
         noise: standard deviation of the logarithm of a window's step time.
         hours_between_failures: mean of one pod, gamma with shape `failure_shape`; infinity: none fails. 1.5 % of pods
             fail per day (DLRover-RM §2.2), which is one in 1600 hours.

@@ -1,8 +1,8 @@
 """The cluster in SimPy: jobs arrive, wait, start, train, have faults, are rescaled by a policy, and end.
 
 The policy decides every `interval_seconds`, by the same `decide` as a round of a real cluster; it gets step times with
-noise, never a job's true coefficients. Granted resources are held and paid for from the decision on. Resizes on a pod's
-node take effect at once; other changes take effect when the new pods are up.
+noise, never a job's true coefficients. Granted resources are held and paid for from the decision on. What needs no new
+pods takes effect at once, everything else when they are up (`placing`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import simpy
 
 from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
-from elastrec.platform.scaling.amounts import Change, PriceList, require
+from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, require
 from elastrec.platform.scaling.job_profile import NotNow, decidable
 from elastrec.platform.scaling.memory_watch import MEMORY, look
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
@@ -28,7 +28,7 @@ from elastrec.platform.scaling.warm_start import WarmStartSettings
 from elastrec.platform.simulator.node_changes import NodeChange, draw, lose_node
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.patience import Patience
-from elastrec.platform.simulator.placing import free, move, place
+from elastrec.platform.simulator.placing import Part, free, move, place
 from elastrec.platform.simulator.queue import Queue
 from elastrec.platform.simulator.report import Ended, Moment, Report
 from elastrec.platform.simulator.room import make_room
@@ -186,7 +186,8 @@ class Simulation:
                         "allowed: what the nodes have room for; give the simulation more nodes"
                     )
                 running.change_to(wanted, moved.placing, self._environment.now)
-                running.cut_over(wanted, self._pause_of(held.changes(wanted)), self._environment.now)
+                for part in moved.parts:
+                    running.reach(part, self._environment.now)
             running.have_up(workers, self._environment.now)
             running.wake()
 
@@ -231,18 +232,14 @@ class Simulation:
         yielding = make_room(wanted, self._running.values(), self._nodes)
         for each in yielding:
             victim = each.running
-            free(self._nodes, victim.placing, victim.held)
-            if each.allocation is None or each.placing is None:
+            if each.allocation is None:
+                free(self._nodes, victim.placing, victim.held)
                 victim.evict(now)
                 victim.counts["evictions"] += 1
                 self._leave(victim)
-            else:
-                found = place(self._nodes, each.allocation)
-                if found is None:
-                    raise AssertionError(f"{victim.job.job_id}: no room for a part of what it held")
-                victim.change_to(each.allocation, found, now)
-                victim.cut_over(each.allocation, 0.0, now)
-            victim.wake()
+                victim.wake()
+            elif not self._change(victim, each.allocation):
+                raise AssertionError(f"{victim.job.job_id}: no room for a part of what it held")
         return bool(yielding)
 
     def _restarted(self, running: Running) -> bool:
@@ -323,13 +320,8 @@ class Simulation:
                 continue
             for more in range(missing, 0, -1):
                 wanted = msgspec.structs.replace(running.held, workers=running.held.workers + more)
-                moved = move(self._nodes, running.placing, running.held, wanted)
-                if moved is None:
+                if not self._change(running, wanted, by_plan=False):
                     continue
-                before = running.held
-                running.change_to(wanted, moved.placing, self._environment.now, by_plan=False)
-                plan = Plan(job_id=name, policy="node", before=before, allocation=wanted, reason="lost with a node")
-                self._environment.process(self._change(running, plan))
                 self._short[name] -= more
                 break
             if not self._short[name]:
@@ -392,34 +384,33 @@ class Simulation:
 
     def _apply(self, plan: Plan) -> bool:
         """Whether it fits."""
-        running = self._running[plan.job_id]
-        self._count_use()
-        moved = move(self._nodes, running.placing, running.held, plan.allocation)
-        if moved is None:
-            return False
-        running.change_to(plan.allocation, moved.placing, self._environment.now, plan.asked_by)
-        if plan.policy != MEMORY:
+        fits = self._change(self._running[plan.job_id], plan.allocation, plan.asked_by)
+        if fits and plan.policy != MEMORY:
             # The policy's decision takes earlier losses into account.
             self._short.pop(plan.job_id, None)
-        rest = running.have_sizes(plan, moved.in_place, self._environment.now)
-        if rest is not plan:
-            running.wake()
-        if rest.changes:
-            self._environment.process(self._change(running, rest))
+        return fits
+
+    def _change(self, running: Running, wanted: Allocation, asked_by: str = "", *, by_plan: bool = True) -> bool:
+        """Gives a job another allocation; False, without any change, if it does not fit.
+
+        The old pods train until the new ones are up.
+        """
+        self._count_use()
+        moved = move(self._nodes, running.placing, running.held, wanted)
+        if moved is None:
+            return False
+        running.change_to(wanted, moved.placing, self._environment.now, asked_by, by_plan=by_plan)
+        for part in moved.parts:
+            if part.starts:
+                self._environment.process(self._start(running, part))
+            else:
+                running.reach(part, self._environment.now)
+                running.wake()
         return True
 
-    def _change(self, running: Running, plan: Plan) -> Process:
-        """The old pods train until the new ones are up. Servers then move rows, which pauses the training; workers
-        leave when their successors are up."""
-        shrinks = plan.allocation.workers < plan.before.workers and len(plan.changes) == 1
+    def _start(self, running: Running, part: Part) -> Process:
         generation = running.generation
-        yield self._environment.timeout(0.0 if shrinks else self._start_seconds(running.random))
-        if running.remaining <= 0 or running.generation != generation:
-            return
-        running.reach(plan, self._pause_of(plan.changes), self._environment.now)
-        running.wake()
-
-    def _pause_of(self, changes: frozenset[Change]) -> float:
-        """Seconds in which rows are moved to other servers."""
-        hands_over = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
-        return self._settings.migration_pause_seconds if hands_over else 0.0
+        yield self._environment.timeout(self._start_seconds(running.random))
+        if running.remaining > 0 and running.generation == generation:
+            running.reach(part, self._environment.now)
+            running.wake()

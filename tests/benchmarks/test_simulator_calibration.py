@@ -31,7 +31,7 @@ from elastrec.platform.scaling.model.least_squares import fit_relative
 from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
-from elastrec.platform.simulator.simulation import Simulation
+from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.speed import Step, service_of, steps_of
 
 SHAPE = ModelShape(batch_size=BATCH, dense_bytes=1_000_000, embedding_dimension=16)
@@ -141,8 +141,8 @@ def test_starts_a_hundred_times_as_long_miss_them(runs: list[RecordedRun], monke
 def test_pauses_a_hundred_times_as_long_miss_the_runs_whose_servers_change(
     runs: list[RecordedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paused = Simulation._pause_of
-    monkeypatch.setattr(Simulation, "_pause_of", lambda self, changes: 100.0 * paused(self, changes))
+    paused = Running.pause
+    monkeypatch.setattr(Running, "pause", lambda self, seconds, now: paused(self, 100.0 * seconds, now))
     found = {each.figure: each.value for each in figures(runs, draws=3)}
     names = [each.name.replace(" ", "_") for each in runs if each.servers_to]
     assert len(names) >= 3

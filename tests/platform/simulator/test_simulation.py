@@ -13,7 +13,6 @@ from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
 from elastrec.platform.simulator.nodes import Nodes
-from elastrec.platform.simulator.placing import Moved, Placing, move, place
 from elastrec.platform.simulator.simulation import Settings, Simulation
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, job, run
@@ -105,14 +104,39 @@ def test_pods_are_resized_in_place_without_loss_if_their_node_has_room() -> None
     assert running.allocation == wanted
 
 
-def test_only_pods_whose_node_has_no_room_for_their_size_are_moved() -> None:
-    # Two workers and two servers of two cores fill a node; one node has a pod less.
-    nodes = Nodes(3, Resources(8.0, 192.0 * GIBIBYTE))
-    held = asked(workers=5, servers=2)
-    placing = place(nodes, held)
-    assert placing == Placing((0, 0, 0, 0, 1), (1, 1))
-    wanted = msgspec.structs.replace(held, parameter_server_cores=4.0)
-    assert move(nodes, placing, held, wanted) == Moved(Placing((0, 0, 0, 0, 1), (1, 2)))
+@pytest.mark.parametrize(
+    ("changed", "at_once", "paused"),
+    [
+        ({"parameter_servers": 1}, {"parameter_servers": 1}, True),
+        ({"workers": 2, "parameter_servers": 1}, {"workers": 2, "parameter_servers": 1}, True),
+        ({"workers": 2, "parameter_servers": 3}, {"workers": 2}, False),
+        ({"workers": 5, "parameter_servers": 1}, {"parameter_servers": 1}, True),
+        ({"workers": 2, "worker_cores": 4.0}, {"workers": 2, "worker_cores": 4.0}, False),
+        ({"worker_cores": 1.0, "parameter_server_cores": 1.0, "parameter_servers": 3},
+         {"worker_cores": 1.0, "parameter_server_cores": 1.0}, False),
+    ],
+)  # fmt: skip
+def test_what_starts_no_pod_takes_effect_at_once(
+    changed: dict[str, float], at_once: dict[str, float], paused: bool
+) -> None:
+    simulation = Simulation([job()], Nodes(20, NODE), Static(), PRICES, QUIET)
+    environment = simulation._environment
+    environment.process(simulation._life(0, simulation._jobs[0]))
+    environment.run(until=100.0)
+    running = simulation._running["one"]
+    before = running.held
+    wanted = msgspec.structs.replace(before, **changed)
+    simulation._apply(Plan(job_id="one", policy="p", before=before, allocation=wanted, reason=""))
+    assert running.held == wanted
+    assert running.allocation == msgspec.structs.replace(before, **at_once)
+    running.pass_time(environment.now)
+    left = running.remaining
+    environment.run(until=100.0 + QUIET.migration_pause_seconds)
+    running.pass_time(environment.now)
+    assert (running.remaining == left) == paused
+    environment.run(until=100.0 + QUIET.start_seconds + QUIET.migration_pause_seconds + 1.0)
+    assert running.settled
+    assert running.allocation == wanted
 
 
 @pytest.mark.parametrize(
