@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import statistics
 
 import msgspec
 import pytest
@@ -22,17 +24,19 @@ def speed_at_end(seed: int) -> float:
     return SMALL.samples_per_second(ended.allocation)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_job_that_was_measured_under_interference_becomes_as_fast_as_without(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+def test_jobs_that_were_measured_under_interference_become_almost_as_fast_as_without(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    undisturbed = speed_at_end(seed)
+    # Single jobs end with other sizes, and other speeds, for any other noise.
+    undisturbed = [speed_at_end(seed) for seed in range(24)]
     draw = Running.new_window
 
     def draw_on_busy_nodes(self: Running) -> None:
         draw(self)
         if 200.0 <= self._environment.now < 3000.0:
-            self._factor *= 3.0
+            self._factor *= 6.0
 
     monkeypatch.setattr(Running, "new_window", draw_on_busy_nodes)
-    assert speed_at_end(seed) > 0.95 * undisturbed
+    disturbed = [speed_at_end(seed) for seed in range(24)]
+    # 0.79 if earlier measurements are not set aside.
+    assert statistics.fmean(map(operator.truediv, disturbed, undisturbed)) > 0.85
