@@ -169,7 +169,8 @@ class Running:
             # Samples since the last checkpoint of this window.
             self._saved_at += math.floor((now - self._saved_at) / every) * every
             self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
-        if self._down == 0 and trained >= _LEAST_MEASURED_SECONDS:
+        # As a master's, a measurement belongs to pods that are all at work; none is made while others start.
+        if self.held == self.allocation and not self._down and trained >= _LEAST_MEASURED_SECONDS:
             steps = trained / rate.step_seconds
             window = Steps(int(steps * self.allocation.workers), steps, trained, (steps * rate.compute_seconds,))
             # The weight of older windows decays, because slowness is often temporary.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.scaling.amounts import GIBIBYTE, Change, Resources
+from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, Resources
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
@@ -81,6 +81,27 @@ def test_pending_changes_of_workers_and_of_memory_both_take_effect(
     assert running.allocation == msgspec.structs.replace(before, **first)
     environment.run(until=250.0)
     assert running.allocation == running.held == both
+
+
+def test_steps_while_pods_start_belong_to_no_configuration() -> None:
+    simulation = Simulation([job()], Nodes(20, NODE), Static(), PRICES, QUIET)
+    environment = simulation._environment
+    environment.process(simulation._life(0, simulation._jobs[0]))
+    environment.run(until=100.0)
+    running = simulation._running["one"]
+    wanted = msgspec.structs.replace(running.held, workers=5)
+
+    def measured() -> dict[Allocation, float]:
+        running.pass_time(environment.now)
+        seen = running.facts(QUIET.interval_seconds, None).observations
+        return {each.allocation: round(each.iterations * each.iteration_seconds) for each in seen}
+
+    assert measured() == {asked(): 40}
+    simulation._apply(Plan(job_id="one", policy="p", before=running.held, allocation=wanted, reason=""))
+    environment.run(until=100.0 + QUIET.start_seconds - 1.0)
+    assert measured() == {asked(): 40}
+    environment.run(until=100.0 + QUIET.start_seconds + 30.0)
+    assert measured() == {asked(): 40, wanted: 30}
 
 
 def test_pods_are_resized_in_place_without_loss_if_their_node_has_room() -> None:
