@@ -1,4 +1,4 @@
-"""Certificates of this machine, made anew for a test."""
+"""Certificates for this machine, created for a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk so small that a test can fill it: a tmpfs of its own."""
+"""A small tmpfs, which a test can fill."""
 
 from __future__ import annotations
 

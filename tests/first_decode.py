@@ -1,4 +1,4 @@
-"""Programs that decode something first, in a process of their own."""
+"""The first decode of a type, in a separate process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ typing.ForwardRef = Reference
 
 
 def types_collected(imports: str, decodes: str) -> tuple[str, str]:
-    """What msgspec collects for a program that decodes after its imports, as a list in text, and the program's errors.
+    """The types that msgspec collects when a program decodes after its imports, as the text of a list; and its errors.
 
-    msgspec collects the types of a class when it first decodes it, and crashes if two threads decode it then: where
-    several may be the first, the list must be empty.
+    msgspec collects the field types of a class at the first decode, and crashes if two threads do this at the same
+    time. If several threads may decode first, the list must be empty.
     """
     program = "\n".join((imports, _WATCHES, decodes, "print(collected)"))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

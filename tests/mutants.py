@@ -1,8 +1,8 @@
-"""Breaks promises of the product one at a time, in a copy, and sees whether a test turns red: `make mutants`.
+"""Changes the product in one place at a time, in a copy, and checks that a test fails: `make mutants`.
 
-`mutants.toml` lists them: a text that stands once in a file, what to put in its place, and the tests that must fail.
-These first pass on the unchanged copy, else their failure would prove nothing. Exit code 0: a test failed for every
-mutant; 1: a mutant survived, could not be tried or timed out; 2: the list or the unchanged code is not in order.
+`mutants.toml` lists the changes: a text that occurs once in a file, its replacement, and the tests that must fail.
+First, these tests must pass on the unchanged copy. Exit code 0: a test failed for every mutant; 1: a mutant survived,
+could not be tried or timed out; 2: the list is wrong, or a test fails without a change.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Mutant:
 
     Attributes:
         name: for `ONLY`.
-        breaks: the promise, in words.
+        breaks: the broken promise, in words.
         file: relative to the repository.
-        text: stands in it exactly once.
+        text: occurs exactly once in the file.
         tests: files, or tests of them (`FILE::TEST`).
     """
 
@@ -84,7 +84,7 @@ def load(root: Path = ROOT) -> list[Mutant]:
 
 
 def run(root: Path, mutants: Sequence[Mutant], timeout_seconds: float = _TIMEOUT_SECONDS) -> int:
-    """Tries mutants on a copy of `root` and prints what came of each; returns the exit code.
+    """Tries mutants on a copy of `root` and prints the result of each; returns the exit code.
 
     Args:
         timeout_seconds: of the tests of one mutant.

@@ -1,4 +1,4 @@
-"""Pages and reports in a browser that is as wide as a phone."""
+"""Pages and reports in a browser window with the width of a phone."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def phone() -> Iterator[Page]:
 
 
 def stacked_tables(page: Page) -> list[str]:
-    """The ids of the tables that are shown as rows of lines.
+    """The ids of the tables whose rows are shown as one line per cell.
 
     Raises:
-        AssertionError: the page or a table scrolls sideways, or a cell of it is not on a line with its column's name.
+        AssertionError: the page or a table scrolls horizontally, or a cell is not on the same line as the name of its
+            column.
     """
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH, "the page scrolls sideways"
     problems: list[str] = page.evaluate(_STACKED)

@@ -1,4 +1,4 @@
-"""A backend of other machines, for tests: its launcher only remembers (`FakeLauncher`), nothing runs anywhere."""
+"""A backend for remote machines: its launcher only stores the requests (`FakeLauncher`) and starts nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short ways to write shapes of jobs."""
+"""Short functions that create shapes of jobs."""
 
 from __future__ import annotations
 

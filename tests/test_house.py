@@ -1,4 +1,4 @@
-"""The rules of the house: who imports whom, what the light processes may load, what must never be there."""
+"""Rules of the repository: allowed imports, modules that light processes may load, and forbidden texts."""
 
 from __future__ import annotations
 

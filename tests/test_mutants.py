@@ -1,4 +1,4 @@
-"""The runner of mutants separates caught ones from survivors. That the list fits the code: test_house.py."""
+"""The runner of mutants separates killed mutants from survivors; test_house.py checks the list against the code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A wall clock that jumps, in real processes: everything that is started with a folder of it in its PYTHONPATH.
+"""A wall clock that jumps, in all processes that are started with its folder in PYTHONPATH.
 
-The clock of the machine itself cannot be set by a test. Here the C library of each process is asked instead
-(`jumping_clock.c`), so that Python, SQLite, gRPC and Arrow all see the jump.
+A test cannot set the clock of the machine. Instead, a library in each process replaces the clock functions of the C
+library (`jumping_clock.c`), so Python, SQLite, gRPC and Arrow all see the jump.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if {library!r} not in os.environ.get("LD_PRELOAD", ""):
 
 
 class JumpingClock:
-    """Builds the clock; processes with `folder` in their PYTHONPATH live by it.
+    """Builds the clock; processes with `folder` in their PYTHONPATH use it.
 
     Args:
-        folder: empty; made.
+        folder: is created.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A real MLflow that can be away: killed, and started again at the same address with what it knew."""
+"""A real MLflow server that can be killed, and restarted at the same address with the same data."""
 
 from __future__ import annotations
 

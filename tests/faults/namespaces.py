@@ -1,4 +1,6 @@
-"""A network of its own for one process: a namespace, a cable to this one, and a way to pull the cable. Needs root."""
+"""A network of its own for one process: a namespace with a virtual cable to this one, which can be disconnected. Needs
+root.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ class Cable:
     """Two ends of a virtual cable.
 
     Attributes:
-        namespace: holds the far end; commands in it: `inside`.
-        near, far: addresses.
+        namespace: contains the far end; `inside` runs commands in it.
+        near, far: addresses of the two ends.
         device: name of the near end.
     """
 
@@ -45,7 +47,7 @@ class Cable:
 
 @contextlib.contextmanager
 def cable(network: str = "10.213.77") -> Iterator[Cable]:
-    """A namespace with one cable to this one; both are gone at the end.
+    """A namespace with one cable to this one; both are removed at the end.
 
     Args:
         network: the first three numbers of the addresses.

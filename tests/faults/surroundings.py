@@ -1,4 +1,4 @@
-"""A job that lasts some seconds on a node agent of its own, so that its surroundings can fail under it."""
+"""A job of some seconds on its own node agent, whose surroundings can fail during the job."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def small_job(data: Path, store: Path) -> TrainingJob:
 
 @dataclass
 class Site:
-    """A node agent and what its jobs are launched with.
+    """A node agent, and the settings for launching its jobs.
 
     Attributes:
         agent: folder of the agent's state; it runs while the context is open.

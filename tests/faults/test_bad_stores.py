@@ -1,4 +1,4 @@
-"""A damaged record and a store that goes away, under a job of real processes: it goes on, and no row is lost."""
+"""A job of real processes survives a damaged record and an unreachable store without losing a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master that is cut off from all pods and from the cluster in each stage of a change of servers. Needs root."""
+"""A master loses the connection to all pods and to the cluster in each stage of a change of servers. Needs root."""
 
 from __future__ import annotations
 

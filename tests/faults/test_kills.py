@@ -1,4 +1,4 @@
-"""kill -9 of the master alone, and of a worker and then a server, in the middle of a run leaves the same result."""
+"""kill -9 of the master, or of a worker and then a server, does not change the result of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MLflow is away from the launch to the end of a job: nothing of the job is lost, and nothing is trained twice."""
+"""MLflow is unreachable from the launch to the end of a job: no result is lost, and nothing is trained twice."""
 
 from __future__ import annotations
 

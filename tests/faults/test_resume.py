@@ -1,4 +1,4 @@
-"""A job that was stopped or failed goes on from its last record; one whose master is signalled just goes on."""
+"""A stopped or failed job continues from its last record; a signal to the master does not interrupt a job."""
 
 from __future__ import annotations
 

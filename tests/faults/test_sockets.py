@@ -1,4 +1,4 @@
-"""A cut of the campaign is silence: nothing arrives, nothing is refused, and nothing is lost when it is over."""
+"""During a network cut of the campaign nothing arrives and nothing is refused; afterwards all data arrives."""
 
 from __future__ import annotations
 

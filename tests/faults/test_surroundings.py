@@ -1,6 +1,6 @@
-"""What a job stands on fails in the middle of it: disks, the node agent, ports, the clock, MLflow.
+"""Disks, the node agent, ports, the clock or MLflow fail during a job.
 
-The result is that of a quiet run, and nothing is left.
+The result is that of an undisturbed run, and nothing is left behind.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""How the tests are run: which of them side by side, which may be left out, and what a complete run needs."""
+"""How tests are run: parallel streams, allowed skips, and the requirements of a complete run."""

@@ -1,13 +1,13 @@
-"""Which tests start services: they say so by the marker `services`, and a plug-in of pytest compares it with the facts.
+"""A pytest plug-in that compares the marker `services` with the processes that tests start.
 
-A service is a process that a test, or a fixture that it uses, starts and goes on beside: a node agent, a pod, a broker,
-MLflow, Airflow. A program that is called and waited for (`subprocess.run`) is none, nor is a server in a thread of the
-test's own process.
+A service is a process that a test or one of its fixtures starts and that runs beside the test: a node agent, a pod, a
+broker, MLflow, Airflow. A program for whose end the test waits (`subprocess.run`) is no service, nor is a server in a
+thread of the test process.
 
-`make check` leaves out marked tests. A file whose tests mostly start services has `pytestmark = pytest.mark.services`
-and is not even imported; in any other file the marker stands at the single test. A test without the marker fails when
-it starts a service. In a complete run (`ELASTREC_TESTS_COMPLETE=1`) the last test of a file fails if the file, or a
-single marked test of it, starts none.
+`make check` does not run marked tests. A file whose tests mostly start services has `pytestmark = pytest.mark.services`
+and is not even imported; in other files, individual tests are marked. A test without the marker fails if it starts a
+service. In a complete run (`ELASTREC_TESTS_COMPLETE=1`), the last test of a file fails if the marked file, or a marked
+test in it, starts no service.
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class Services:
         ]
 
     def _marked_without_service(self, last: pytest.Item) -> str:
-        """Of the file of `last`, the file or the first test that is marked and started none; "": all did, or some did
-        not run."""
+        """In the file of `last`: the file or the first test that is marked but started no service; "" if there is none,
+        or if some tests of the file did not run.
+        """
         ran = self.of_tests.get(last.path, [])
         if len(ran) < sum(other.path == last.path for other in last.session.items):
             return ""

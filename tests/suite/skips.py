@@ -1,7 +1,7 @@
-"""Which tests may be left out of a run that has to be complete (`ELASTREC_TESTS_COMPLETE=1`, as in `.ci/run`).
+"""The reasons for which tests may be skipped in a complete run (`ELASTREC_TESTS_COMPLETE=1`, as in `.ci/run`).
 
-Every other skip fails such a run: on a machine that lacks something, a test would otherwise vanish from a green run.
-Not here: tests that are left out by their marker.
+Every other skip makes such a run fail; otherwise, a missing program could silently disable tests. Tests that are
+deselected by a marker are not skips.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Which tests run side by side.
+"""The distribution of tests over parallel processes.
 
-Two streams of tests run side by side: jobs of real processes mostly wait, while the rest of the suite computes.
+Two streams run in parallel, because jobs of real processes mostly wait, while the rest of the suite computes.
 
-`pytest -n 2` (pytest-xdist) runs one process of tests per stream. The first that is ready takes the tests of whole
-jobs, the others take all other tests, and a process that has nothing left helps. Tests of one file stay together and
-in order, for they share fixtures. So do those of the Airflow stack, which takes minutes to start, and those of
-parameter servers, whose kernels would otherwise be compiled by both processes at once. What lasts longest comes first,
-so that no process is left alone with it at the end.
+`pytest -n 2` (pytest-xdist) runs one process of tests per stream. The first ready process takes the tests of whole
+jobs, the others take all other tests, and an idle process takes over remaining tests of either kind. Tests of one file
+stay together and in order, because they share fixtures. The same applies to the tests of the Airflow stack, which takes
+minutes to start, and to those of parameter servers, whose kernels would otherwise be compiled by both processes. The
+longest scopes come first, so that none of them runs alone at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`.ci/run` ends with an error where a browser or Java is missing and cannot be installed; else it tests with both."""
+"""`.ci/run` fails if a browser or Java is missing and cannot be installed; otherwise it runs the tests with both."""
 
 from __future__ import annotations
 

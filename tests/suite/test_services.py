@@ -1,4 +1,4 @@
-"""A test without the marker `services` may start none, and a marked file or test that starts none is found."""
+"""An unmarked test must not start a service, and a marked file or test must start one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A complete run fails when a test is left out for a reason that is not listed."""
+"""A complete run fails if a test is skipped for an unlisted reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two streams of tests side by side: who runs what, and that failures of both are reported."""
+"""The distribution of tests over two streams; failures of both are reported."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A campaign of random faults on real jobs: drawn from a seed, inflicted, measured, checked, reported."""
+"""Random faults on real jobs: they are drawn from a seed, inflicted, measured, checked and reported."""

@@ -1,9 +1,9 @@
 """Random faults on real jobs: `python -m tests.faults.campaign --seed S --faults N [--output FILE.md]`.
 
-Everything is drawn from the seed. A campaign that was interrupted goes on where it was when it is started again with
-the same `--state`; `--only K` makes one run again. Several processes share one campaign: `--part 1/2` and `--part 2/2`,
-with the same `--state`, until they have inflicted so many faults together; started once more without a part, it writes
-the page. Exit code 0: everything held in every run.
+Everything is drawn from the seed. An interrupted campaign continues when it is started again with the same `--state`;
+`--only K` repeats one run. Several processes share one campaign with `--part 1/2`, `--part 2/2` and the same `--state`,
+until they have inflicted N faults together; another call without `--part` writes the page. Exit code 0: all checks of
+all runs passed.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Notes:
 
 
 def campaign(site: Site, seed: int, numbers: Iterator[int], notes: Notes, evidence: Path, faults: int) -> Report:
-    """Makes the runs of these numbers until so many faults were inflicted.
+    """Executes the runs with these numbers until enough faults were inflicted.
 
     Args:
-        evidence: folder for logs and journals of runs in which something did not hold.
+        evidence: folder for logs and journals of runs with problems.
     """
     kinds = kinds_that_work(limits_enforced(site.cluster.nodes()))
     for number in numbers:

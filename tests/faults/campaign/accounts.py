@@ -1,6 +1,6 @@
-"""Is every sample accounted for? The ledger, the records and what the servers restored have to agree.
+"""Checks that every sample is accounted for: the ledger, the records and the servers' restores must agree.
 
-Everything is worked out anew from the raw attempts; the columns in which the ledger itself says so are not believed.
+All results are computed from the raw attempts; the columns that the ledger derives from them are not used.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Size:
 
 @dataclass
 class Accounts:
-    """What was found.
+    """The result of the checks.
 
     Attributes:
         lost: rows that the final model has never seen.
-        repeated: rows trained more than once, all of them thrown away by rollbacks before.
-        problems: contradictions, as sentences.
+        repeated: rows trained more than once, after rollbacks that discarded their first training.
+        problems: contradictions, one sentence each.
     """
 
     lost: int = 0
@@ -76,10 +76,10 @@ def positions_of(uri: str) -> StreamPositions:
 
 
 def journals(terms: Iterable[Term]) -> dict[int, str]:
-    """URI of the record, empty for none, from which each of a job's journals began, by its first generation.
+    """The record from which each journal of a job began: its URI, or "" for none, by the journal's first generation.
 
     Args:
-        terms: of one launch of the job, the lowest one first.
+        terms: of one launch of the job, in ascending order.
     """
     found: dict[int, str] = {}
     holder = ""
@@ -96,16 +96,16 @@ def check_ledger(
     read_positions: Callable[[str], StreamPositions] = positions_of,
     begun: Mapping[int, str] = FIRST_JOURNAL,
 ) -> Accounts:
-    """Goes through the training attempts of a job that succeeded, oldest first.
+    """Checks the training attempts of a job that succeeded, from the oldest to the newest.
 
-    An attempt has to begin exactly where its shard stood: where the attempt before it ended, or after a rollback at
-    the offset in that one record. So a state mixed of two records, a gap or a silent repeat shows.
+    Each attempt must begin at the offset of its shard: the end of the previous attempt or, after a rollback, the offset
+    in the restored record. This detects gaps, unreported repeats, and states that mix two records.
 
-    Of a journal that was lost, lines say what the record held from which the next one began, and no repeats. A record
-    must not hold a row that no line has.
+    After the loss of a journal, the ledger's lines show the contents of the record from which the next journal began,
+    but no repeats. A record must not contain a row that is in no line.
 
     Args:
-        begun: as `journals` gives it.
+        begun: as returned by `journals`.
     """
     accounts = Accounts()
     bases = {**begun, **rollbacks(story)}
@@ -181,12 +181,14 @@ def check_restores(
     *,
     is_fixed: bool = True,
 ) -> list[str]:
-    """That in every generation all servers restored the same record, and together all of its rows; the last by all.
+    """Checks that, in every generation, all servers restored the same record and, together, all of its rows.
 
     Args:
-        is_fixed: there were so many servers all the time. Else those of the last generation show by its rows.
-        logs: by the servers' index, of every pod that held the place, oldest first.
-        begun: as `journals` gives it. Of rollbacks that only a lost journal knew, no record is known that was wanted.
+        is_fixed: whether the number of servers never changed, so that each of them must have restored the last
+            generation.
+        logs: by the index of the server: those of all its pods, the oldest first.
+        begun: as returned by `journals`. For rollbacks that only a lost journal contained, the expected record is
+            unknown.
     """
     problems = []
     wanted = {**begun, **rollbacks(story)}

@@ -1,4 +1,4 @@
-"""What has to hold after a run: the model, the accounts. Each finding is a sentence among the outcome's problems."""
+"""Checks of the model and the accounts after a run. Each violation is a sentence in the problems of the outcome."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def check_model(
 
 
 def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept: Keeper, outcome: Outcome) -> None:
-    """Adds up what the job has left of itself, now that it is gone.
+    """Checks the ledger, the records and the logs of a job that has been removed.
 
     Args:
-        kept: the logs of all pods that the run had.
+        kept: the logs of all pods of the run.
     """
     ledger, story = (read(str(site.store), prepared.job_id) for read in (read_ledger, read_explanation))
     if ledger is None or story is None:
@@ -118,9 +118,9 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
 
 
 def check_rows(site: Site, prepared: Prepared) -> list[str]:
-    """That the last record has one row for every id of the training data: none was lost, none is there twice.
+    """Checks that the last record has exactly one row for every id of the training data.
 
-    Reading it compares every byte with the checksums that the servers wrote.
+    Reading the record compares every byte with the checksums that the servers wrote.
     """
     job = job_from_json(prepared.job_json)
     names = [feature.name for feature in job.spec.data.sparse]
@@ -147,13 +147,13 @@ def check_rows(site: Site, prepared: Prepared) -> list[str]:
 
 
 def check_progress(site: Site, prepared: Prepared) -> tuple[int, list[str]]:
-    """That each record goes on from the one before it, whichever servers were made, moved or lost in between.
+    """Checks that each record continues the previous one, even if servers were created, moved or lost in between.
 
-    Of two records between which nothing was rolled back, the later one has every row, push and dense step of the
-    earlier one, and every byte of rows that were not trained meanwhile.
+    Without a rollback between two records, the later one has every row, push and dense step of the earlier one, and the
+    same bytes for rows that were not trained in between.
 
     Returns:
-        how many pairs of records were compared, and what was lost, as sentences.
+        The number of compared pairs of records, and one sentence for each loss.
     """
     job_name = job_from_json(prepared.job_json).metadata.name
     records = list_records(str(site.store), job_name, prepared.job_id)

@@ -1,4 +1,4 @@
-"""Which faults are tried where: the table of the docs, and what a test compares with the tests that there are."""
+"""The tests of each fault: the table in the docs, and the list that a test compares with the existing tests."""
 
 from __future__ import annotations
 

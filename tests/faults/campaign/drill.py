@@ -1,4 +1,4 @@
-"""One run of a campaign: a real job on a real node agent, struck by the faults of its plan, then checked."""
+"""One run of a campaign: a real job on a real node agent, with the faults of its plan, and all checks afterwards."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _OBSERVE_SECONDS = 0.5
 
 
 def drill(site: Site, run: Run, expected_auc: float | None, evidence: Path) -> Outcome:
-    """Makes one run and checks everything about it.
+    """Executes one run and all checks.
 
     Args:
-        expected_auc: of the undisturbed run of the same shape; None: this is that run.
-        evidence: folder into which logs and journals go when something is wrong.
+        expected_auc: the AUC of the undisturbed run of the same shape; None if this is the undisturbed run.
+        evidence: folder for logs and journals if a check fails.
     """
     outcome = Outcome(
         seed=run.seed, number=run.number, shape=str(run.shape),

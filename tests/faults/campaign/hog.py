@@ -1,6 +1,8 @@
-"""`python -m tests.faults.campaign.hog PID`: takes memory in a pod's group until the kernel kills the pod's process.
+"""`python -m tests.faults.campaign.hog PID`: allocates memory in a pod's control group until the kernel kills the pod's
+process.
 
-The limit is the pod's own and the kill is the kernel's; only the appetite is somebody else's. Imports nothing heavy.
+The limit and the kill are real; only the memory is allocated by another process than the pod's. This module imports
+nothing heavy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inflicts one fault of a plan on the real processes of a job, and undoes it afterwards if that is necessary."""
+"""Inflicts one fault of a plan on the real processes of a job, and undoes it afterwards if necessary."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _DYING_SECONDS = 10.0
 
 @dataclass
 class Scene:
-    """Where faults happen.
+    """The processes of a run on which faults are inflicted.
 
     Attributes:
-        master_port: of the job.
-        is_over: set when the job has ended: nobody is left to be a victim.
-        agent: held by who hurts the node agent.
+        master_port: port of the job's master.
+        is_over: set when the job has ended, so that no victim is left.
+        agent: lock that is held while a fault is inflicted on the node agent.
     """
 
     home: Path
@@ -56,10 +56,11 @@ class Scene:
     agent: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, fault: Fault, pods: Sequence[str] = ()) -> psutil.Process | None:
-        """The newest process of a fault's place; waits for a replacement that is just starting.
+        """The newest process of the pod that the fault names; waits for a replacement that is starting.
 
         Args:
-            pods: names of those that a fault may hit that strikes while servers change; else its place says whom.
+            pods: names of the possible victims of a fault during a change of servers; empty: the fault names its
+                victim.
         """
         began = time.monotonic()
         while (waited := time.monotonic() - began) < _VICTIM_SECONDS and not self.is_over.is_set():
@@ -93,13 +94,13 @@ class Scene:
 
 
 def inflict(fault: Fault, scene: Scene, pods: Sequence[str] = ()) -> Hit | None:
-    """Does it, and returns when it is over; None when the job ended before there was a victim.
+    """Inflicts the fault and returns when it is over; None if the job ended before there was a victim.
 
     Args:
-        pods: as of Scene.process.
+        pods: see `Scene.process`.
 
     Raises:
-        AssertionError: the fault could not be inflicted although its victim was there.
+        AssertionError: the fault could not be inflicted although its victim existed.
     """
     if fault.victim is Victim.AGENT:
         with scene.agent:
@@ -174,10 +175,10 @@ def _stop_for(process: psutil.Process, seconds: float) -> None:
 
 
 def starve(process: psutil.Process) -> None:
-    """Takes memory in a pod's group until the kernel kills the pod's process.
+    """Allocates memory in a pod's control group until the kernel kills the pod's process.
 
     Raises:
-        psutil.NoSuchProcess: it was gone before.
+        psutil.NoSuchProcess: the process had already ended.
     """
     command = [sys.executable, "-m", "tests.faults.campaign.hog", str(process.pid)]
     deadline = time.monotonic() + _HOG_SECONDS
@@ -244,7 +245,7 @@ def kinds_that_work(cgroups: bool) -> tuple[Kind, ...]:
     """Kinds of faults that can be inflicted on this machine.
 
     Args:
-        cgroups: the node agent's limits are kept by the kernel.
+        cgroups: whether the kernel enforces the node agent's limits.
     """
     without = set() if cgroups else {Kind.OUT_OF_MEMORY}
     if os.geteuid() != 0:

@@ -1,4 +1,4 @@
-"""The jobs of a campaign: small, paced to last some seconds, quick to notice a loss."""
+"""The jobs of a campaign: small, slowed down to last some seconds, and with short timeouts for lost pods."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ pods have to start while it trains. Once nothing is to happen any more, steps do
 
 
 def make_data(folder: Path) -> GenerateReport:
-    """A day to train on and a day to evaluate on.
+    """One day for training and one for evaluation.
 
-    So few ids that the model has learnt what there is to learn: one that was trained in smaller rounds, because a
-    worker was away in bsp, is no better for it, and what is left are the effects that a fault must not have.
+    There are so few ids that the model converges. So a job whose steps of bsp were smaller while a worker was missing
+    does not reach a better AUC, and every difference in AUC is an effect that a fault must not have.
     """
     return generate(
         GenerateSpec(
@@ -51,13 +51,13 @@ def campaign_job(
     seconds: float = TRAINING_SECONDS,
     pause_while: str = "",
 ) -> TrainingJob:
-    """The job of a shape.
+    """The job with the given shape.
 
     Args:
-        seconds: of the pauses of all steps.
-        pause_while: path of a file; as of PacedModel.
-        deltas: periodic records in a row that hold only what has changed.
-        memory_bytes: of the node for each server's newest record.
+        seconds: total of the pauses of all steps.
+        pause_while: path of a file; see PacedModel.
+        deltas: number of consecutive periodic records that contain only changes.
+        memory_bytes: memory of the node for the newest record of each server.
     """
     steps = EPOCHS * math.ceil(ROWS / BATCH_ROWS)
     described = training_data_for(data.spec)

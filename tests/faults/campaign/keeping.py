@@ -1,4 +1,4 @@
-"""What the pods of a run said and journalled, kept beyond their end: a job that is over removes its pods at once."""
+"""Keeps the logs and journals of the pods of a run, because a job removes its pods when it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _LOOK_SECONDS = 0.2
 
 
 class Keeper:
-    """Of one run; `folder` holds a folder per pod, with its log and what was in its work folder at the end.
+    """The logs of one run. `folder` has a folder for each pod, with its log and the final contents of its work folder.
 
-    A master without its journal gives names again that pods had which are gone: the later pod's log follows the
-    earlier one's.
+    A master that lost its journal may reuse the names of removed pods; then the log of the later pod is appended.
     """
 
     def __init__(self, agent: Path, folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""What a job that is over may not leave behind: pods, processes, groups, ports, shared memory, torn files."""
+"""Finds what a finished job must not leave behind: pods, processes, control groups, ports, shared memory, partial
+files.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ def shared_memory() -> frozenset[str]:
 def leftovers(
     home: Path, job_id: str, cluster: LocalCluster, ports: frozenset[int], before: frozenset[str]
 ) -> list[str]:
-    """Sentences about what is left of a job after it was finished; empty when it went cleanly.
+    """One sentence for everything that a finished job has left behind; empty if there is nothing.
 
     Args:
-        ports: on which pods of the job listened; programs of others may listen there now.
-        before: names in shared memory when the job began.
+        ports: ports on which pods of the job listened; other programs may use them now.
+        before: names in shared memory before the job began.
     """
     found = [f"pod {pod.name} is still there: {pod.phase}" for job in _jobs(job_id) for pod in cluster.list(job)]
     with contextlib.suppress(AssertionError):

@@ -1,4 +1,4 @@
-"""What one run of a campaign came to: a plain value, one line of JSON."""
+"""The result of one run of a campaign, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import msgspec
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """What one run came to. `problems` is empty when everything held.
+    """The result of one run. `problems` is empty if all checks passed.
 
     Attributes:
-        faults: those that were inflicted, by name; a job may end before its last ones.
-        plans: for other pods that arrived, and what the master said to them.
-        requests: what became of each as far as its master reported; one that lost its journal forgets them.
-        migrations: how often buckets have changed servers; pauses: seconds of each hand-over.
-        records: pairs of records that follow each other without a rollback, the later one compared with the earlier.
+        faults: names of the faults that were inflicted; a job may end before the last ones.
+        plans: requests for other pods that reached the master, and its answers.
+        requests: outcomes of the requests as reported by the master, which forgets them if it loses its journal.
+        migrations: number of times that buckets changed servers; pauses: seconds of each hand-over.
+        records: number of pairs of consecutive records without a rollback in between, which were compared.
         recoveries: seconds, one per strike.
         auc: on the evaluation rows, of the exported model.
-        in_flight: rows that servers applied but the master never learned of, because the worker that sent them was
-            lost or dropped them: done again by another. None where it cannot be counted (after a rollback).
-        in_flight_allowed: what was in flight at most when the faults came.
-        generations: rollbacks since a journal was lost last, and journals that were lost.
+        in_flight: rows that servers applied but no worker reported, because the worker was lost or dropped them;
+            another worker trains them again. None if they cannot be counted (after a rollback).
+        in_flight_allowed: upper bound of `in_flight` for the faults of this run.
+        generations: number of rollbacks since the last loss of a journal, plus the number of lost journals.
     """
 
     seed: int

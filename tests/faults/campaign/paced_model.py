@@ -1,4 +1,4 @@
-"""The model of campaign jobs, a user's model by import path: a linear part and one hidden layer, in no hurry."""
+"""The model of campaign jobs, a user's model by import path: a linear part and one hidden layer, with pauses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class PacedModel(nn.Module):
     Args:
         embedding_bag_collection: rows of at least two numbers.
         schema: names and sizes of the inputs.
-        pause_seconds: per training step, without using a core; faults need a job that lasts.
-        pause_while: path of a file; steps pause only while it is there. Empty: always.
-        waits_for: path of a folder; while it is there, a worker that has registered does not go on to its first shard,
-            unless the folder has a file of the name of its pod. Empty: nothing is waited for.
+        pause_seconds: pause of each training step, in which no core is used, so that the job lasts long enough for
+            faults.
+        pause_while: path of a file; steps pause only while it exists. Empty: always.
+        waits_for: path of a folder; while it exists, a registered worker does not begin its first shard until the
+            folder has a file with the name of its pod. Empty: workers do not wait.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Which faults a campaign inflicts on which jobs, and when: pure, from a seed alone. Nothing is started here.
+"""Plans of a campaign: which faults it inflicts on which jobs, and when. Pure; a plan depends only on the seed.
 
-Run k of a seed is the same whatever other runs are made, so that one that failed can be made again by itself.
+Run k of a seed does not depend on the other runs, so that a failed run can be repeated alone.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Fault:
 
     Attributes:
         index: of the worker or server.
-        delay_seconds: after the beginning of its strike.
+        delay_seconds: delay after the beginning of its strike.
         seconds: how long a stop, a cut or a taken port lasts, or a killed node agent is away.
     """
 
@@ -165,8 +165,8 @@ class Strike:
     """One fault, or two at once or shortly after each other.
 
     Attributes:
-        at: share of the training rows that are trained when it begins; below 0: as soon as the first victim's process
-            is there; 1: when training is over.
+        at: share of the training rows after which it begins; below 0: as soon as the process of the first victim
+            exists; 1: when training is over.
     """
 
     at: float
@@ -175,9 +175,9 @@ class Strike:
 
 @dataclass(frozen=True)
 class StageStrike:
-    """One fault as soon as servers that change are in a stage, or have changed (`AFTER`).
+    """One fault as soon as a change of servers reaches a stage, or is over (`AFTER`).
 
-    Where a change had no such stage, or nobody saw it, the next change of the run has it.
+    If a change has no such stage, or the stage was missed, the fault is inflicted during the next change of the run.
     """
 
     stage: str
@@ -194,13 +194,12 @@ def name_of_strike(kind: Kind, victim: Victim, stage: str) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """Somebody asks for other pods.
+    """A request for other pods.
 
     Attributes:
-        at: as of a strike.
-        moved: role of a pod whose place another one is to take, and a number that chooses it among those that are
-            there.
-        strike: what happens meanwhile.
+        at: as for a strike.
+        moved: role of the pod to replace, and a number that selects it among the existing ones.
+        strike: fault during the change.
     """
 
     at: float
@@ -243,7 +242,7 @@ def draw_run(seed: int, number: int, kinds: tuple[Kind, ...] = tuple(Kind)) -> R
     """Run `number` of a campaign.
 
     Args:
-        kinds: those that can be inflicted on this machine.
+        kinds: kinds of faults that can be inflicted on this machine.
     """
     dice = random.Random(f"{seed}/{number}")
     shape = SHAPES[number // RUNS_PER_SHAPE % len(SHAPES)]
@@ -300,11 +299,11 @@ def _draw_change(
     *,
     changes_servers: bool = False,
 ) -> tuple[dict[Role, PlacesChange], tuple[Role, int] | None]:
-    """What one plan names; notes in `counts` how many pods are wanted from then on.
+    """The change that one plan requests; stores the new numbers of pods in `counts`.
 
     Args:
-        is_moved: one of the pods; None: that is drawn.
-        changes_servers: sizes alone do not, where the node has the room for what they name.
+        is_moved: whether one of the pods is replaced; None: drawn, too.
+        changes_servers: whether servers must be replaced. New sizes alone do not do this if the node has room for them.
     """
     if is_moved is None:
         is_moved = dice.random() < _MOVE_SHARE

@@ -1,4 +1,4 @@
-"""Asks a running job for what the plans of a run name, and strikes it while its servers change."""
+"""Sends the planned requests of a run to the running job, and inflicts faults while its servers change."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _STAGE_SECONDS, _CHANGE_SECONDS = 30.0, 40.0
 
 
 class Plans:
-    """Those of one run.
+    """The plans of one run.
 
     Args:
-        struck: takes what the strikes hit.
+        struck: list to which the hits of the strikes are added.
     """
 
     def __init__(
@@ -40,9 +40,10 @@ class Plans:
         self._scene, self._struck, self._outcome = scene, struck, outcome
 
     def ask_for(self, plans: tuple[Planned, ...]) -> None:
-        """Asks for each plan once it is due, as often as it takes until the master answers.
+        """Sends each plan when it is due, and repeats it until the master answers.
 
-        A change may pass the stage of its strike too quickly, or be given up before: the next one has it then.
+        If a change passes the stage of its strike too quickly or is given up earlier, the strike moves to the next
+        change.
         """
         together: list[str] = []
         due: list[StageStrike] = []
@@ -100,13 +101,14 @@ class Plans:
 
 
 def victims(strike: StageStrike, change: MigrationMetrics, metrics: TrainingMetrics) -> list[str]:
-    """Names of the pods that a fault may hit; none: its place says whom.
+    """Names of the possible victims of a fault; empty: the fault names its victim.
 
-    Where no server leaves, those that give buckets away are hit as old ones; where none joins, those that take them.
+    If no server leaves, those that give buckets away count as old servers; if none joins, those that take buckets count
+    as new ones.
 
     Args:
-        change: in the strike's stage; where that is after it, as it was last.
-        metrics: of the job now.
+        change: the change of servers in the stage of the strike; for `AFTER`, its last state.
+        metrics: present metrics of the job.
     """
     if not strike.fault.victim.is_server:
         return []

@@ -1,4 +1,4 @@
-"""The page of a campaign: what was inflicted, what it cost, and that nothing was lost. Generated, never edited."""
+"""The generated page of a campaign: the faults, their costs, and the evidence that no sample was lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.faults.campaign.plan import (
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """A campaign in one object.
+    """All results of a campaign.
 
     Attributes:
         undisturbed: AUC by shape.

@@ -1,4 +1,4 @@
-"""Where a campaign takes place: a home folder with a node agent, data, a user's model, and checked jobs."""
+"""The surroundings of a campaign: a home folder with a node agent, data, a user's model, and validated jobs."""
 
 from __future__ import annotations
 

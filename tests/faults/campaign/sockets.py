@@ -1,8 +1,8 @@
 """A network cut between real processes of one machine: the kernel drops what arrives at their sockets. Needs root.
 
 No packet filter has to be installed and no other process is touched: a copy of the descriptor of each socket is taken
-from its process, and a socket filter that accepts nothing is attached to it. To both sides that is a cable pulled out:
-no reset, no error, only silence, and retransmissions once it is plugged in again.
+from its process, and a socket filter that accepts nothing is attached to it. For both sides this is the same as a
+pulled cable: no reset and no error, and retransmissions after the end of the cut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sockets_of(process: psutil.Process) -> Iterator[socket.socket]:
     """Copies of a process's TCP sockets; the caller closes them.
 
     Raises:
-        OSError: the process is gone, or may not be looked into.
+        OSError: the process has ended, or its descriptors may not be read.
     """
     handle = os.pidfd_open(process.pid)
     try:
@@ -61,13 +61,13 @@ def _port_of_peer(link: socket.socket) -> int:
 
 @contextlib.contextmanager
 def cut(server: psutil.Process, clients: list[psutil.Process]) -> Iterator[int]:
-    """Cuts a server off from everybody who talks to it; what it asks of others still goes through.
+    """Cuts a server off from its clients; its own requests to other servers still work.
 
     Args:
         clients: processes whose connections to the server are cut on their side, too.
 
     Yields:
-        How many sockets are cut.
+        The number of cut sockets.
     """
     silenced: list[socket.socket] = []
     try:
@@ -98,10 +98,10 @@ def _keep(link: socket.socket, kept: list[socket.socket], *, wanted: bool) -> No
 
 
 def take_port(port: int, timeout_seconds: float) -> socket.socket:
-    """Listens on a port as soon as its owner has let it go, before the next one gets it.
+    """Listens on a port as soon as its owner has closed it, before the next owner can.
 
     Raises:
-        OSError: it was not let go in time.
+        OSError: the owner did not close it in time.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

@@ -1,4 +1,6 @@
-"""What a job's master said of itself during a run, and how long each strike kept the job from being whole again."""
+"""Collects the reports of a job's master during a run, and measures how long the job takes to recover from each
+strike.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,13 @@ class Sample:
 
 @dataclass
 class Watch:
-    """Asks the master ten times per second until the job is over; it may be away for any time.
+    """Asks the master ten times per second until the job is over; it may be unreachable for any time.
 
     Attributes:
-        count_rows: asks the servers how many rows their steps have had; None when one does not answer.
-        rows: what it said when training was over; None when nobody could be asked.
-        requests: for other pods, by id, as the master reported each last; known: those of its last report. A master
-            that has lost its journal knows none of before.
+        count_rows: queries the servers for the number of rows in their steps; None if one of them does not answer.
+        rows: the result of `count_rows` when training was over; None if there was none.
+        requests: for other pods, by id, in the state that the master last reported; known: those of its last report. A
+            master that lost its journal knows no earlier ones.
     """
 
     client: RpcClient
@@ -115,13 +117,13 @@ class Watch:
     def wait_for_stage(
         self, stage: str, request_ids: Sequence[str], seconds: float, *, joining: bool = False
     ) -> MigrationMetrics | None:
-        """A change of servers while it is in a stage, or as it was last, where the stage is `AFTER` it.
+        """Waits until a change of servers is in a stage and returns it; for `AFTER`, its last state.
 
         Args:
-            joining: a pod that joins has to be there, too.
+            joining: also wait for a joining pod.
 
         Returns:
-            None: these requests ended without that, or time is over.
+            None: the requests ended without reaching the stage, or the time is over.
         """
         deadline, seen = time.monotonic() + seconds, None
         self.period_seconds = _STAGE_PERIOD_SECONDS
@@ -158,11 +160,11 @@ class Watch:
 
 @dataclass(frozen=True)
 class Hit:
-    """What a fault did.
+    """The effect of one fault.
 
     Attributes:
-        pod: that was hit; empty for the master and the node agent, which keep their name.
-        began, until: on the monotonic clock; a process that cannot come back is gone for ever.
+        pod: name of the victim; empty for the master and the node agent, which keep their name.
+        began, until: on the monotonic clock; `until` is infinite for a process that cannot return.
     """
 
     pod: str
@@ -174,10 +176,10 @@ class Hit:
 
 
 def recovery_seconds(samples: list[Sample], hits: list[Hit]) -> float | None:
-    """From the beginning of a strike until every place is held by a live pod and the job is further than before.
+    """Seconds from the beginning of a strike until every pod is alive or replaced and the job has made progress.
 
     Returns:
-        None when the job never got there, which only a failed run does; 0 when it was over before anybody was hit.
+        None if the job never recovered, as in a failed run; 0 if it was over before a pod was hit.
     """
     began = min(hit.began for hit in hits)
     if samples and samples[-1].phase.is_final and samples[-1].seconds <= began:

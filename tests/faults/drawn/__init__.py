@@ -1,1 +1,1 @@
-"""Tests of the campaign itself: what it draws, sees, checks and counts as left."""
+"""Tests of the campaign itself: its plans, observations and checks."""

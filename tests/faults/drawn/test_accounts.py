@@ -1,4 +1,4 @@
-"""The checks of a campaign see what they are there to see."""
+"""The checks of a campaign detect lost and repeated samples."""
 
 from __future__ import annotations
 

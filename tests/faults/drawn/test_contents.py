@@ -1,4 +1,4 @@
-"""The digests of a record depend on what the job has learnt alone, and on all of it."""
+"""The digest of a record depends on the whole state of the job, and on nothing else."""
 
 from __future__ import annotations
 

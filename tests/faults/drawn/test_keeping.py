@@ -1,4 +1,4 @@
-"""What pods said is kept, whatever becomes of them."""
+"""The logs of pods are kept after the pods are gone."""
 
 from __future__ import annotations
 

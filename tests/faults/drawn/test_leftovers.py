@@ -1,4 +1,4 @@
-"""What counts as left of a job: its own alone, on a machine where others work, too."""
+"""Only leftovers of the job itself are reported, not those of other programs on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A campaign's plan follows from its seed alone, and has every kind of fault in it."""
+"""The plan of a campaign depends only on its seed, and contains every kind of fault."""
 
 from __future__ import annotations
 

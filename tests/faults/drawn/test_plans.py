@@ -1,4 +1,4 @@
-"""Whom a fault hits that strikes while servers change."""
+"""The victims of faults during a change of servers."""
 
 from __future__ import annotations
 

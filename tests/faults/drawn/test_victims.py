@@ -1,4 +1,4 @@
-"""Which process of a pod a fault hits."""
+"""The process of a pod that a fault hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a strike kept a job from being whole again, and in which stage a change of its servers is."""
+"""The time to recovery after a strike, and the stage of a change of servers."""
 
 from __future__ import annotations
 

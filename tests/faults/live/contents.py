@@ -1,7 +1,8 @@
-"""What a record holds, whichever servers wrote it: rows, their optimiser state, counters, dense parameters, marks.
+"""The contents of a record, independent of the servers that wrote it: rows, optimiser state, counters, dense
+parameters, marks.
 
-Two records of one moment have equal digests however many servers there were and whichever bucket each of them held.
-Of two moments, a later one goes on from the earlier one (`setbacks`).
+Two records of the same state have equal digests, for any number of servers and any distribution of buckets. A later
+record must continue an earlier one (`setbacks`).
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ KEYS, POSITIONS = "keys", "positions"
 
 @dataclass
 class Contents:
-    """What a record and those that it builds on hold together.
+    """The contents of a record together with its bases.
 
     Attributes:
-        rows: `versions`, `values` and `state` of each row, and whatever else is kept of it.
+        rows: `versions`, `values` and `state` of each row, and its other fields.
         candidates: ids without a row: `sightings`, `versions`, `last_seen`.
-        doubled: what one record holds twice.
+        doubled: keys that a record contains twice.
         dense: by parameter, its arrays element by element: `value`, the optimiser's state and its `steps`.
-        marks: of each virtual and each dense bucket, which pushes are in it.
-        positions: how far the training data is, as it was given to the record.
+        marks: the applied pushes of each virtual and each dense bucket.
+        positions: the position in the training data, as stored in the record.
     """
 
     generation: int = 0
@@ -70,10 +71,10 @@ def _digest(value: object) -> str:
 
 
 def contents_of(uri: str) -> Contents:
-    """Reads a whole record, of a job whose tables fit into the memory of a test.
+    """Reads a whole record into memory.
 
     Raises:
-        DamagedRecordError: something in it, or in a record that it builds on, is damaged.
+        DamagedRecordError: the record or one of its bases is damaged.
     """
     record = open_record(uri)
     found = Contents(generation=record.manifest.generation, positions=record.positions())
@@ -120,10 +121,10 @@ def _dense(record: Record, parameter: str) -> Columns:
 
 
 def setbacks(before: Contents, after: Contents) -> list[str]:
-    """What a later record of the same generation has lost of an earlier one, as sentences; for rules of Adagrad.
+    """One sentence for everything that a later record of the same generation lacks of an earlier one; for Adagrad.
 
     Training adds rows, raises versions, adds to Adagrad's sums, takes dense steps and applies pushes. It never undoes
-    any of that; and a row that it does not touch keeps every byte, whichever servers it has been on meanwhile.
+    any of that, and rows that were not trained keep all of their bytes, even if they moved between servers.
     """
     assert before.generation == after.generation, "a rollback loses what came after its record"
     problems = []

@@ -1,7 +1,7 @@
-"""A job of real processes, and what a person may ask of it while it trains.
+"""A job of real processes, and the requests that a user may send to it during training.
 
-It trains as long as a file lies there in slow steps, so that what somebody waits for happens while it trains; then in
-quick ones, to the end.
+While a file exists, its steps are slow, so that awaited events happen during training. Without the file, its steps are
+fast until the end.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ PATIENCE_SECONDS, _LOOK_SECONDS = 120.0, 0.2
 
 
 class LiveJob:
-    """A job under way.
+    """A running job.
 
     Args:
-        is_slow: until `hurry`.
-        epochs: over the site's rows.
-        admit_after: sightings of an id until it has a row.
+        is_slow: whether steps are slow until `hurry` is called.
+        epochs: number of passes over the rows of the site.
+        admit_after: number of times that an id is seen before it gets a row.
         slow_seconds: pause of a slow step.
-        faults: fields of the section.
-        checkpoint: further fields of the section.
+        faults: fields of the section `faults`.
+        checkpoint: more fields of the section `checkpoint`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""`python -m tests.faults.live.many_changes [--count 100] [--seed 1]`: one real job that is changed again and again.
+"""`python -m tests.faults.live.many_changes [--count 100] [--seed 1]`: many changes of one real job.
 
-Servers and workers become more and fewer, servers move to new pods and get more or less memory, each change while the
-one before it is over and the job trains. At the end no row was trained twice or not at all, the processes that lived
-through all changes use as much memory, as many threads and as many open files as after the first ones, and nothing of
-the job is left on the node. Everything is drawn from the seed. Exit code 0: all of that held.
+Servers and workers are added and removed, servers move to new pods and get more or less memory; each change begins
+after the previous one, while the job trains. At the end, every row was trained exactly once, processes that existed
+during all changes use as much memory and as many threads and open files as after the first changes, and nothing of the
+job is left on the node. Everything is drawn from the seed. Exit code 0: all of this is true.
 """
 
 from __future__ import annotations

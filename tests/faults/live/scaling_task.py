@@ -1,6 +1,7 @@
-"""`python -m tests.faults.live.scaling_task JOB SERVERS TRY`: the process of a task that asks a job for other servers.
+"""`python -m tests.faults.live.scaling_task JOB SERVERS TRY`: the process of an Airflow task that requests another
+number of servers.
 
-It needs a connection `elastrec_default` and a home of Airflow in its environment. It prints the task's output.
+Its environment must define the connection `elastrec_default` and the home of Airflow. It prints the output of the task.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job of real processes goes from any number of servers and workers to any other and keeps all that it has learnt."""
+"""A job of real processes changes from any number of servers and workers to any other without losing parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of a task of Airflow that asks a job for other servers is killed while these change."""
+"""The process of an Airflow task that changes the servers of a job is killed during the change."""
 
 from __future__ import annotations
 

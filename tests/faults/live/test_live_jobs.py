@@ -1,7 +1,7 @@
-"""Jobs of real processes that change while they train: workers come and go, servers too; one is lost.
+"""Jobs of real processes whose workers and servers change during training, or are lost.
 
-Each job trains as long as a file lies there in slow steps, so that what a test waits for happens while it trains; then
-in quick ones, to the end. All are compared with one that nothing happened to.
+While a file exists, the steps of a job are slow, so that awaited events happen during training; then they are fast
+until the end. All jobs are compared with one without any change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a long row of changes of one job consists of, and when its processes count as grown."""
+"""The contents of a long series of changes, and the rule by which processes count as grown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of real processes on a cluster without memory volumes: servers are lost in pods that own the memory."""
+"""Jobs of real processes on a cluster without memory volumes: servers fail in pods that own the memory."""
 
 from __future__ import annotations
 
