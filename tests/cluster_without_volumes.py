@@ -1,4 +1,4 @@
-"""The node agent as a cluster that offers no memory volumes, as Kubernetes and YARN do not."""
+"""The node agent as a cluster without memory volumes, as Kubernetes and YARN are."""
 
 from __future__ import annotations
 

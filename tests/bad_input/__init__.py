@@ -1,1 +1,1 @@
-"""Wrong job files, data, models and calls: each is refused before anything starts, with a message that helps."""
+"""Wrong job files, data, models and calls; each is refused before anything starts, with a helpful message."""

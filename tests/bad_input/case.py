@@ -1,4 +1,4 @@
-"""One wrong input: how it is made, and what its message must say."""
+"""One wrong input: how it is made, and the required contents of its message."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Place:
     """A folder with a good click log and a good job file.
 
     Attributes:
-        content: the job file before it is written; cases change it.
-        environment: variables that the call sees besides its own home.
+        content: contents of the job file, which cases change before it is written.
+        environment: environment variables of the call, in addition to its home.
     """
 
     folder: Path
@@ -119,9 +119,9 @@ class Case:
 
     Attributes:
         group: heading in the docs.
-        title: what is wrong, for people.
-        prepare: spoils the place; returns the command line.
-        says: texts that the message must hold: the field, the value, what is allowed, how to fix it.
+        title: what is wrong, in words.
+        prepare: makes the input wrong; returns the command line.
+        says: texts that the message must contain: the field, the value, what is allowed, how to fix it.
     """
 
     group: str

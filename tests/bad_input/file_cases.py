@@ -1,4 +1,4 @@
-"""Job files that are no job files, and fields with values that no job can have."""
+"""Files that are not job files, and fields with impossible values."""
 
 from __future__ import annotations
 

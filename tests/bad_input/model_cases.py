@@ -1,4 +1,4 @@
-"""Models and transforms of the user that cannot be used, and jobs that no cluster of this size can hold."""
+"""Models and transforms of the user that cannot be used, and jobs that do not fit on the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/bad_input.md: every case and the message it gets. `python -m tests.bad_input.page` writes it anew."""
+"""docs/bad_input.md: all cases with their messages. `python -m tests.bad_input.page` generates it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def normalised(message: str, folder: Path, home: Path) -> str:
 
 
 def render(messages: Mapping[str, str]) -> str:
-    """The page.
+    """The text of the page.
 
     Args:
-        messages: by title and group, see `key`.
+        messages: messages by title and group; see `key`.
     """
     lines = [INTRODUCTION]
     group = ""

@@ -1,4 +1,4 @@
-"""What lies on the caller's machine, named for pods on other machines."""
+"""Paths on the caller's machine in jobs whose pods run on other machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wrong input is refused before anything starts, by a message that says what to do; the docs show them all."""
+"""Every wrong input is refused before anything starts, with a remedy in the message; the docs show all messages."""
 
 from __future__ import annotations
 

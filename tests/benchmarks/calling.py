@@ -1,4 +1,4 @@
-"""Benchmarks as the command line calls them."""
+"""Calls benchmarks with the arguments of the command line."""
 
 from __future__ import annotations
 

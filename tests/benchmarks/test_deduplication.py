@@ -1,4 +1,4 @@
-"""The plumbing of the deduplication benchmarks, on logs of a few hundred rows."""
+"""The code of the deduplication benchmarks, on logs of a few hundred rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sides of `equal_models`: steps of one size, the rows of a job's shards, and the figures."""
+"""The sides of `equal_models`: equal step sizes, the rows of the shards, and the figures."""
 
 from __future__ import annotations
 

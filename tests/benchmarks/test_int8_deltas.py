@@ -1,4 +1,4 @@
-"""What the benchmark of rounded deltas makes of its trainings; those are not run here."""
+"""Figures of the benchmark of int8 deltas, from given results; no model is trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sides of the benchmark differ in the number of servers alone."""
+"""The sides of the benchmark differ only in the number of servers."""
 
 from __future__ import annotations
 

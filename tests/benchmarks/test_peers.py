@@ -1,4 +1,4 @@
-"""What benchmarks whose peers live in environments of their own say without them, and how their ratios are made."""
+"""Benchmarks with peers in separate environments: the message if the environment is missing, and the ratios."""
 
 from __future__ import annotations
 

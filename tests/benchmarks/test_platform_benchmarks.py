@@ -1,4 +1,4 @@
-"""The plumbing of benchmarks that measure the platform: with hardly any work they still give every figure."""
+"""The code of the platform benchmarks: with minimal work, they still return every figure."""
 
 from __future__ import annotations
 

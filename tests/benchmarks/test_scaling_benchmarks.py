@@ -1,4 +1,4 @@
-"""The plumbing of the scaling benchmarks, on few and small problems."""
+"""The code of the scaling benchmarks, on a few small problems."""
 
 from __future__ import annotations
 

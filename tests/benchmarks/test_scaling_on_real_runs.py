@@ -1,4 +1,4 @@
-"""What the benchmarks of scaling on real runs make of measurements; the runs themselves are not made here."""
+"""Figures of the benchmarks of scaling on real runs, from given measurements; no job is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The speed that follows from the ledger, the jobs of each case, and what the groups' counters say."""
+"""The speed computed from the ledger, the jobs of each case, and the counters of control groups."""
 
 from __future__ import annotations
 

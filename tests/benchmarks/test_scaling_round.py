@@ -1,4 +1,4 @@
-"""The benchmark of a round can fail: a dozen jobs and a few silent masters, with the goals of a thousand."""
+"""The benchmark of a scaling round with a dozen jobs and a few silent masters can miss its goals."""
 
 from __future__ import annotations
 

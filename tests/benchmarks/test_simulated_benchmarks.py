@@ -1,4 +1,4 @@
-"""The plumbing of the simulated benchmarks, on few and small jobs."""
+"""The code of the simulated benchmarks, on a few small jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calibration can fail: runs of a known truth are predicted within the goals, unless the model knows less."""
+"""Runs with known parameters are predicted within the goals; a model with less information misses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the moments of a start become parts that sum to the whole."""
+"""The parts of the start-up time sum to the whole."""
 
 from __future__ import annotations
 

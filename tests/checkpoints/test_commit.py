@@ -1,4 +1,4 @@
-"""A folder becomes a record once, and only when its parts are complete and fit each other."""
+"""A folder is committed as a record at most once, and only if its parts are complete and consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which order a folder is changed, so that a power loss at any moment leaves a record whole or not there."""
+"""The order of changes to a folder: after a power loss at any time, a record is complete or does not exist."""
 
 from __future__ import annotations
 

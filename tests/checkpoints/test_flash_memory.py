@@ -1,4 +1,4 @@
-"""Parts in memory: torn, damaged, overwritten or half-copied ones are not there, and the last complete ones are."""
+"""Parts in memory: incomplete, damaged or overwritten ones are not found, and the last complete ones are."""
 
 from __future__ import annotations
 

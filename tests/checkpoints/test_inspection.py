@@ -1,4 +1,4 @@
-"""What a record shows to people."""
+"""The output of the inspection of a record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record's manifest, which several threads decode at once when the records of a store are listed."""
+"""The manifest of a record, which several threads decode at the same time when a store is listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as int8: a quarter of the bytes, each number within half a step of what it was."""
+"""Rows as int8: a quarter of the bytes, and each number within half a quantisation step of the original."""
 
 from __future__ import annotations
 

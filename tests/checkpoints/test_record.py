@@ -1,4 +1,4 @@
-"""Records: complete or not there, and read as they were written."""
+"""Records are complete or do not exist, and are read as they were written."""
 
 from __future__ import annotations
 

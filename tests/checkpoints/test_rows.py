@@ -1,4 +1,4 @@
-"""Rows that were written as a server's cells are read as columns by everybody else."""
+"""Rows that a server wrote as cells can be read as columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One master at a time: a number is taken by one of them, and everybody can see the highest."""
+"""Only one master is active: each term is taken by one master, and the highest one is visible to all."""
 
 from __future__ import annotations
 

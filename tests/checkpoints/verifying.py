@@ -1,4 +1,4 @@
-"""Reads all that a record stands for."""
+"""Verifies a record and its bases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from elastrec.checkpoints import Record
 
 
 def verify(record: Record) -> int:
-    """Reads every array and checks it, of the records that it builds on, too; returns how many sections there are.
+    """Reads and checks every array of a record and its bases; returns the number of sections.
 
     Raises:
         DamagedRecordError: something is damaged.

@@ -1,4 +1,4 @@
-"""What tests write: rows of a bucket and table, parts of servers, whole records."""
+"""Helpers that write rows of a bucket and table, parts of servers, and whole records."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The docs: pages that are written by programs are current, links lead somewhere, commands do what the pages say."""
+"""The docs: generated pages are current, links are valid, and commands do what the pages say."""

@@ -1,4 +1,4 @@
-"""docs/command_line.md: every command, from click. `python -m tests.docs.command_line_page` writes it anew."""
+"""docs/command_line.md: all commands, from click. `python -m tests.docs.command_line_page` generates it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/job_file.md: every field, from the pydantic models. `python -m tests.docs.job_file_page` writes it anew."""
+"""docs/job_file.md: all fields, from the pydantic models. `python -m tests.docs.job_file_page` generates it."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class _Writer:
     """Tables of fields.
 
     Attributes:
-        definitions: the schema's models by name.
-        anchors: of the sections, by model.
+        definitions: models of the schema, by name.
+        anchors: anchors of the sections, by model.
     """
 
     definitions: dict[str, Schema]

@@ -1,4 +1,4 @@
-"""The table of metrics in docs/mlflow.md, from `metric_names`. `python -m tests.docs.mlflow_page` writes it anew."""
+"""The table of metrics in docs/mlflow.md, from `metric_names`. `python -m tests.docs.mlflow_page` generates it."""
 
 from __future__ import annotations
 

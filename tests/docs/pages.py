@@ -1,7 +1,7 @@
-"""What a page asks a reader to do, and a shell that does it: files to write, commands to run, lines that must come.
+"""Extracts the instructions of a page and executes them: files to write, commands to run, and expected output.
 
 A comment before a fenced block says what the block is: `<!-- file: NAME -->`, `<!-- run -->`, or `<!-- shows -->` for
-lines that the commands before it print, in this order, where … stands for any text.
+output of the preceding commands: lines in this order, in which … matches any text.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Shell:
         return self
 
     def run(self, text: str) -> str:
-        """What a block prints.
+        """The output of a block.
 
         Raises:
             AssertionError: a command failed.
@@ -105,10 +105,10 @@ class Shell:
 
 
 def follow(page: Path, shell: Shell) -> None:
-    """Does what a page says.
+    """Executes the instructions of a page.
 
     Raises:
-        AssertionError: a command failed, or printed something else than the page shows; names the page's line.
+        AssertionError: a command failed, or its output differs from the page; contains the line number.
     """
     for step in steps_of(page):
         if step.kind == "file":

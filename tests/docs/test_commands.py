@@ -1,4 +1,4 @@
-"""The commands of the docs are run as they stand there, by a reader who has set nothing, and print what pages show."""
+"""The commands of the docs are run literally, in a fresh environment, and print what the pages show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of the page on features: it is a job file, and its steps do what the page says."""
+"""The example on the page about features is a valid job file, and its steps do what the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links of the docs lead somewhere, every page can be found, and no block names a command or an option that is none."""
+"""Links in the docs are valid, every page is linked, and all commands and options in code blocks exist."""
 
 from __future__ import annotations
 

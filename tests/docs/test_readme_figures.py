@@ -1,4 +1,4 @@
-"""Every figure in the README's table of comparisons is one that was measured, rounded as the README writes it."""
+"""Every figure in the README's table of comparisons is a stored result, rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on scaling: its settings and its policy are tried as they stand there."""
+"""The settings and the policy on the page about scaling work as shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of the page on text: its job file reads its lines as the page says."""
+"""The job file on the page about text logs reads the example lines as the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that programs write are those of today's code, and every field and option has its words."""
+"""Generated pages are up to date, and every field and option is described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A transformer over histories, from a generated log to a registered model: plain and deduplicated runs are one."""
+"""A transformer over histories, from a generated log to a registered model; plain and deduplicated runs give the same
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job with steps from its log to the exported model: plain, deduplicated, and continued on the next day."""
+"""A job with feature steps, from its log to the exported model: plain, deduplicated, and continued on the next day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that was measured while other processes used the cores of its worker: it is planned as one that was not.
+"""A job that was measured while other processes used the cores of its worker gets the same plan as an undisturbed one.
 
 Both train at the same time, so that the tests beside them disturb both.
 """

@@ -1,4 +1,4 @@
-"""`elastrec run` that is ended from outside, or shares its job: what becomes of the job."""
+"""The fate of the job if `elastrec run` is killed, or shares its job with another call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two teams on one small cluster, real pods: what was borrowed comes back in one round, and costs hardly a batch."""
+"""Two teams on one small cluster with real pods: borrowed cores are returned in one round, at the cost of about a
+batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Airflow reads its home when it is first imported: here it is a folder of this test session alone."""
+"""Sets the home of Airflow to a folder of this test session before Airflow is first imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a job's life for tests of the operators, and a context as Airflow gives it."""
+"""Values that the steps of a job return, and an Airflow context, for tests of the operators."""
 
 from __future__ import annotations
 

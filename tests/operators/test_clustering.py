@@ -1,4 +1,4 @@
-"""The operators on a click log itself, on real files and a real MLflow database."""
+"""The operators for click logs, on real files and a real MLflow database."""
 
 from __future__ import annotations
 

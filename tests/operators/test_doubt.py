@@ -1,4 +1,4 @@
-"""Patience with a job that cannot be observed: limits per kind, one limit for all, and lines now and then."""
+"""Tolerance for a job that cannot be observed: limits per kind of error, a total limit, and occasional log lines."""
 
 from __future__ import annotations
 

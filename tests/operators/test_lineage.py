@@ -1,4 +1,4 @@
-"""What the tasks read and wrote, as the OpenLineage provider asks for it and as its events say it."""
+"""Inputs and outputs of the tasks, as requested by the OpenLineage provider and as contained in its events."""
 
 from __future__ import annotations
 

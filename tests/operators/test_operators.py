@@ -1,4 +1,4 @@
-"""Each operator by itself: what it asks of the platform, what it hands on, and how it fails."""
+"""Each operator alone: its calls of the platform, its output, and its failures."""
 
 from __future__ import annotations
 

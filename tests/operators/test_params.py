@@ -1,4 +1,4 @@
-"""The form: what it offers, what it refuses, and which job and days it means."""
+"""The trigger form: its options, its checks, and the resulting job and days."""
 
 from __future__ import annotations
 

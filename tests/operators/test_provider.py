@@ -1,4 +1,4 @@
-"""What Airflow knows of this provider: the connection, its form, and the DAG files."""
+"""The provider as Airflow sees it: the connection, its form, and the DAG files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of auto_scaling, one after the other, on jobs that are made up and not run."""
+"""The operators of auto_scaling, one after the other, on fake jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object makes the tasks of a job: a chain, once or several times in a DAG."""
+"""One object creates the tasks of a job, as a chain, once or several times in a DAG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triggers fire once, not too early, with all that the task needs; a kill stops the job only when it should."""
+"""Triggers fire once, not too early, with all data for the task; a kill of the task stops the job only if it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task hands on: readable in Airflow's page of XComs, and the same when the next task takes it."""
+"""Outputs of tasks are readable on Airflow's XCom page, and unchanged when the next task reads them."""
 
 from __future__ import annotations
 

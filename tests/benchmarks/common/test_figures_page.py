@@ -1,4 +1,4 @@
-"""The page of figures is written from the kept results; it shows what was missed as plainly as what was met."""
+"""The page of figures is generated from stored results and shows missed goals as clearly as met ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a real run: pods over time, steps by the pods that were up, how long servers took to change."""
+"""Records of real runs: pods over time, step times by running pods, and the duration of changes of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results are kept with the commit and the day that they were measured at, and nothing but results is."""
+"""Results are stored with commit and date of the measurement; other documents are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hot server of the benchmark is one: half of all look-ups meet few buckets, all of them its own."""
+"""In the benchmark, half of all look-ups go to a few buckets, all on one server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of six jobs makes of them; the jobs themselves are not run here."""
+"""Figures of the benchmark of six jobs, from given results; no job is run."""
 
 from __future__ import annotations
 

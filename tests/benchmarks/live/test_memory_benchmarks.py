@@ -1,4 +1,4 @@
-"""What the benchmarks of growing tables make of jobs; the jobs themselves are not run here."""
+"""Figures of the benchmarks of growing tables, from given results; no job is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is helped, left alone, or restarted when the helped one's platform decided."""
+"""Jobs with the platform's reaction, without it, and with a restart at the time of its decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark of a slow worker makes of jobs; the jobs themselves are not run here."""
+"""Figures of the benchmark of a slow worker, from given results; no job is run."""
 
 from __future__ import annotations
 

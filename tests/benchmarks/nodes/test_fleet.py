@@ -1,4 +1,4 @@
-"""Watches of several agents are one watch: its token goes on in all of them, or it begins again with a snapshot."""
+"""The watches of several agents act as one: its token continues all of them, or it restarts with a snapshot."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Watch = Callable[[str, float], messages.PodEvents]
 
 
 class ScriptedAgent:
-    """Answers watches alone, as its script says.
+    """Answers only watches, with the given answers.
 
     Attributes:
-        asked: the resume tokens that it was sent.
+        asked: the received resume tokens.
     """
 
     def __init__(self, watch: Watch) -> None:

@@ -1,4 +1,4 @@
-"""A pod goes to a node that takes it, is large enough, suits it, and has the fewest of its kind."""
+"""A pod is placed on a node that accepts it, has room, satisfies its placement, and has the fewest similar pods."""
 
 from __future__ import annotations
 

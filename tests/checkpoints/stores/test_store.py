@@ -1,4 +1,4 @@
-"""What every store promises, on a folder, an S3 server, and the servers of `tools.stores` that are here."""
+"""The contract of stores, on a folder, an S3 server, and the available servers of `tools.stores`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does in the pages of Airflow and MLflow, done in Chromium."""
+"""User actions on the pages of Airflow and MLflow, in Chromium."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One private stack for all tests of the DAGs: real scheduler, triggerer, api-servers, MLflow and node agent."""
+"""One private stack for all tests of the DAGs, with real scheduler, triggerer, api-servers, MLflow and node agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG `auto_scaling` in a whole private stack: a job that is too small grows while it trains, and gets faster."""
+"""The DAG `auto_scaling` in a complete private stack: a job that is too small grows during training and gets faster."""
 
 from __future__ import annotations
 
@@ -116,9 +116,10 @@ def migrations(airflow: AirflowClient, run_id: str, job_id: str) -> list[dict[st
 
 
 def rounds_up_to_a_plan(airflow: AirflowClient, job_id: str) -> list[str]:
-    """Rounds, the first two triggered at once, of which one has a plan for the job.
+    """Runs rounds until one has a plan for the job; the first two are triggered at the same time.
 
-    A round leaves a job alone while a pod of it is being replaced or its master is slow to answer; the next decides.
+    A round ignores a job while one of its pods is being replaced, or if its master answers too late; then the next
+    round decides.
     """
     rounds = [airflow.trigger(DAG, {}), airflow.trigger(DAG, {})]
     while True:
@@ -139,10 +140,10 @@ def test_with_no_job_a_round_ends_at_its_first_task(airflow: AirflowClient) -> N
 def test_a_job_of_one_worker_grows_within_three_rounds_and_is_faster_and_no_row_is_trained_twice(
     stack: ServiceStack, airflow: AirflowClient, platform: jobs.Platform, click_log: GenerateReport
 ) -> None:
-    """The job has the model, the pods and the limits of the demo's.
+    """The job has the model, the pods and the limits of the demo.
 
-    The CPU limit of its one worker, a fifth of a core, is what makes it slow: four such workers and two servers are
-    within what a machine of two cores has beside the stack.
+    It is slow because of the CPU limit of its only worker, a fifth of a core. Four such workers and two servers fit on
+    a machine of two cores, beside the stack.
     """
     demo = demo_spec()
     training = demo["training"] | {"batches_per_shard": 10, "epochs": 1000}

@@ -1,4 +1,4 @@
-"""`daily_retraining` in a whole private stack: real scheduler, triggerer, MLflow, node agent and pods."""
+"""`daily_retraining` in a complete private stack: real scheduler, triggerer, MLflow, node agent and pods."""
 
 from __future__ import annotations
 

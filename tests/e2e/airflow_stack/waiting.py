@@ -1,4 +1,4 @@
-"""Waits for what Airflow does in its own time. A wait that fails shows what it saw last."""
+"""Waits for asynchronous actions of Airflow. A wait that fails shows its last observation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LONGEST_SHOWN = 4000
 def wait(
     observe: Callable[[], Seen], what: str, until: Callable[[Seen], Any] = bool, *, seconds: float = 300.0
 ) -> Seen:
-    """The first observation for which `until` holds; an API that does not answer is an observation like others.
+    """Returns the first observation for which `until` is true; also errors of the API are observations.
 
-    The limit is for a machine that is busy with other work: a wait ends as soon as its condition holds.
+    The limit is long, for a busy machine; a wait ends as soon as its condition is true.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,4 +1,4 @@
-"""The pages show what cluster, masters and MLflow say, each of which may be away; only users may see them."""
+"""The pages show data of the cluster, masters and MLflow, each of which may be unreachable; only users may see them."""
 
 from __future__ import annotations
 

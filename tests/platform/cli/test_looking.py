@@ -1,4 +1,4 @@
-"""Commands that only look start no node agent, and say that none runs."""
+"""Read-only commands start no node agent, and report that none is running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of a running job."""
+"""The progress line of a running job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claim to a job: one process has it, and only while it lives."""
+"""The claim to a job is held by one process, until it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run` outlives a node agent that is started again; what the cluster says with a clear voice still ends it."""
+"""`run` survives the restart of a node agent; definite errors of the cluster still end it."""
 
 from __future__ import annotations
 

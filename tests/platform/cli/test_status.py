@@ -1,4 +1,4 @@
-"""What `status` shows: on a narrow terminal, through a pipe, and while jobs come and go."""
+"""The output of `status` on a narrow terminal, in a pipe, and while jobs start and end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What every fake cluster shares: its pods, its log of events with opaque tokens, and how it misbehaves by chance.
+"""The common part of the fake clusters: pods, a log of events with opaque tokens, and random failures.
 
-No processes, threads or clock: what a fleet is asked for comes later, when `settle` is called. How a cluster of one
-kind creates, deletes and resizes is its own (`fake_kubernetes.py`, `fake_local.py`, `fake_yarn.py`). Each is held to
-the real cluster, by `tests/spikes/test_fleets.py` and `tests/spikes/yarn/test_fleet.py`.
+There are no processes, threads or clocks: requests are executed when `settle` is called. Creation, deletion and
+resizing differ between the kinds of clusters (`fake_kubernetes.py`, `fake_local.py`, `fake_yarn.py`).
+`tests/spikes/test_fleets.py` and `tests/spikes/yarn/test_fleet.py` run the same tests on the fakes and the real
+clusters.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ _LATE_EVENTS = 30
 
 
 class FakeFleet:
-    """Implements `Fleet` for one job, but for `create`, `delete` and `resize`.
+    """Implements `Fleet` for one job, except `create`, `delete` and `resize`.
 
     Attributes:
-        mischief: None: nothing fails by chance, and what is asked for is done at once.
-        delays: what is asked for is done by `settle` alone, without mischief too.
-        pods: by uid.
-        logs_of: by pod name.
-        can_defer: whether a resize that has no room waits for it; otherwise it is refused.
-        defers_resizes: the nodes are full for now.
-        on_gone: called with name and uid when a pod's process has to end.
+        mischief: source of random failures; None: nothing fails randomly, and requests are executed at once.
+        delays: whether requests are only executed by `settle` even without `mischief`.
+        pods: pods by uid.
+        logs_of: logs by pod name.
+        can_defer: whether a resize without room waits; otherwise it is refused.
+        defers_resizes: whether the nodes are full at present.
+        on_gone: called with name and uid when the process of a pod must end.
     """
 
     can_defer = True
@@ -131,11 +132,11 @@ class FakeFleet:
     # What the kinds of cluster are made of
 
     def _make(self, spec: PodSpec, *, taken: str, ending: str) -> PodStatus:
-        """The pod of that name, a new one where there is none.
+        """Returns the pod of that name; creates it if it does not exist.
 
         Args:
-            taken: says that another job, or another role, has the name.
-            ending: says that the pod of that name is to end, which is refused for the moment.
+            taken: error text if another job or another role has the name.
+            ending: error text if the pod of that name is being deleted, a temporary refusal.
         """
         found = self.named(spec.name)
         if found is None:

@@ -1,4 +1,4 @@
-"""A cluster with the manners of Kubernetes: asynchronous, with quotas, conflicts, deferred resizes and evictions."""
+"""A fake cluster that behaves like Kubernetes: asynchronous, with quotas, conflicts, deferred resizes and evictions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FakeKubernetes(FakeFleet):
     """Implements `Fleet` for one job.
 
     Attributes:
-        quota: most pods at a time; None: any number.
-        node: that all pods share; None: there is always room.
-        refuses_resizes: the nodes find every other size impossible.
+        quota: maximum number of pods; None: unlimited.
+        node: capacity for all pods; None: unlimited.
+        refuses_resizes: whether nodes refuse every resize as infeasible.
     """
 
     def __init__(self, mischief: random.Random | None = None) -> None:

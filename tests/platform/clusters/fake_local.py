@@ -1,4 +1,4 @@
-"""A cluster with the manners of the local agent: one node that answers for everything at once, or refuses it."""
+"""A fake cluster that behaves like the local agent: one node that accepts or refuses every request at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FakeLocal(FakeFleet):
     """Implements `Fleet` for one job.
 
     Attributes:
-        node: that all pods share; None: there is always room.
+        node: capacity for all pods; None: unlimited.
     """
 
     can_defer = False

@@ -1,8 +1,8 @@
-"""A cluster with the manners of YARN, as the fleet of an ApplicationMaster knows it.
+"""A fake cluster that behaves like YARN, as seen by the fleet of an ApplicationMaster.
 
-Requests are never refused for the moment: they wait. Containers are granted one by one, in steps of memory and whole
-cores. What happened to them is heard by polling, later, and in another order; a change of size is heard of when there
-is room, or never. Requests are gone when another attempt of the ApplicationMaster begins.
+Requests are never refused temporarily; they wait. Containers are granted one by one, in steps of memory and whole
+cores. Events arrive by polling, delayed and in another order; the answer to a resize arrives when there is room, or
+never. A new attempt of the ApplicationMaster begins without the requests of the previous one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class FakeYarn(FakeFleet):
     """Implements `Fleet` for one job.
 
     Attributes:
-        step_bytes: memory is granted in multiples of it.
-        largest: no container is larger.
-        node: of which all containers have to share one; None: there is always room.
+        step_bytes: granted memory is a multiple of it.
+        largest: maximum size of a container.
+        node: capacity for all containers; None: unlimited.
     """
 
     def __init__(self, mischief: random.Random | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The fake clusters under which the master's tests run, by name, and the one that runs now."""
+"""The fake clusters for the tests of the master, by name, and the current one."""
 
 from __future__ import annotations
 

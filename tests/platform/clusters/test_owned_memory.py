@@ -1,4 +1,4 @@
-"""Memory volumes on clusters without them: larger pods, whose servers are seen in their own size."""
+"""Memory on clusters without memory volumes: pods are larger, but their servers are reported with their own size."""
 
 from __future__ import annotations
 

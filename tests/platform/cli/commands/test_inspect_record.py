@@ -1,4 +1,4 @@
-"""`inspect` on a small record of its own."""
+"""`inspect` on a small record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`order` on masters that are no more than a socket: what it asks of them, and what it says."""
+"""`order` with fake masters on sockets: its requests and its output."""
 
 from __future__ import annotations
 

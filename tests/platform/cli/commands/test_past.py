@@ -1,4 +1,4 @@
-"""What the command line shows of a job that is gone."""
+"""Commands for jobs that have ended."""
 
 from __future__ import annotations
 

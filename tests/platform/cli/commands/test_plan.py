@@ -1,4 +1,4 @@
-"""`plan` says what a round would do, and how far each job's model is to be trusted, without being asked for more."""
+"""`plan` shows what a round would do and how reliable the model of each job is, without further options."""
 
 from __future__ import annotations
 

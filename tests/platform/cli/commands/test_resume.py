@@ -1,4 +1,4 @@
-"""`elastrec resume` before anything starts: what it says and refuses. That it goes on: tests/faults/test_resume.py."""
+"""Output and refusals of `elastrec resume` before anything starts; tests/faults/test_resume.py tests the rest."""
 
 from __future__ import annotations
 

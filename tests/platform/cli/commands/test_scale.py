@@ -1,4 +1,4 @@
-"""`scale` refuses what makes no sense before it looks for the job, and says that a job is not there."""
+"""`scale` refuses invalid options before it looks for the job, and reports a missing job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node agent with real pods; every wait is a watch, and nothing survives a test."""
+"""A node agent with real pods; waits use watches, and everything is removed after a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk under a node agent is full for a while: what ends meanwhile is reported afterwards, as it was."""
+"""The disk of a node agent is full for a while; pods that end in this time are reported correctly afterwards."""
 
 from __future__ import annotations
 

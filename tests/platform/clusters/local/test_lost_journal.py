@@ -1,4 +1,4 @@
-"""An agent that died and left a damaged journal, or none: its pods end, and nothing of them stays."""
+"""After an agent has died with a damaged or missing journal, its pods end and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory volumes: they outlive their pods, are charged to none, count against the node and go with their job."""
+"""Memory volumes outlive their pods, count against the node but no pod, and are removed with their job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the local cluster sees of a pod's life."""
+"""The life of a pod, as seen by a user of the local cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that were killed and do not end yet, as on a starved machine: their pod is neither forgotten nor leaked."""
+"""Killed processes that end late, as on an overloaded machine: their pod is neither forgotten nor leaked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod may ask for: the local cluster does it, or refuses it by name."""
+"""Every field of a pod is either honoured by the local cluster or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which waiting pods start: properties of every crowd of pods, groups and priorities."""
+"""The choice of waiting pods to start: properties for random pods, groups and priorities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure life of pods: no sequence of events grants more than there is or wakes what has ended."""
+"""The state machine of pods: no sequence of events grants more than the capacity or restarts an ended pod."""
 
 from __future__ import annotations
 

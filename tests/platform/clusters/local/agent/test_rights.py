@@ -1,4 +1,4 @@
-"""A job's master has a token of its own: it opens the pods of that job, also when the cluster's token has changed."""
+"""The token of a job's master gives access to the pods of that job, even after the cluster's token has changed."""
 
 from __future__ import annotations
 

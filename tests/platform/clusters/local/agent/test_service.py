@@ -1,4 +1,4 @@
-"""The agent's own life: it may die at any moment, and its pods do not notice."""
+"""The agent may be killed at any time without an effect on its pods."""
 
 from __future__ import annotations
 

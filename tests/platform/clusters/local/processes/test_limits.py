@@ -1,4 +1,4 @@
-"""Limits: real where the kernel allows it, honest where not."""
+"""Limits are enforced if the kernel allows it; otherwise the agent reports that they are not."""
 
 from __future__ import annotations
 

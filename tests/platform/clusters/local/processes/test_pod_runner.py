@@ -1,4 +1,4 @@
-"""The runner alone, without an agent: what it starts can be found again by another runner."""
+"""The runner without an agent: another runner finds the processes that it started."""
 
 from __future__ import annotations
 
