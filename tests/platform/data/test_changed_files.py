@@ -1,4 +1,4 @@
-"""A file that is not the one that was planned is refused, even if it has as many rows."""
+"""A file that has changed since the manifest was made is refused, even if it has the same number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion: the same batches from the result as from the source, whole or not at all."""
+"""Conversion: the result gives the same batches as the source, and is written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several labels and a weight on their way from the file to the minibatch, in both ways of reading."""
+"""Several labels and a weight, from the file to the minibatch, with both readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Days and hours of a log's own time zone: every row belongs to exactly one, also where clocks change."""
+"""Days and hours in the time zone of a log: each row belongs to exactly one, also when clocks change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: what is listed, what is refused before anything starts."""
+"""Manifests: their contents, and refusals before anything starts."""
 
 from __future__ import annotations
 

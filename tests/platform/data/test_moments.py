@@ -1,4 +1,4 @@
-"""Timestamps however a log writes them."""
+"""Timestamps in all notations of logs."""
 
 from __future__ import annotations
 

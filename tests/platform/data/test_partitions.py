@@ -1,4 +1,4 @@
-"""Folders of partitions: how they are called, what their keys hold, and odd ones by their path."""
+"""Folders of partitions: names, keys, and errors with the path."""
 
 from __future__ import annotations
 

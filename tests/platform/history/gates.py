@@ -1,4 +1,4 @@
-"""A gate's decision, as the evaluator's result leads to one."""
+"""Decisions of the gate, made from results of the evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mlflow is loaded beside other work, and what is wrong with it is reported where it is used."""
+"""mlflow is imported in the background, and import errors are reported where it is used."""
 
 from __future__ import annotations
 

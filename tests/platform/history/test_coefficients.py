@@ -1,4 +1,4 @@
-"""A fitted model in a run, and back."""
+"""A fitted model is written to a run and read back."""
 
 from __future__ import annotations
 

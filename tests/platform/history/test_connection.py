@@ -1,4 +1,4 @@
-"""The way to an experiment of an MLflow without a server, or with one that hangs or wants a password."""
+"""Connections to an experiment of MLflow without a server, with a hanging one, and with one that needs a password."""
 
 from __future__ import annotations
 

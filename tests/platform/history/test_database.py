@@ -1,4 +1,4 @@
-"""MLflow's database file: first commands that are killed, that come together, and files that others have made."""
+"""MLflow's database file: killed or concurrent first commands, and files of other origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes up behind the links to MLflow, in a browser."""
+"""The targets of links to MLflow, in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's run in MLflow is called."""
+"""The name of a job's run in MLflow."""
 
 from __future__ import annotations
 

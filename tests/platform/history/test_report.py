@@ -1,4 +1,4 @@
-"""A job's report is one page that needs nothing else and says what the run holds."""
+"""The report of a job is one self-contained page with the contents of its run."""
 
 from __future__ import annotations
 

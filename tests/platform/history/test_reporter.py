@@ -1,4 +1,4 @@
-"""The Reporter against servers that are well, slow, away or stubborn."""
+"""The Reporter with healthy, slow, unreachable and refusing servers."""
 
 from __future__ import annotations
 

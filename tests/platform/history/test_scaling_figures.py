@@ -1,4 +1,4 @@
-"""Pictures of scaling: what is drawn, what is left out, which predictions count as kept."""
+"""Pictures of scaling: contents, omissions, and comparisons of predictions with measurements."""
 
 from __future__ import annotations
 

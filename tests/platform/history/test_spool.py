@@ -1,4 +1,4 @@
-"""What waits for MLflow outlives the process that measured it, once and in order."""
+"""Metrics that wait for MLflow survive the process that measured them, and are delivered once and in order."""
 
 from __future__ import annotations
 

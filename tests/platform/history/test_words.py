@@ -1,4 +1,4 @@
-"""Numbers and charts are shown as people read them."""
+"""Formatting of numbers and charts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that jobs start from."""
+"""Records from which jobs start."""
 
 from __future__ import annotations
 

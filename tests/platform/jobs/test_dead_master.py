@@ -1,4 +1,4 @@
-"""A master that cannot start again: a real one on a real node agent, its journal damaged while it does not run."""
+"""A real master cannot restart, because its journal was damaged while it was not running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's own secret: made once, found by every caller, good for no other job."""
+"""The secret of a job: created once, found by every caller, and valid only for this job."""
 
 from __future__ import annotations
 

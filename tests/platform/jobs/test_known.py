@@ -1,4 +1,4 @@
-"""What a command says about a job that it cannot do anything with."""
+"""Messages of commands about jobs for which they cannot do anything."""
 
 from __future__ import annotations
 

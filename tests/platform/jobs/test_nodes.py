@@ -1,4 +1,4 @@
-"""A cluster of several nodes: a pod must fit one of them, whatever they have together."""
+"""On a cluster of several nodes, a pod must fit on one of them, regardless of the total capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which records a job is given to start from."""
+"""The choice of records from which a job starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where things are: what the environment says, and what is wrong with it."""
+"""Locations given by environment variables, and errors in them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Which fake clusters a test of the master runs under.
+"""The fake clusters for the tests of the master.
 
-A module whose promise is about pods says `usefixtures("fleet")` and runs under each kind of cluster. A module whose
-promise is about something else says `usefixtures("some_fleet")`: each of its tests runs under one kind, always the
-same one, and under each in the nightly lane.
+The tests of a module with `usefixtures("fleet")`, which is about pods, run with each kind of cluster. Each test of a
+module with `usefixtures("some_fleet")` runs with one kind, always the same one, and in the nightly lane with each kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A hostile world: pods and stores fail, orders come at the wrong moment, time jumps."""
+"""Random disturbances: pods and stores fail, requests arrive at the wrong moment, time jumps."""
 
 from __future__ import annotations
 

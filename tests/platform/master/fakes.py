@@ -1,4 +1,4 @@
-"""A cluster that only remembers, and pods played by a script: the master's other side in these tests."""
+"""A cluster that only records requests, and scripted pods, as counterparts of the master."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class FakeCluster:
     """A `Fleet`, whose pods run as soon as they are created; `on_create` may start their scripts.
 
     Attributes:
-        before: called with the name of an operation and of a pod; it may wait, or raise ClusterError.
-        plane: what the cluster knows.
+        before: called before each operation with its name and that of the pod; may wait, or raise ClusterError.
+        plane: the state of the cluster.
     """
 
     def __init__(self, plane: FakeFleet | None = None) -> None:
@@ -199,11 +199,12 @@ class Killed(Exception):
 
 
 class ScriptedPod:
-    """Plays one worker or server against a master's socket, in a thread of its own.
+    """Imitates one worker or server at the socket of a master, in a separate thread.
 
     Args:
-        trained: gets (generation, number of the split, first row, last row) of every stretch of acknowledged rows.
-        step_seconds: that the rows of one acknowledgement take.
+        trained: called with (generation, number of the split, first row, last row) for every range of acknowledged
+            rows.
+        step_seconds: time for the rows of one acknowledgement.
     """
 
     def __init__(

@@ -1,20 +1,20 @@
-"""Job after job in a hostile world, a million events long: the pure machines against their journal.
+"""A million random events in consecutive jobs with disturbances: the state machines against their journal.
 
     python -m tests.platform.master.long_run --seed 1 --events 1000000
 
-Every event goes through the state machine and into a real journal; the hash of the state after it is kept. When a job
-is over, its journal is read back from disk and replayed, through bytes at every step:
+Every event goes through the state machine and into a real journal; the hash of the following state is stored. When a
+job is over, its journal is read from disk and replayed, with an encoding and decoding in every step:
 
     b(0) = the new state's bytes        b(k) = encode(handle(decode(b(k-1)), event k))
 
-and hash(b(k)) has to be the hash that was kept, for every k. So the first k events give the state that the living
-master had, for every k; and as decode(b(j)) is what a snapshot after event j holds, a replay from a snapshot at any j
-gives it too, for every j < k. What this cannot see, snapshots and deletions in the file itself, a second journal
-shows: it makes snapshots all the time, is loaded by a reader at random moments (a random prefix each time), and
-whenever the world restarts the master, the job goes on with the state that `Journal.load` returns.
+and hash(b(k)) must equal the stored hash for every k. So for every k, the first k events give the state that the master
+had. decode(b(j)) is the content of a snapshot after event j, so a replay from a snapshot gives the same state, for
+every j < k. A second journal tests snapshots and deletions in the file itself: it makes many snapshots, a reader loads
+it at random moments (a random prefix each time), and whenever the master is restarted, the job continues with the state
+that `Journal.load` returns.
 
-After every event the invariants of `check` hold, no record lacks the positions of rows that its parameters have seen
-(see `World`), and a job that ended well has every row exactly once in its ledger.
+After every event, the invariants of `check` are true, and the positions of every record include all rows that its
+parameters contain (see `World`). The ledger of a successful job contains every row exactly once.
 """
 
 from __future__ import annotations
@@ -120,10 +120,11 @@ def _check_queue(queue: ShardQueue) -> None:
 
 
 class JournalledWorld(World):
-    """A world whose master writes two journals, one of all events and one with snapshots, and lives from the latter.
+    """A world whose master writes two journals, one with all events and one with snapshots, and is restored from the
+    latter.
 
     Args:
-        folder: empty; for the journals.
+        folder: empty folder for the journals.
     """
 
     def __init__(self, job_plan: JobPlan, folder: Path, chance: random.Random, figures: Figures) -> None:
@@ -362,10 +363,10 @@ def live_through_one_job(folder: Path, seed: str, figures: Figures) -> int:
 
 
 def long_run(seed: int, least_events: int) -> Figures:
-    """Jobs until there were that many events.
+    """Runs jobs until the number of events is reached.
 
     Raises:
-        AssertionError: an invariant or a replay failed; its note names the job, which `--job` plays alone.
+        AssertionError: an invariant or a replay failed; the note names the job, which `--job` runs alone.
     """
     figures = Figures()
     digest = xxhash.xxh3_64()

@@ -1,4 +1,4 @@
-"""Several masters of one job, one after the other or at once, over one store."""
+"""Several masters of one job with one store, consecutive or concurrent."""
 
 from __future__ import annotations
 

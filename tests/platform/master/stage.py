@@ -1,4 +1,4 @@
-"""A real master on a real socket, its pods played by threads."""
+"""A real master on a real socket, with pods imitated by threads."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ PATIENCE_SECONDS = 120.0
 
 
 class Stage:
-    """A master on a real socket, pods played by threads.
+    """A master on a real socket, with pods imitated by threads.
 
     Args:
-        folder: for the checkpoint store and, without `journal_folder`, the journal.
-        step_seconds: that ten rows take a worker. A job that has to last takes longer steps, not more of them: each
+        folder: folder of the checkpoint store and, without `journal_folder`, of the journal.
+        step_seconds: time of a worker for ten rows. Long jobs should have longer steps, not more of them, because each
             step is a request.
 
     Attributes:
-        history: of the next master that is started; is_far: its pods talk to it over TCP alone, as from other machines.
+        history: history of the next master that is started; is_far: pods use only TCP, as from other machines.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a job goes back to when the record that it wants to restore is damaged, and when the store is away."""
+"""Rollbacks when the record to restore is damaged, or the store is unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk under the master's journal is full for a while: nothing is granted meanwhile, and nothing is lost."""
+"""The disk of the master's journal is full for a while: nothing is granted in this time, and nothing is lost."""
 
 from __future__ import annotations
 

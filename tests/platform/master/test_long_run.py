@@ -1,4 +1,4 @@
-"""A share of the long random run (`python -m tests.platform.master.long_run` plays the million)."""
+"""A part of the long random run (`python -m tests.platform.master.long_run` runs a million events)."""
 
 from __future__ import annotations
 

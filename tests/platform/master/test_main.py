@@ -1,4 +1,4 @@
-"""The master's real process on a real local cluster that is too small for its pods: they stay pending."""
+"""The real process of the master on a local cluster that is too small for its pods, which stay pending."""
 
 from __future__ import annotations
 

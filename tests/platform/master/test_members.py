@@ -1,4 +1,4 @@
-"""The life of a member as a table of stages; two members may share a place."""
+"""The stages of a member; two members may share a place."""
 
 from __future__ import annotations
 

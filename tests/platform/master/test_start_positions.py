@@ -1,4 +1,6 @@
-"""A job that starts from a periodic record of another job: at its positions on the same files, else by its weights."""
+"""A job that starts from a periodic record of another job: at its positions if the files are equal, else only with its
+weights.
+"""
 
 from __future__ import annotations
 

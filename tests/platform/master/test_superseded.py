@@ -1,4 +1,4 @@
-"""Two live processes under one pod's name: the one that registered last stays, the other one ends."""
+"""Two live processes with the same pod name: the one that registered last continues, the other one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One master at a time: what a superseded one must not do, and what its successor finds and goes on with."""
+"""Only one master is active: limits of a superseded master, and the state that its successor continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version of directives follows from what they say; nothing counts it by hand."""
+"""The version of a directive is derived from its contents."""
 
 from __future__ import annotations
 

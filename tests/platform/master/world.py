@@ -1,4 +1,6 @@
-"""Everything around a master's state machine, played without threads: pods that obey; `disturbing` has the others."""
+"""A simulation of everything around a master's state machine, without threads. Pods follow orders; `disturbing` adds
+failures.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +56,18 @@ def plan(**changes: Any) -> JobPlan:
 
 
 class World:
-    """Everything around a master, without threads: pods that do what they are ordered, one act at a time.
+    """Everything around a master, without threads: pods that follow orders, one action at a time.
 
-    A worker pushes rows before it reports them, and may still act on the directive that it had before the last one. The
-    parameters of a record are those of the time at which its servers write; what workers have pushed until then has to
-    be what its positions count (`_push`, `_check_record`).
+    A worker pushes rows before it reports them, and may still follow an outdated directive. A record has the parameters
+    at the time of the servers' write; its positions must count exactly the rows pushed until then (`_push`,
+    `_check_record`).
 
     Attributes:
         damaged: URIs of records that no server can restore.
-        hung: servers whose store does not answer: they freeze their cut, write no part and restore nothing.
-        stuck: servers that do not even freeze.
-        stalled: servers that copy nothing of what they are to take over.
-        effects: all of them; `discarded`: URIs of folders that were to be deleted.
+        hung: servers whose store does not answer: they freeze, but write no part and restore nothing.
+        stuck: servers that do not freeze either.
+        stalled: servers that copy none of the buckets that they must take over.
+        effects: all effects; `discarded`: URIs of folders that the master has ordered to delete.
     """
 
     def __init__(self, job_plan: JobPlan, mischief: random.Random | None = None) -> None:
@@ -193,11 +195,12 @@ class World:
         )
 
     def act(self, name: str, *, late: bool = False, loses_answer: bool = False) -> None:
-        """One heartbeat or lease of a pod that obeys.
+        """One heartbeat or lease of a pod that follows orders.
 
         Args:
-            late: a worker goes on under the directive that it knows and pushes; its heartbeat is still to come.
-            loses_answer: to its request for shards, if it makes one; it asks again, whatever it is to do meanwhile.
+            late: a worker trains and pushes with its present directive, before its next heartbeat.
+            loses_answer: whether the answer to its request for shards is lost; it repeats the request, even after a new
+                directive.
         """
         pod = self.up[name]
         directive = self.state.directive(name, pod["incarnation"])

@@ -1,4 +1,4 @@
-"""Clustering by session: the same rows, side by side, whole or not at all."""
+"""Clustering by session: the same rows, with sessions together, written completely or not at all."""
 
 from __future__ import annotations
 

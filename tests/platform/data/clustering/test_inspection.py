@@ -1,4 +1,4 @@
-"""What a sample of a log shows before anybody changes it."""
+"""The inspection of a sample of a log, which changes nothing."""
 
 from __future__ import annotations
 

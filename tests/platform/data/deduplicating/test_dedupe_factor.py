@@ -1,4 +1,4 @@
-"""DedupeFactor: the model's formula, what is measured, and which features are proposed."""
+"""DedupeFactor: the model's formula, measurements, and proposed features."""
 
 from __future__ import annotations
 

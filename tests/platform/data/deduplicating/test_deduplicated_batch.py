@@ -1,4 +1,4 @@
-"""Batches whose groups travel without repeats, and come out as they went in."""
+"""Batches whose groups are sent without repeats, and are unchanged after the transfer."""
 
 from __future__ import annotations
 

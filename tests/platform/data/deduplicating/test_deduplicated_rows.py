@@ -1,4 +1,4 @@
-"""Rows of which each distinct one is encoded once are those that a plain reader gives."""
+"""Encoding each distinct row once gives the same rows as a plain reader."""
 
 from __future__ import annotations
 

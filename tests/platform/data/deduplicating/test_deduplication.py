@@ -1,4 +1,4 @@
-"""Deduplicated jagged features: nothing is lost, nothing is merged that differs."""
+"""Deduplicated jagged features: nothing is lost, and different rows are not merged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which features a job deduplicates: by what its own batches repeat, with the reasons."""
+"""The choice of features to deduplicate, by the repetition in the batches of the job, with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that hold each distinct row of a group once give the rows and batches of the plain ones."""
+"""Files with each distinct row of a group stored once give the same rows and batches as plain files."""
 
 from __future__ import annotations
 

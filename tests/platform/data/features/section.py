@@ -1,4 +1,4 @@
-"""A data section in which every step stands, and rows for it."""
+"""A data section with every kind of step, and rows for it."""
 
 from __future__ import annotations
 

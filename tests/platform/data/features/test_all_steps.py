@@ -1,4 +1,4 @@
-"""Features with steps: what comes out, against plain Python; and that each step sees distinct rows only."""
+"""Features with steps: results compared with plain Python; each step gets only distinct rows."""
 
 from __future__ import annotations
 

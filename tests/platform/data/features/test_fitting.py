@@ -1,4 +1,6 @@
-"""Figures of steps are those of all training rows, whatever the pieces, and are fitted where the model has none."""
+"""Fitted figures of steps equal those of all training rows for any partition, and are fitted only if the model has
+none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of steps: in order, with their figures, and the rows that they run on."""
+"""The inspection of steps: in order, with their figures, and with the rows on which they run."""
 
 from __future__ import annotations
 

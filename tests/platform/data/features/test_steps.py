@@ -1,4 +1,4 @@
-"""Steps, one by one, against plain Python; and on distinct rows against all rows."""
+"""Each step compared with plain Python, and on distinct rows compared with all rows."""
 
 from __future__ import annotations
 

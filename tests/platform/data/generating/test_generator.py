@@ -1,4 +1,4 @@
-"""Generated click logs: same bytes, planted structure, and a truth that can be learnt."""
+"""Generated click logs: equal bytes for equal seeds, the planted structure, and a model that can be learnt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sketch against scikit-learn, and its algebra."""
+"""The sketch compared with scikit-learn, and its algebraic laws."""
 
 from __future__ import annotations
 

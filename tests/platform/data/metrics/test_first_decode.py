@@ -1,4 +1,4 @@
-"""Sketches, which threads of a master decode at once when the first heartbeats arrive."""
+"""Sketches, which several threads of a master decode at the same time when the first heartbeats arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of several outputs: those of a plain calculation, however rows are spread over workers and merged."""
+"""Metrics of several outputs equal a plain calculation, for any distribution of rows over workers."""
 
 from __future__ import annotations
 

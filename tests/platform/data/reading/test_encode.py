@@ -1,4 +1,4 @@
-"""RowEncoder: every way a value may be written, against plain Python."""
+"""RowEncoder: every notation of a value, compared with plain Python."""
 
 from __future__ import annotations
 

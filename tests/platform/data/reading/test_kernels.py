@@ -1,4 +1,4 @@
-"""The reader's compiled loop: what it writes, and that nothing is compiled with a shard in hand."""
+"""The reader's compiled loop: its output, and that nothing is compiled while a worker holds a shard."""
 
 from __future__ import annotations
 

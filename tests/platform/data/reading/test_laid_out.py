@@ -1,4 +1,4 @@
-"""Minibatches that lie in memory as Arrow messages: their columns, their ids, and that nobody writes to them."""
+"""Minibatches in memory as Arrow messages: columns, ids, and write protection."""
 
 from __future__ import annotations
 

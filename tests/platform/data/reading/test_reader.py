@@ -1,4 +1,4 @@
-"""ShardReader: exact rows, order by seed, resumption, and rows that cannot be used."""
+"""ShardReader: exact rows, order by seed, resumption, and bad rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources: where the splits of a stream begin, end and go on."""
+"""Sources: the begin, end and continuation of the splits of a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: any columns, shuffled and cut into minibatches, are what a plain re-implementation makes of them."""
+"""Windows: shuffling and cutting any columns into minibatches, compared with a plain re-implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log through a real broker: sent, landed, trained on as if it had been converted; refused where it must be."""
+"""A log sent through a real broker and landed gives the same training as a converted one; errors are refused."""
 
 from __future__ import annotations
 

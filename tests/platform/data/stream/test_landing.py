@@ -1,4 +1,4 @@
-"""Landing without a broker: each message once, whatever interrupts it. A list of messages is the topic."""
+"""Landing without a broker: each message exactly once, despite interruptions. The topic is a list of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row survives its message; what is no row is refused with the column's name."""
+"""A row is unchanged by its message; an invalid row is refused with the name of the column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions go to the partitions that Kafka's own clients choose."""
+"""Sessions go to the same partitions as with Kafka's own clients."""
 
 from __future__ import annotations
 

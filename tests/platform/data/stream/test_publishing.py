@@ -1,4 +1,4 @@
-"""What is wrong with a log is said before a broker is asked."""
+"""Problems of a log are reported before a broker is contacted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate is a pure rule over two scores measured on the same rows."""
+"""The gate: a pure rule for two scores measured on the same rows."""
 
 from __future__ import annotations
 

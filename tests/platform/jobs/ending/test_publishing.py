@@ -1,4 +1,4 @@
-"""A trained model is published when its master is long gone and MLflow was away: from what the job has left."""
+"""A trained model is published from the artifacts of its job after the master has ended and MLflow was unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for an MLflow that is away: what people read of it."""
+"""Messages while a job waits for an unreachable MLflow."""
 
 from __future__ import annotations
 

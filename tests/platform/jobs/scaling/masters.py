@@ -1,4 +1,4 @@
-"""Masters that are no more than a socket: what rounds of scaling ask and order, and one that never answers."""
+"""Fake masters on sockets, which record the requests of scaling rounds; one never answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round reads of the past: once, and without MLflow nothing."""
+"""A round reads the history once, and nothing without MLflow."""
 
 from __future__ import annotations
 

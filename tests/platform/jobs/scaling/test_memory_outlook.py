@@ -1,4 +1,4 @@
-"""What a master reports of its job's memory, and what the forecast makes of it."""
+"""The memory that a master reports, and the resulting forecast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts and pauses from records of the past, usable or not."""
+"""Durations of starts and pauses from the history, with unusable records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles from what a master reports, and why a job is left alone."""
+"""Profiles from the reports of a master, and reasons for ignoring a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round from masters to plans and back: who is asked, what a silent one costs, which plan is still carried out."""
+"""A round from masters to plans and back: requests, the cost of a silent master, and outdated plans."""
 
 from __future__ import annotations
 

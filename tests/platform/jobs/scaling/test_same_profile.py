@@ -1,4 +1,4 @@
-"""What a policy reads of a job, the live path fills in: found by watching every policy read."""
+"""The live path fills in every field of a job that a policy reads, as found by tracing all policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of running pods in plans: from the limits of a job file to what its master is asked for, down and up."""
+"""Sizes of running pods in plans, larger and smaller: from the limits of a job file to the request to its master."""
 
 from __future__ import annotations
 

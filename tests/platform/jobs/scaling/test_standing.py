@@ -1,4 +1,4 @@
-"""Who holds what, from the pods that a cluster lists."""
+"""The resources that each job holds, from the pods of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round that cannot be written into MLflow: it is named in the log, and nothing fails because of it."""
+"""A round that cannot be written to MLflow is logged and does not fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is deduplicated is decided before any pod starts, and stands in the job that all pods get."""
+"""The choice of deduplicated features is made before any pod starts, and is part of the job that all pods get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The check of the model runs beside that of the data: what is reported first, and what is left behind."""
+"""The check of the model runs in parallel with that of the data: order of reports, and cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `prepare` leaves alone, the files of a job that runs under the same key, and what it fits or keeps of steps."""
+"""`prepare`: what it does not change, files of a running job with the same key, and the fitting of feature steps."""
 
 from __future__ import annotations
 

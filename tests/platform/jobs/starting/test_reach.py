@@ -1,4 +1,4 @@
-"""What pods of a remote cluster can reach: the refusals are in tests/bad_input, here is what is let through."""
+"""Paths that pods of a remote cluster can reach and that are accepted; tests/bad_input has the refusals."""
 
 from __future__ import annotations
 

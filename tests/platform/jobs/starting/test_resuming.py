@@ -1,4 +1,4 @@
-"""Jobs that are resumed: what their store keeps of a launch, who is found by which name, what is refused when."""
+"""Resumed jobs: the launch in their store, the search by name, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that runs under an id is taken over by callers who describe that job, and by nobody else."""
+"""Only callers with the same job description take over the running job with that id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which pods are a job's, on a real node agent: its evaluator is a job of its own, and ends with it."""
+"""The pods of a job on a real node agent: the evaluator is a separate job, and ends with it."""
 
 from __future__ import annotations
 

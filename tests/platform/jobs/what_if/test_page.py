@@ -1,4 +1,4 @@
-"""What docs/simulator.md shows is what runs."""
+"""The examples of docs/simulator.md work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose servers and workers change, and everything that may upset that change, at any moment."""
+"""Changes of servers and workers of a job, with every kind of interruption at any moment."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Interrupted(Exception):
 
 
 class Interruptible(World):
-    """A world that checks the owners after every event, and stops after one of them.
+    """A world that checks the owners after every event, and can stop after a number of events.
 
     Attributes:
-        left: events until it stops; None: it does not.
+        left: number of events until it stops; None: it does not stop.
     """
 
     left: int | None = None
@@ -153,10 +153,11 @@ UPSETS: tuple[Upset, ...] = (
 
 
 def upset_change(start: Callable[[World], None], upsets: Sequence[tuple[int, Upset]]) -> Interruptible | None:
-    """A job that is asked for a change and upset after so many events, and again after so many more; then it settles.
+    """Requests a change of a job, interrupts it after a number of events, and again after more events; then the job
+    continues.
 
     Returns:
-        None: the first upset would have come after the change was over.
+        None: the change was over before the first interruption.
     """
     world = small_world(ROWS if train_to_the_end in [upset for _, upset in upsets] else 100_000_000)
     for number, (after, upset) in enumerate(upsets):

@@ -1,4 +1,4 @@
-"""Changes of servers and workers that something interrupts, once or twice, wherever that is."""
+"""Changes of servers and workers that are interrupted once or twice at any point."""
 
 from __future__ import annotations
 

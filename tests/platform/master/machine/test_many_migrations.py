@@ -1,4 +1,4 @@
-"""Very many migrations, of random jobs and of one job: one owner per bucket, every row trained, nothing grows."""
+"""Many migrations of random jobs and of one job: one owner per bucket, every row trained, no growing state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other servers while the job trains: prepare, copy, hand over, retire; every bucket has one owner all the time."""
+"""Changes of servers during training: prepare, copy, hand over, retire; every bucket always has one owner."""
 
 from __future__ import annotations
 

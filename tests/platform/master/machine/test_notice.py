@@ -1,4 +1,4 @@
-"""A server that is about to be ended: a record at once, and a successor that takes over where there is time."""
+"""A server with an eviction notice: a record at once, and a successor that takes over if there is time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets, their owners, and epochs that rise where an owner changes and nowhere else."""
+"""Buckets and their owners; the epoch increases exactly when an owner changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores are ordered per server: each order has an id, one server, and an end of its own."""
+"""Each restore order has an id, one server and a separate outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves under way at the same time, and what becomes of parts, orders and folders of each."""
+"""Concurrent saves, and the fate of the parts, orders and folders of each."""
 
 from __future__ import annotations
 

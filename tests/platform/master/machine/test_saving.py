@@ -1,4 +1,4 @@
-"""Saves of a whole job: workers pause, servers write, and what goes wrong meanwhile."""
+"""Saves of a whole job: workers pause, servers write; and failures during a save."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that hangs: deadlines of every stage of a save and a restore, and what becomes of what comes late."""
+"""A hanging store: deadlines of every stage of a save and a restore, and late answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of pods without progress are undone before their hand-over, with a reason; other changes are not."""
+"""Changes of pods without progress are undone before the hand-over, with a reason; others are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole machine of a job: from pods to its end, whatever happens."""
+"""The complete state machine of a job, from pods to its end, with failures."""
 
 from __future__ import annotations
 

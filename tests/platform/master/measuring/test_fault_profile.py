@@ -1,4 +1,4 @@
-"""Every fault has its cost, and the costs of all faults add up to what the job as a whole lost."""
+"""Every fault has a cost, and the costs of all faults sum to the losses of the job."""
 
 from __future__ import annotations
 

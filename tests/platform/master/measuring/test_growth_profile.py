@@ -1,4 +1,4 @@
-"""Growth of tables: which points are kept."""
+"""Growth of tables: the choice of stored points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with more load than the others gives its hottest buckets away, and is then left alone for a while."""
+"""A server with more load than the others gives its hottest buckets away, and is then not changed for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Something is done about a pod once it has cost as much as that does, and for long enough."""
+"""A remedy for a pod is applied when the pod has cost as much as the remedy, and for long enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Migrations as their master's decisions record them: stages, servers, what each cost, and why one was given up."""
+"""Migrations, from the decisions of the master: stages, servers, costs, and reasons for giving up."""
 
 from __future__ import annotations
 

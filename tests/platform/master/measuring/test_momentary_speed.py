@@ -1,4 +1,4 @@
-"""The speed of the moment: which windows count."""
+"""The momentary speed: the choice of windows."""
 
 from __future__ import annotations
 

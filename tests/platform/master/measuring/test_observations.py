@@ -1,4 +1,4 @@
-"""Figures of heartbeats that were not added up yet are there for every reader."""
+"""Readers also get the figures of heartbeats that were not added up yet."""
 
 from __future__ import annotations
 

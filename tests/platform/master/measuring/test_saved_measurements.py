@@ -1,4 +1,4 @@
-"""What a restarted master still knows of its job's speed."""
+"""Measurements of the job's speed that a restarted master still has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod that takes far longer for a row than the others of its role is moved once that has cost what a move costs."""
+"""A pod that is much slower per row than others of its role is moved when this has cost as much as a move."""
 
 from __future__ import annotations
 

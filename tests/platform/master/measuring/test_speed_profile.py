@@ -1,4 +1,4 @@
-"""Speed by configuration: what counts, what is left out."""
+"""Speed by configuration: measurements that count, and those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts of pods: which count, and from when to when."""
+"""Starts of pods: those that count, with their begin and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From when on a pod that says nothing counts as dead."""
+"""The time after which a silent pod counts as dead."""
 
 from __future__ import annotations
 

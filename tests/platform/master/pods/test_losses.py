@@ -1,4 +1,4 @@
-"""Which losses of pods end a job, under the budgets of a job file that says nothing about them."""
+"""Losses of pods that end a job, with the default budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory after kills for it: doubled within the job file's limits, as far as the cluster grants it."""
+"""Memory after out-of-memory kills: doubled within the limits of the job file and of the cluster."""
 
 from __future__ import annotations
 

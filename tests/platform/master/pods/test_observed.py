@@ -1,4 +1,4 @@
-"""What follows from a watch, its snapshots and the answers to creations."""
+"""The effects of watch events, snapshots and answers to creations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders of single pods: beside the directive, with a version, acknowledged by the process that has them."""
+"""Orders for single pods: separate from the directive, versioned, and acknowledged by the process."""
 
 from __future__ import annotations
 

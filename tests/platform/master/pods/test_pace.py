@@ -1,4 +1,4 @@
-"""The pace of heartbeats: bounded for the master, and never mistaken for silence."""
+"""The interval of heartbeats: it limits the load of the master, and never causes false timeouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job wants of a cluster that is away, late, full or forgetful. A real master and its threads."""
+"""A real master with its threads on a cluster that is unreachable, slow, full or has lost state."""
 
 from __future__ import annotations
 

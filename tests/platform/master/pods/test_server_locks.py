@@ -1,4 +1,4 @@
-"""Servers have locks for some cores: up to those they are resized in place, beyond they are replaced."""
+"""Servers have locks for a number of cores: up to it they are resized in place, beyond it they are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for another shape of a running job: each has an id, can be cancelled, and ends."""
+"""Requests for another shape of a running job: each has an id and an outcome, and can be cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods of another size or in another place: in place where there is room, else successors start first and take over."""
+"""Changes of size or node: in place if there is room; otherwise successors start first and take over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done about pods: every line of the comparison of wanted and observed."""
+"""The reconciliation of wanted and observed pods, case by case."""
 
 from __future__ import annotations
 

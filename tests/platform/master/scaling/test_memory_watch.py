@@ -1,4 +1,4 @@
-"""A master that looks at its servers' memory between rounds: what it asks for, once, and what is known of it later."""
+"""A master that checks the memory of its servers between rounds: its single request, and the later record of it."""
 
 from __future__ import annotations
 

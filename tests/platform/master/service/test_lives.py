@@ -1,4 +1,4 @@
-"""Which life of a job has trained what, from the positions at which each life began."""
+"""The rows that each launch of a job has trained, from the positions at which each began."""
 
 from __future__ import annotations
 

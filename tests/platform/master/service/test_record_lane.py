@@ -1,4 +1,4 @@
-"""How a master commits records, deletes them, and reports of it."""
+"""How a master commits, deletes and reports records."""
 
 from __future__ import annotations
 

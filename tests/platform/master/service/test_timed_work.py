@@ -1,4 +1,4 @@
-"""What a master does in each window: a slow pod leaves its node as soon as another one has the room, and once."""
+"""Periodic work of a master: a slow pod is moved once, as soon as another node has room."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FULL, FREE = PodSize(0.0, 0), PodSize(64.0, 2**40)
 
 
 class Timed(TimedWork):
-    """The windows of a master whose cluster and pods are played.
+    """The periodic work of a master with a fake cluster and fake pods.
 
     Attributes:
-        free: of the node on which no pod is.
+        free: free capacity of the node without pods.
     """
 
     def __init__(self, slow_pod_moves: int = 5) -> None:

@@ -1,4 +1,4 @@
-"""libsvm text: its columns are what plain Python reads out of its lines, and lines that cannot be read are bad rows."""
+"""libsvm text: columns equal those of a parser in plain Python, and unreadable lines are bad rows."""
 
 from __future__ import annotations
 

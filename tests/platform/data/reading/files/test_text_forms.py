@@ -1,4 +1,4 @@
-"""Text files of any encoding, tokens for empty fields, decimal commas, and files that are left out."""
+"""Text files of any encoding, tokens for empty fields, decimal commas, and ignored files."""
 
 from __future__ import annotations
 
