@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from elastrec.platform.data.deduplicating.deduplication import Longs, Values, offsets_of
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.features.steps import Column
-from elastrec.platform.data.reading.ids import encode_ids, integer_ids
-from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, trimmed, usable_numbers
+from elastrec.platform.data.reading.ids import encode_ids
+from elastrec.platform.data.reading.numbers import as_float64, is_text, missing_of, trimmed
 from elastrec.platform.specs.errors import DataError
 
 Marker = Callable[[str, pa.Array, NDArray[np.bool_], str], None]
@@ -46,20 +46,12 @@ def read_column(values: pa.Array, reading: Reading, list_separator: str, mark: M
     if reading.kind == "numbers":
         return _numbers(values, reading, mark)
     encoding = encoding_of(reading, values.type)
-    if encoding == "integer" and (reading.fill is not None or not values.null_count):
-        plain_B = integer_ids(values, int(reading.fill or 0))
-        if plain_B is not None:
-            return Column(plain_B)
     id_B, missing_B, wrong_B = encode_ids(values, encoding, reading.column)
     mark(reading.column, values, wrong_B, f"{_EXPECTED[encoding]}, or empty")
     return _filled(id_B, missing_B, reading)
 
 
 def _numbers(values: pa.Array, reading: Reading, mark: Marker) -> Column:
-    if reading.fill is not None or not values.null_count:
-        usable_B = usable_numbers(values, float(reading.fill or 0.0))
-        if usable_B is not None:
-            return Column(usable_B)
     value_B, missing_B, wrong_B = as_float64(values, reading.column)
     wrong_B = wrong_B | ~np.isfinite(value_B)
     mark(reading.column, values, wrong_B, "a finite number, or empty")
@@ -73,7 +65,11 @@ def _filled(value_B: NDArray[np.float64] | NDArray[np.int64], missing_B: NDArray
         return Column(value_B)
     if reading.fill is None:
         return Column(value_B, None, missing_B)
-    return Column(np.where(missing_B, value_B.dtype.type(reading.fill), value_B))
+    if reading.fill:  # otherwise they are 0 already
+        if not value_B.flags.writeable:
+            value_B = value_B.copy()
+        np.putmask(value_B, missing_B, reading.fill)
+    return Column(value_B)
 
 
 def _lists(values: pa.Array, reading: Reading, separator: str, mark: Marker) -> Column:

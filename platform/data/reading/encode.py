@@ -26,7 +26,7 @@ from elastrec.platform.data.deduplicating.deduplication import Longs
 from elastrec.platform.data.features.columns import Marker, read_column
 from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
 from elastrec.platform.data.features.steps import MISSING_ID, Column, FillNull, Log1p, Step, crossed, run_steps
-from elastrec.platform.data.reading.numbers import as_float64, combined, plain_numbers, valid_bytes
+from elastrec.platform.data.reading.numbers import as_float64, combined, missing_of, plain_numbers
 from elastrec.platform.specs.data import Target, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, MissingColumnError, SpecError
 
@@ -313,11 +313,6 @@ class RowEncoder:
 
     @staticmethod
     def _target(values: pa.Array, target: Target, mark: Marker) -> NDArray[np.float32]:
-        plain_B = plain_numbers(values)
-        if plain_B is not None and not values.null_count:
-            float_B = _rounded(plain_B)
-            if _allowed(plain_B, float_B, target).all():
-                return float_B
         value_B, missing_B, wrong_B = as_float64(values, target.name)
         float_B = _rounded(value_B)
         wrong_B = wrong_B | missing_B | ~_allowed(value_B, float_B, target)
@@ -368,16 +363,12 @@ def _log1p_of_counts(values: pa.Array, missing: float) -> NDArray[np.float32] | 
     count_B = plain_numbers(values)
     if count_B is None or count_B.dtype.kind != "i":
         return None
-    if values.null_count:
-        # The memory of an empty field has an arbitrary value.
-        valid_B = valid_bytes(values)
-        count_B = count_B & valid_B
     place_B = count_B.view(f"u{count_B.dtype.itemsize}")
     if place_B.max(initial=0) >= _TABLE_COUNTS:
         return None
     float_B = _log1p_table().take(place_B, mode="clip")
     if values.null_count and missing:
-        float_B[valid_B == 0] = _as_float32(run_steps(Column(np.array([missing])), _LOG1P), _LOG1P)[0]
+        float_B[missing_of(values)] = _as_float32(run_steps(Column(np.array([missing])), _LOG1P), _LOG1P)[0]
     return float_B
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -48,13 +47,6 @@ def missing_of(values: pa.Array) -> NDArray[np.bool_]:
     return np.logical_not(_validity(values).view(np.bool_))
 
 
-def valid_bytes(values: pa.Array) -> NDArray[np.int8]:
-    """int8 [B]: 0 where the field is empty, else -1, in which all bits are set."""
-    if not values.null_count:
-        return np.full(len(values), -1, np.int8)
-    return np.negative(_validity(values).view(np.int8))
-
-
 def _validity(values: pa.Array) -> NDArray[np.uint8]:
     """uint8 [B]: 0 where the field is empty, else 1."""
     bitmap = values.buffers()[0]
@@ -66,9 +58,9 @@ def _validity(values: pa.Array) -> NDArray[np.uint8]:
 
 
 def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
-    """The memory of a column of integers or floats, [B], arbitrary where fields are empty; None for other types.
+    """A column of integers or floats, [B], 0 where the field is empty; None for other types.
 
-    Read-only and without a copy; pyarrow's conversions first fill empty fields, which is another pass over memory.
+    Without nulls, it is the column's own memory, read-only.
     """
     dtype = _PLAIN.get(values.type.id)
     if dtype is None:
@@ -78,26 +70,11 @@ def plain_numbers(values: pa.Array) -> NDArray[Any] | None:
         return np.frombuffer(bytes(len(values) * dtype.itemsize), dtype)
     plain_B = np.frombuffer(data, dtype, len(values), values.offset * dtype.itemsize)
     plain_B.flags.writeable = False
-    return plain_B
-
-
-def usable_numbers(values: pa.Array, missing: float) -> NDArray[np.float64] | None:
-    """Values float64 [B], `missing` where the field is empty; None if a field may be wrong, or for other types."""
-    plain_B = plain_numbers(values)
-    if plain_B is None:
-        return None
-    if values.null_count:
-        # 0 where the field is empty, by a bitwise AND: an unpredictable branch would cost three times as much.
-        bits_B = plain_B.view(f"i{plain_B.dtype.itemsize}")
-        valid_B = valid_bytes(values)
-        value_B = np.bitwise_and(bits_B, valid_B).view(plain_B.dtype).astype(np.float64)
-        if missing:
-            value_B[valid_B == 0] = missing
-    else:
-        value_B = plain_B.astype(np.float64)
-    if (plain_B.dtype.kind == "f" or not math.isfinite(missing)) and not np.isfinite(value_B).all():
-        return None
-    return value_B
+    if not values.null_count:
+        return plain_B
+    # By a bitwise AND with 0 or -1: an unpredictable branch would cost three times as much.
+    valid_B = np.negative(_validity(values).view(np.int8))
+    return np.bitwise_and(plain_B.view(f"i{dtype.itemsize}"), valid_B).view(dtype)
 
 
 def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
@@ -110,19 +87,13 @@ def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDAr
         values = values.dictionary_decode()
     if is_text(values.type):
         return _parse(values)
-    if not (
-        pa.types.is_integer(values.type)
-        or pa.types.is_floating(values.type)
-        or pa.types.is_boolean(values.type)
-        or pa.types.is_decimal(values.type)
-        or pa.types.is_null(values.type)
-    ):
-        raise DataError(f"column {column!r}: found {values.type}, expected numbers")
-    missing_B = missing_of(values)
-    if values.null_count:
-        values = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0)
-    value_B = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
-    return value_B, missing_B, np.isnan(value_B)
+    value_B = plain_numbers(values)
+    if value_B is None:
+        convertible = (pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal, pa.types.is_null)
+        if not any(fits(values.type) for fits in convertible):
+            raise DataError(f"column {column!r}: found {values.type}, expected numbers")
+        value_B = np.asarray(pc.fill_null(values.cast(pa.float64(), safe=False), 0.0))
+    return value_B.astype(np.float64, copy=False), missing_of(values), np.isnan(value_B)
 
 
 def trimmed(values: pa.Array) -> pa.StringArray:
