@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from elastrec.platform.data.metrics.values import FIXED_POINT, fixed_sum
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.decoders import msgpack_decoder
 
@@ -25,11 +27,8 @@ COARSE_BINS = 2_048
 # exp(-16) ~ 1e-7: beyond this a float32 probability has no digits left.
 _LOGIT_LIMIT = 16.0
 _PROBABILITY_FLOOR = 1e-7
-_FIXED_POINT = 2**32
-_VERSION = 2
-_WIDTHS = (1, 2, 4, 8)
-# A row's loss is at most 16.2, so this many rows cannot overflow the int64 sum of one step.
-_ROWS_PER_STEP = 1_000_000
+Width = Literal[1, 2, 4, 8]
+_WIDTHS: tuple[Width, ...] = (1, 2, 4, 8)
 
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
@@ -40,10 +39,10 @@ class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     would be most of that work.
     """
 
-    version: int
+    version: Literal[2]
     bins: int
     filled: int
-    width: int
+    width: Width
     loss_fixed: str  # decimal text: the sum may exceed 64 bits
     prediction_fixed: str
     counts: bytes
@@ -108,7 +107,7 @@ class BinaryMetricsSketch:
     @property
     def mean_prediction(self) -> float | None:
         """Exact mean of the predictions; None without rows."""
-        return self._prediction_fixed / _FIXED_POINT / self.rows if self.rows else None
+        return self._prediction_fixed / FIXED_POINT / self.rows if self.rows else None
 
     def update(self, predictions_B: ArrayLike, labels_B: ArrayLike) -> None:
         """Adds rows.
@@ -131,19 +130,14 @@ class BinaryMetricsSketch:
         if not (positive_B | (y_B == 0)).all():
             wrong = y_B[~(positive_B | (y_B == 0))][0]
             raise DataError(f"label: {wrong} is not allowed; allowed: 0 or 1")
-        for begin in range(0, len(p_B), _ROWS_PER_STEP):
-            self._add(p_B[begin : begin + _ROWS_PER_STEP], positive_B[begin : begin + _ROWS_PER_STEP])
-
-    def _add(self, p_B: NDArray[np.float64], positive_B: NDArray[np.bool_]) -> None:
         p_B = np.clip(p_B, _PROBABILITY_FLOOR, 1.0 - _PROBABILITY_FLOOR)
         logit_B = np.log(p_B) - np.log1p(-p_B)
         scale = self.bins / (2 * _LOGIT_LIMIT)
         bin_B = np.clip(((logit_B + _LOGIT_LIMIT) * scale).astype(np.int64), 0, self.bins - 1)
         self._positives += np.bincount(bin_B[positive_B], minlength=self.bins)
         self._negatives += np.bincount(bin_B[~positive_B], minlength=self.bins)
-        loss_B = -np.where(positive_B, np.log(p_B), np.log1p(-p_B))
-        self._loss_fixed += int(np.rint(loss_B * _FIXED_POINT).astype(np.int64).sum())
-        self._prediction_fixed += int(np.rint(p_B * _FIXED_POINT).astype(np.int64).sum())
+        self._loss_fixed += fixed_sum(-np.where(positive_B, np.log(p_B), np.log1p(-p_B)))
+        self._prediction_fixed += fixed_sum(p_B)
 
     def merge(self, other: BinaryMetricsSketch) -> None:
         """Adds the rows of another sketch, with the same result as an update with all rows.
@@ -169,7 +163,7 @@ class BinaryMetricsSketch:
 
     def log_loss(self) -> float | None:
         """Mean of -log(probability given to the true label), in nats; None without rows."""
-        return self._loss_fixed / _FIXED_POINT / self.rows if self.rows else None
+        return self._loss_fixed / FIXED_POINT / self.rows if self.rows else None
 
     def normalized_entropy(self) -> float | None:
         """Log loss divided by that of always predicting the base rate; None unless both classes occurred.
@@ -214,7 +208,7 @@ class BinaryMetricsSketch:
         )
         return msgspec.msgpack.encode(
             _Encoded(
-                version=_VERSION,
+                version=2,
                 bins=self.bins,
                 filled=len(filled),
                 width=width,
@@ -279,11 +273,6 @@ class BinaryMetricsSketch:
 
 def _read(encoded: bytes) -> _Encoded:
     try:
-        wire = _decoder.decode(encoded)
-        if wire.version != _VERSION:
-            raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
-        if wire.width not in _WIDTHS:
-            raise ValueError(f"counts of {wire.width} bytes; allowed: {_WIDTHS}")
-    except (msgspec.MsgspecError, ValueError) as error:
+        return _decoder.decode(encoded)
+    except msgspec.MsgspecError as error:
         raise DataError(f"these {len(encoded)} bytes are no metrics sketch: {error}") from error
-    return wire

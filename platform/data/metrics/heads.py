@@ -19,8 +19,6 @@ Kind = Literal["binary", "value"]
 Sketch = BinaryMetricsSketch | ValueMetricsSketch
 FloatArray = NDArray[np.float32]
 
-_VERSION = 1
-
 
 class Predicted(NamedTuple):
     """The predictions of one output of a model, a *head*, for the rows of a minibatch.
@@ -60,7 +58,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
-    version: int
+    version: Literal[1]
     heads: list[_Head]
 
 
@@ -112,7 +110,7 @@ class HeadSketches:
     def encode(self) -> bytes:
         """Compact bytes."""
         heads = [_Head(name, _kind(sketch), sketch.encode()) for name, sketch in self._sketches.items()]
-        return msgspec.msgpack.encode(_Encoded(_VERSION, heads))
+        return msgspec.msgpack.encode(_Encoded(1, heads))
 
     @classmethod
     def decode(cls, encoded: bytes) -> HeadSketches:
@@ -169,9 +167,6 @@ def _kind(sketch: Sketch) -> Kind:
 
 def _read(encoded: bytes) -> list[_Head]:
     try:
-        wire = _decoder.decode(encoded)
-        if wire.version != _VERSION:
-            raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
-    except (msgspec.MsgspecError, ValueError) as error:
+        return _decoder.decode(encoded).heads
+    except msgspec.MsgspecError as error:
         raise DataError(f"these {len(encoded)} bytes are no sketches of heads: {error}") from error
-    return wire.heads

@@ -6,6 +6,8 @@ that merging is exact, associative and commutative.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,15 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.decoders import msgpack_decoder
 
-_VERSION = 1
-_FIXED_POINT = 2**32
+FIXED_POINT = 2**32
 _LARGEST_SUM = 2.0**62
 
 
 class _Encoded(msgspec.Struct, frozen=True, array_like=True):
     """Wire form; sums are decimal text, because they may exceed 64 bits."""
 
-    version: int
+    version: Literal[1]
     rows: int
     error_squares: str
     labels: str
@@ -63,11 +64,11 @@ class ValueMetricsSketch:
             if not np.isfinite(value_B).all():
                 raise DataError(f"{what}: {value_B[~np.isfinite(value_B)][0]} is not allowed; allowed: finite numbers")
         self.rows += len(p_B)
-        added = (_fixed((p_B - y_B) ** 2), _fixed(y_B), _fixed(y_B**2), _fixed(p_B))
+        added = (fixed_sum((p_B - y_B) ** 2), fixed_sum(y_B), fixed_sum(y_B**2), fixed_sum(p_B))
         self._sums = [total + part for total, part in zip(self._sums, added, strict=True)]
 
     def _mean(self, index: int) -> float | None:
-        return self._sums[index] / _FIXED_POINT / self.rows if self.rows else None
+        return self._sums[index] / FIXED_POINT / self.rows if self.rows else None
 
     def mean_squared_error(self) -> float | None:
         """Mean of (prediction − label)²; None without rows."""
@@ -91,12 +92,12 @@ class ValueMetricsSketch:
         if not self.rows:
             return None
         # As integers, because a difference of two large floats would lose digits.
-        variance = self._sums[2] * self.rows * _FIXED_POINT - self._sums[1] ** 2
-        return self._sums[0] * self.rows * _FIXED_POINT / variance if variance > 0 else None
+        variance = self._sums[2] * self.rows * FIXED_POINT - self._sums[1] ** 2
+        return self._sums[0] * self.rows * FIXED_POINT / variance if variance > 0 else None
 
     def encode(self) -> bytes:
         """Compact bytes."""
-        return msgspec.msgpack.encode(_Encoded(_VERSION, self.rows, *(str(total) for total in self._sums)))
+        return msgspec.msgpack.encode(_Encoded(1, self.rows, *(str(total) for total in self._sums)))
 
     @classmethod
     def decode(cls, encoded: bytes) -> ValueMetricsSketch:
@@ -113,8 +114,6 @@ class ValueMetricsSketch:
         """Adds the rows of another sketch; raises like `decode`, and then nothing was added."""
         try:
             wire = _decoder.decode(encoded)
-            if wire.version != _VERSION:
-                raise ValueError(f"version {wire.version} is unknown; known: {_VERSION}")
             parts = [int(text) for text in (wire.error_squares, wire.labels, wire.label_squares, wire.predictions)]
         except (msgspec.MsgspecError, ValueError) as error:
             raise DataError(f"these {len(encoded)} bytes are no sketch of values: {error}") from error
@@ -127,9 +126,9 @@ class ValueMetricsSketch:
         return (self.rows, self._sums) == (other.rows, other._sums)
 
 
-def _fixed(value_B: NDArray[np.float64]) -> int:
+def fixed_sum(value_B: NDArray[np.float64]) -> int:
     """The sum of the values, each rounded to a fixed-point integer, so that it does not depend on the batches."""
-    scaled_B = np.rint(value_B * _FIXED_POINT)
+    scaled_B = np.rint(value_B * FIXED_POINT)
     if float(np.abs(scaled_B).max(initial=0.0)) * len(scaled_B) < _LARGEST_SUM:
         return int(scaled_B.astype(np.int64).sum())
     return sum(map(int, scaled_B.tolist()))

@@ -135,7 +135,9 @@ def test_unusable_rows_are_refused(p: list[float], y: list[int], says: str) -> N
 
 def test_bytes_that_are_not_a_sketch_are_refused() -> None:
     good = _sketch(np.array([0.5]), np.array([1])).encode()
-    for wrong in (b"", b"nonsense", good[:-3]):
+    version, width = (msgspec.msgpack.decode(good) for _ in range(2))
+    version[0], width[3] = 1, 3
+    for wrong in (b"", b"nonsense", good[:-3], *map(msgspec.msgpack.encode, (version, width))):
         with pytest.raises(DataError, match="no metrics sketch"):
             BinaryMetricsSketch.decode(wrong)
     with pytest.raises(DataError, match="cannot be merged"):
