@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -76,10 +76,23 @@ def read_settings(path: str) -> dict[str, str]:
     return settings
 
 
-def client_settings(servers: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of every client."""
-    # Without a log level, the library writes to standard error; errors are raised anyway.
-    return {**settings, "bootstrap.servers": servers, "log_level": 0}
+def open_client(
+    kind: Callable[[dict[str, Any]], Any], servers: str, settings: Mapping[str, str], fixed: Mapping[str, Any]
+) -> Any:
+    """A client of the library.
+
+    Args:
+        kind: the library's class.
+        fixed: settings that the user cannot change.
+
+    Raises:
+        DataError: a setting is not allowed.
+    """
+    try:
+        # Without a log level, the library writes to standard error; errors are raised anyway.
+        return kind({**settings, **fixed, "bootstrap.servers": servers, "log_level": 0})
+    except client_library().KafkaException as error:
+        raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
 
 
 def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, create_partitions: int = 0) -> Topic:
@@ -98,10 +111,7 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
     library = client_library()
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    try:
-        admin = AdminClient(client_settings(servers, settings))
-    except library.KafkaException as error:
-        raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
+    admin = open_client(AdminClient, servers, settings, {})
     try:
         known = admin.list_topics(timeout=_ANSWER_SECONDS)
         if name not in known.topics and create_partitions:

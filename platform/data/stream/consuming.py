@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from elastrec.platform.data.stream.broker import client_library, client_settings, reason
-from elastrec.platform.specs.errors import DataError, TransportError
+from elastrec.platform.data.stream.broker import client_library, open_client, reason
+from elastrec.platform.specs.errors import TransportError
 
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 30.0
@@ -32,10 +32,7 @@ class PartitionLog:
             "group.id": "elastrec-landing", "enable.auto.commit": False, "enable.partition.eof": True,
             "isolation.level": "read_committed", "auto.offset.reset": "error",
         }  # fmt: skip
-        try:
-            self._consumer = self._library.Consumer({**client_settings(servers, settings), **fixed})
-        except self._library.KafkaException as error:
-            raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
+        self._consumer = open_client(self._library.Consumer, servers, settings, fixed)
 
     def bounds(self) -> tuple[int, int]:
         """Offsets of the oldest message and after the newest one."""

@@ -19,7 +19,7 @@ from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.numbers import combined
-from elastrec.platform.data.stream.broker import Topic, client_library, client_settings, describe_topic, reason
+from elastrec.platform.data.stream.broker import Topic, client_library, describe_topic, open_client, reason
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.data.stream.partitioning import partitions_of, session_keys
 from elastrec.platform.specs.base import Spec
@@ -113,10 +113,7 @@ class _Sender:
             "error_cb": self._on_error,
         }  # fmt: skip
         defaults = {"compression.type": "zstd", "linger.ms": "50", "delivery.timeout.ms": str(1000 * _DELIVERY_SECONDS)}
-        try:
-            self._producer = self._library.Producer({**defaults, **client_settings(servers, settings), **fixed})
-        except self._library.KafkaException as error:
-            raise DataError(f"Kafka settings: {reason(error)}; correct the file of settings") from error
+        self._producer = open_client(self._library.Producer, servers, {**defaults, **settings}, fixed)
 
     def send(self, keys: Sequence[bytes], messages: Sequence[bytes], partitions: Sequence[int]) -> None:
         for key, message, partition in zip(keys, messages, partitions, strict=True):
