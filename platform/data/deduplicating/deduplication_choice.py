@@ -28,18 +28,9 @@ from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.sample import read_sample
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
+from elastrec.platform.specs.job import Training
 
 _SAMPLE_ROWS = 65_536
-
-
-@dataclass(frozen=True)
-class BatchOrder:
-    """The division of rows into batches: see `elastrec.platform.specs.job.Training`."""
-
-    batch_rows: int
-    shard_rows: int
-    shuffle: bool
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ def choose_groups(
     data: TrainingData,
     manifest: DataManifest,
     wanted: Deduplication,
-    order: BatchOrder,
+    training: Training,
     *,
     computed_pooling: frozenset[str] = frozenset(),
 ) -> ChosenGroups:
@@ -86,36 +77,38 @@ def choose_groups(
 
     Args:
         wanted: not off.
+        training: the batches and their order.
         computed_pooling: features that attention or a transformer pools (see `propose`).
 
     Raises:
         DataError: the session column is missing, or rows are unusable.
     """
-    rows = min(manifest.rows, max(order.batch_rows, min(order.shard_rows, _SAMPLE_ROWS)))
+    batch_rows = training.batch_size
+    rows = min(manifest.rows, max(batch_rows, min(batch_rows * training.batches_per_shard, _SAMPLE_ROWS)))
     raw, encoded = read_sample(data, manifest, rows, [data.session] if data.session else [])
-    place_N, session_N = _order(raw, data.session, order)
+    place_N, session_N = _order(raw, data.session, training)
     ordered = encoded.take(pa.array(place_N))
     log_order = np.argsort(place_N)
     samples = feature_samples(data, ordered)
-    factors = [feature_factor(name, each, session_N, log_order, order.batch_rows) for name, each in samples.items()]
+    factors = [feature_factor(name, each, session_N, log_order, batch_rows) for name, each in samples.items()]
     if wanted.is_auto:
-        proposal = propose(factors, samples, order.batch_rows, computed_pooling=computed_pooling)
+        proposal = propose(factors, samples, batch_rows, computed_pooling=computed_pooling)
         groups, choices = proposal.groups, proposal.choices
     else:
-        groups = wanted.groups or group_features(list(wanted.named), samples, order.batch_rows)
+        groups = wanted.groups or group_features(list(wanted.named), samples, batch_rows)
         choices = _choices_of(list(samples), groups)
-    return ChosenGroups(groups, raw.num_rows, order.batch_rows, tuple(factors), choices)
+    return ChosenGroups(groups, raw.num_rows, batch_rows, tuple(factors), choices)
 
 
-def _order(raw: pa.Table, session: str | None, order: BatchOrder) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _order(raw: pa.Table, session: str | None, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places of the rows in the order of training, and in that order the number of each row's session."""
     place_N = np.arange(raw.num_rows)
-    if order.shuffle:
-        place_N = np.random.default_rng(order.seed).permutation(raw.num_rows)
+    if training.shuffle:
+        place_N = np.random.default_rng(training.seed).permutation(raw.num_rows)
     if session is None:
         return place_N, np.arange(raw.num_rows)
     sessions = combined(raw[session])
-    if order.shuffle:
+    if training.shuffle:
         place_N = session_order(sessions, place_N)
     return place_N, session_numbers(sessions.take(pa.array(place_N)))
 

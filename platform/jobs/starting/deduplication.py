@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
+from elastrec.platform.data.deduplicating.deduplication_choice import choose_groups
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.job import TrainingJob
@@ -25,15 +25,8 @@ def with_groups(job: TrainingJob, training: DataManifest) -> tuple[TrainingJob, 
     spec = job.spec
     if spec.deduplication.is_off:
         return job, ""
-    training_spec = spec.training
-    order = BatchOrder(
-        batch_rows=training_spec.batch_size,
-        shard_rows=training_spec.batch_size * training_spec.batches_per_shard,
-        shuffle=training_spec.shuffle,
-        seed=training_spec.seed,
-    )
     chosen = choose_groups(
-        spec.data, training, spec.deduplication, order, computed_pooling=frozenset(spec.sequence_features)
+        spec.data, training, spec.deduplication, spec.training, computed_pooling=frozenset(spec.sequence_features)
     )
     log.info(
         "deduplication_chosen",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of
-from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, ChosenGroups, choose_groups
+from elastrec.platform.data.deduplicating.deduplication_choice import ChosenGroups, choose_groups
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.job import Training
 
 AUTO = Deduplication()
-ORDER = BatchOrder(batch_rows=160, shard_rows=1_600, shuffle=True, seed=1)
+ORDER = Training(batch_size=160, batches_per_shard=10, seed=1)
 
 
 def log(folder: Path, *, clustered: bool = True, sessions: int = 100, size: int = 16, **other: Any) -> TrainingData:
@@ -47,7 +47,7 @@ def log(folder: Path, *, clustered: bool = True, sessions: int = 100, size: int 
     return TrainingData.model_validate({**content, "evaluation_path": str(folder), **other})
 
 
-def chosen(data: TrainingData, wanted: Deduplication = AUTO, order: BatchOrder = ORDER, **more: Any) -> ChosenGroups:
+def chosen(data: TrainingData, wanted: Deduplication = AUTO, order: Training = ORDER, **more: Any) -> ChosenGroups:
     return choose_groups(data, build_manifest(data), wanted, order, **more)
 
 
@@ -70,7 +70,7 @@ def test_short_lists_are_chosen_where_the_model_computes_on_them(tmp_path: Path)
 
 def test_the_factor_is_that_of_the_batches_which_workers_read(tmp_path: Path) -> None:
     data = log(tmp_path / "log", size=7)
-    order = replace(ORDER, batch_rows=50, shard_rows=700)
+    order = ORDER.model_copy(update={"batch_size": 50, "batches_per_shard": 14})
     found = chosen(data, order=order)
     reader = ShardReader(data, build_manifest(data), groups=[["cart"]])
     plain = kept = 0
@@ -84,7 +84,7 @@ def test_the_factor_is_that_of_the_batches_which_workers_read(tmp_path: Path) ->
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_an_unclustered_log_stays_plain(tmp_path: Path, shuffle: bool) -> None:
-    order = replace(ORDER, batch_rows=32, shuffle=shuffle)
+    order = ORDER.model_copy(update={"batch_size": 32, "batches_per_shard": 50, "shuffle": shuffle})
     found = chosen(log(tmp_path / "log", clustered=False), order=order)
     assert found.groups == ()
     assert "off, no feature is worth it" in str(found)
@@ -92,8 +92,8 @@ def test_an_unclustered_log_stays_plain(tmp_path: Path, shuffle: bool) -> None:
 
 def test_a_clustered_log_without_a_session_column_is_shuffled_by_rows_and_stays_plain(tmp_path: Path) -> None:
     data = log(tmp_path / "log", session=None)
-    assert chosen(data, order=replace(ORDER, batch_rows=32)).groups == ()
-    assert chosen(data, order=replace(ORDER, shuffle=False)).groups == (("cart", "likes"),)
+    assert chosen(data, order=ORDER.model_copy(update={"batch_size": 32, "batches_per_shard": 50})).groups == ()
+    assert chosen(data, order=ORDER.model_copy(update={"shuffle": False})).groups == (("cart", "likes"),)
 
 
 def test_named_features_are_grouped_and_named_groups_are_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data.clustering.clustering import RECORD_NAME, ClusterReport, cluster, clustered_data
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
-from elastrec.platform.data.deduplicating.deduplication_choice import BatchOrder, choose_groups
+from elastrec.platform.data.deduplicating.deduplication_choice import choose_groups
 from elastrec.platform.data.deduplicating.stored_groups import (
     StoredRows,
     columns_to_read,
@@ -27,6 +27,7 @@ from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.deduplication import Deduplication
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.job import Training
 
 GROUPS = (("cart", "likes"), ("shop",))
 
@@ -128,7 +129,7 @@ def test_the_manifest_numbers_the_same_rows_and_the_same_features_are_chosen(log
     chosen = [
         choose_groups(
             data, manifest, Deduplication(),
-            BatchOrder(batch_rows=256, shard_rows=1_000, shuffle=True, seed=0), computed_pooling=frozenset(),
+            Training(batch_size=256, batches_per_shard=4), computed_pooling=frozenset(),
         ).groups
         for data, manifest in ((logs["plain"], plain), (logs["once"], once))
     ]  # fmt: skip
