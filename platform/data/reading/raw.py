@@ -119,10 +119,9 @@ class RawReader:
         for file, first, count in self._manifest.locate_rows(start, length):
             if file.text is not None:
                 pieces = self._text(file, first, count)
-            elif by_group or file.deduplicated or self._transform is not None:
-                pieces = self._groups_of(file, first, count)
             else:
-                pieces = self._runs_of(file, first, count)
+                alone = by_group or file.deduplicated or self._transform is not None
+                pieces = self._parquet(file, first, count, 0 if alone else _DECODED_ROWS)
             for piece in pieces:
                 if file.keys:
                     piece = replace(piece, table=self._with_keys(piece.table, file))
@@ -146,34 +145,35 @@ class RawReader:
         self._open = None
         self._groups.clear()
 
-    def _groups_of(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
-        """Rows of a Parquet file, row group by row group."""
-        for index, begin, low, high in _overlaps(file, first, count):
-            table = self._group(file, index)
-            if file.deduplicated:
-                stored = StoredRows(table, file.deduplicated, low - begin, high - low)
-                with errors_naming(file.uri):
-                    table = stored.plain(self._keep)
-                yield RawRows(table, file, low, stored=stored)
-            else:
-                yield RawRows(table.slice(low - begin, high - low), file, low)
+    def _parquet(self, file: DataFile, first: int, count: int, most: int) -> Iterator[RawRows]:
+        """Rows of a Parquet file, row group by row group; adjacent whole ones of up to `most` rows are one piece.
 
-    def _runs_of(self, file: DataFile, first: int, count: int) -> Iterator[RawRows]:
-        """As `_groups_of`, but adjacent whole row groups are one piece. Others are cached for the next shard."""
+        Row groups of which only a part is needed are cached for the next shard.
+        """
         run: list[int] = []
         run_first = first
         for index, begin, low, high in _overlaps(file, first, count):
             is_whole = high - low == file.row_group_rows[index] and (file.uri, index) not in self._groups
-            if run and not (is_whole and high - run_first <= _DECODED_ROWS):
-                yield RawRows(self._decoded(file, run), file, run_first)
+            if run and not (is_whole and high - run_first <= most):
+                table = self._decoded(file, run)
+                yield self._piece(table, file, run_first, 0, table.num_rows)
                 run = []
             if is_whole:
                 run_first = run_first if run else low
                 run.append(index)
             else:
-                yield RawRows(self._group(file, index).slice(low - begin, high - low), file, low)
+                yield self._piece(self._group(file, index), file, low, low - begin, high - low)
         if run:
-            yield RawRows(self._decoded(file, run), file, run_first)
+            table = self._decoded(file, run)
+            yield self._piece(table, file, run_first, 0, table.num_rows)
+
+    def _piece(self, table: pa.Table, file: DataFile, first_row: int, begin: int, rows: int) -> RawRows:
+        """Rows [begin, begin + rows) of a table of row groups."""
+        if not file.deduplicated:
+            return RawRows(table.slice(begin, rows), file, first_row)
+        stored = StoredRows(table, file.deduplicated, begin, rows)
+        with errors_naming(file.uri):
+            return RawRows(stored.plain(self._keep), file, first_row, stored=stored)
 
     def _group(self, file: DataFile, index: int) -> pa.Table:
         key = (file.uri, index)
