@@ -10,8 +10,9 @@ The destination appears as a whole or not at all on a local file system; elsewhe
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
@@ -41,13 +42,7 @@ RECORD_NAME = "_converted.json"
 _BUFFERED_ROWS = 1_048_576
 _FIRST_DAY = date(2026, 1, 1)
 _RULE = re.compile(r"^\s*(.+?)\s*(>=|<=|==|>|<)\s*([+-]?\d+(?:\.\d+)?)\s*$")
-_COMPARE: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.bool_]]] = {
-    ">=": lambda values, bound: values >= bound,
-    "<=": lambda values, bound: values <= bound,
-    "==": lambda values, bound: values == bound,
-    ">": lambda values, bound: values > bound,
-    "<": lambda values, bound: values < bound,
-}
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
 
 
 class ByTime(Spec):
@@ -262,14 +257,15 @@ def _assigned(
         order = np.argsort(key_B, kind="stable")
         keys, begins = np.unique(key_B[order], return_index=True)
         chosen = [
-            (calendar.partition(int(key)) if isinstance(layout, ByTime) else _consecutive(layout, int(key)), rows)
+            (
+                calendar.partition(int(key))
+                if isinstance(layout, ByTime)
+                else Partition(layout.start + timedelta(days=int(key))),
+                rows,
+            )
             for key, rows in zip(keys, np.split(order, begins[1:]), strict=True)
-        ]  # fmt: skip
+        ]
         yield chosen, table
-
-
-def _consecutive(layout: ByFractions | ByRows, key: int) -> Partition:
-    return Partition(layout.start + timedelta(days=key))
 
 
 def _time_cuts(

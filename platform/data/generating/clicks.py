@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import offsets_of, take_rows
+from elastrec.platform.data.deduplicating.deduplication import Longs, offsets_of, take_rows
 from elastrec.platform.data.generating.teacher import Features, Teacher
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ _MISSING_SHARE = 0.05
 _DENSE_MISSING_SHARE = 0.1
 _CONVERSION_SEED = 1_000_003
 """Added to the seed of the log: conversions do not have the weights of clicks."""
-
-Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
