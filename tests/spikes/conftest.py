@@ -1,4 +1,4 @@
-"""Real servers for the spikes: built and started by `make spikes` alone, since they take minutes and memory."""
+"""Real servers for the spikes, which only `make spikes` builds and starts, because they need minutes and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job on real servers, as a caller outside sees it. What its nodes see of its pods is each cluster's own."""
+"""A job on real servers, from the view of an external caller. The view of the nodes is specific to each cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunningJob:
     """The job `clicks-1`.
 
     Attributes:
-        address: where its master was found last: that needs no cluster.
+        address: last known address of its master, for calls without the cluster.
     """
 
     def __init__(self, launcher: Launcher, request: LaunchRequest) -> None:

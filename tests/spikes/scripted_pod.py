@@ -1,6 +1,6 @@
-"""A worker or server that does what it is ordered and computes nothing: the program of a pod of the spikes.
+"""A worker or server that follows orders and computes nothing: the program of pods in the spikes.
 
-It is slow until the file `fast` lies beside the job's store, and takes more memory than it has once `hog-NAME` does.
+It is slow until the file `fast` exists beside the job's store. When `hog-NAME` exists, it exceeds its memory.
 """
 
 from __future__ import annotations

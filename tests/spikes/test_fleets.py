@@ -1,4 +1,4 @@
-"""What the master may rely on in every fleet: the same assertions for the fakes and for the real servers."""
+"""Properties of every fleet on which the master relies: the same tests for the fakes and the real servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""`mlflow models serve` of a registered model, in an environment that MLflow builds from what the model brings.
+"""`mlflow models serve` of a registered model, in an environment that MLflow builds from the requirements of the model.
 
-The packages come from where uv of this machine takes them: in a minute where it has them, else it downloads 4 GB.
+The packages come from the index of uv on this machine: this takes a minute if they are cached; otherwise 4 GB are
+downloaded.
 """
 
 from __future__ import annotations

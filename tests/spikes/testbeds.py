@@ -1,4 +1,4 @@
-"""One way to play a cluster for every kind of fleet, fake or real: what `test_fleets.py` runs on."""
+"""One interface to every kind of cluster, fake or real, for `test_fleets.py`."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _names = itertools.count(1)
 
 
 class Bed(Protocol):
-    """A cluster with one node of `NODE_SIZE`. What a kind of cluster cannot do, its bed has not.
+    """A cluster with one node of `NODE_SIZE`. A testbed lacks the methods that its kind of cluster does not support.
 
     Attributes:
-        fleet: of the job `JOB`.
+        fleet: fleet of the job `JOB`.
     """
 
     fleet: Fleet
@@ -160,7 +160,7 @@ class LocalBed:
     """On a real node agent, which has no quotas and evicts nobody.
 
     Args:
-        folder: of the agent.
+        folder: folder of the agent.
     """
 
     def __init__(self, folder: Path, cluster: LocalCluster) -> None:
@@ -188,10 +188,10 @@ class LocalBed:
 
 
 class NodesBed(LocalBed):
-    """On two agents as one cluster, of which the second takes no pods: it is watched all the same.
+    """On two agents as one cluster; the second one takes no pods, but is watched, too.
 
     Args:
-        folder: of the first agent.
+        folder: folder of the first agent.
     """
 
     def __init__(self, folder: Path, cluster: LocalCluster, config: NodesConfig) -> None:
@@ -210,7 +210,7 @@ class Observer:
     """Watches a testbed's fleet as a master does.
 
     Attributes:
-        events: everything that was reported, oldest first.
+        events: all reported events, the oldest first.
     """
 
     def __init__(self, testbed: Bed) -> None:

@@ -1,4 +1,4 @@
-"""Jobs whose true behaviour is known: what the tests of scaling measure plans against."""
+"""Jobs with known true behaviour, for the evaluation of plans."""
 
 from __future__ import annotations
 

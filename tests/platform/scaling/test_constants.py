@@ -1,4 +1,4 @@
-"""Constants of decisions: one place for each, and beside each what it is and where it comes from."""
+"""Constants of decisions: each is defined once, with its meaning and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a round may ask of a job: one answer for live and simulated jobs."""
+"""The requests that a round may send to a job: the same for live and simulated jobs."""
 
 from __future__ import annotations
 

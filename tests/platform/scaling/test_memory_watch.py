@@ -1,4 +1,4 @@
-"""A look at a job's memory between two rounds: when it gives memory itself, and when the next round is early enough."""
+"""A check of the memory of a job between two rounds: when it adds memory, and when the next round is early enough."""
 
 from __future__ import annotations
 

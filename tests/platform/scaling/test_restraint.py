@@ -1,4 +1,4 @@
-"""What no policy may do to a job: less memory than its rows need, another change too soon, back and forth."""
+"""Changes that no policy may make: less memory than the rows need, changes too soon, and changes back and forth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not enter the rooms of scaling and of the simulator."""
+"""Forbidden imports of the scaling and simulator packages."""
 
 from __future__ import annotations
 

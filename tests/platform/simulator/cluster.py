@@ -1,4 +1,4 @@
-"""A small simulated cluster, and jobs made by hand for it."""
+"""A small simulated cluster, and hand-made jobs for it."""
 
 from __future__ import annotations
 

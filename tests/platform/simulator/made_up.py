@@ -1,4 +1,4 @@
-"""Small workloads of jobs that have nothing to do with each other."""
+"""Small workloads of unrelated jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def synthetic(
     mean_seconds: float = 3600.0,
     movable: frozenset[Change] = frozenset(Change),
 ) -> tuple[JobToRun, ...]:
-    """A mix of jobs: Poisson arrivals, log-normal lengths, owners who ask for too much or too little.
+    """A mix of jobs: Poisson arrivals, log-normal lengths, owners who request too much or too little.
 
     Args:
-        mean_seconds: median length with what the owner asks for.
+        mean_seconds: median length with the requested pods.
     """
     random = np.random.default_rng(seed)
     arrivals = np.cumsum(random.exponential(mean_arrival_seconds, count))

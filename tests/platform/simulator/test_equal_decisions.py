@@ -1,4 +1,4 @@
-"""What is kept between rounds makes a simulation faster and changes no decision."""
+"""Caches between rounds make a simulation faster and change no decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on nodes that other programs use for a while: they end with the speed of jobs that were never disturbed."""
+"""Jobs on nodes that other programs use for a while end with the speed of undisturbed jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that come and go: what jobs lose, what they get back, and that nothing is held twice."""
+"""Nodes that are added and removed: losses of jobs, their recovery, and no resource that is allocated twice."""
 
 from __future__ import annotations
 

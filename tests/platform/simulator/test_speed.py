@@ -1,4 +1,4 @@
-"""The truths beside the model's own equation: servers that are queues, and steps of the refined form."""
+"""True step times that do not follow the model's equation: servers as queues, and the refined form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that once rested on half of the speed that they could have: they end with nearly the best allocation."""
+"""Jobs that once stayed at half of the possible speed end with nearly the best allocation."""
 
 from __future__ import annotations
 

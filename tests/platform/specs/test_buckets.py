@@ -1,4 +1,4 @@
-"""Buckets are dealt out evenly, and few of them move."""
+"""Buckets are distributed evenly, and few of them move."""
 
 from __future__ import annotations
 

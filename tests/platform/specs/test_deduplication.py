@@ -1,4 +1,4 @@
-"""The job file's one line: auto, off, or what is deduplicated."""
+"""The field `deduplication` of the job file: auto, off, or the deduplicated features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which measurements of a job's steps count after its nodes have become slower or faster."""
+"""The choice of measurements after the nodes of a job have become slower or faster."""
 
 from __future__ import annotations
 

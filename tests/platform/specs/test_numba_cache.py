@@ -1,4 +1,4 @@
-"""Compiled kernels lie in a folder of all sources that they are made of."""
+"""Compiled kernels are cached in a folder that depends on all of their sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of scaling: what is allowed, and what the refusal of anything else says."""
+"""The settings of scaling: allowed values, and messages about others."""
 
 from __future__ import annotations
 

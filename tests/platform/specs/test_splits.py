@@ -1,4 +1,4 @@
-"""How streams are cut into splits, and how positions are kept."""
+"""Splits of streams, and the storage of positions."""
 
 from __future__ import annotations
 

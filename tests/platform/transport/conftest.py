@@ -1,4 +1,4 @@
-"""A certificate for this machine, for the whole room, and a client of each test's own server."""
+"""A certificate for this machine, shared by all tests, and a client for the server of each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the wire say."""
+"""Messages for the tests of the wire."""
 
 from __future__ import annotations
 

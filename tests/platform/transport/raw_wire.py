@@ -1,4 +1,4 @@
-"""The wire by hand: what a program that is no client of ours could send, and what it would receive."""
+"""The wire without the client: data that a foreign program could send, and the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls: connections that are kept, threads side by side, and at most one execution of a call with a key."""
+"""Calls: reused connections, concurrent threads, and at most one execution of a call with a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers at the ports: refused or survived, logged without the secret, and never in the way of those who belong."""
+"""Foreign connections are refused or survived, logged without the secret, and do not delay clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pod's word that it has started, and a node that hears it or does not."""
+"""The readiness message of a pod, with and without a node that receives it."""
 
 from __future__ import annotations
 

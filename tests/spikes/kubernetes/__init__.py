@@ -1,1 +1,1 @@
-"""A Kubernetes backend in a few hundred lines, to learn what the cluster protocol needs; not for users."""
+"""A minimal Kubernetes backend, which tests the cluster protocol; not for users."""

@@ -1,4 +1,6 @@
-"""A plain REST client of the Kubernetes API: JSON in and out, every failure a ClusterError that says if it may pass."""
+"""A plain REST client of the Kubernetes API: JSON requests and answers; every failure is a ClusterError that says
+whether it is temporary.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class ApiError(ClusterError):
 
     Attributes:
         status: the HTTP status, or the code of an error within a watch.
-        reason: Kubernetes' word, `AlreadyExists` or `Conflict`.
+        reason: Kubernetes' reason, such as `AlreadyExists` or `Conflict`.
     """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -57,7 +59,7 @@ class Api:
 
         Raises:
             ApiError: the server refused.
-            ClusterError: it did not answer.
+            ClusterError: the server did not answer.
         """
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type} if content is not None else {}
@@ -81,10 +83,10 @@ class Api:
         return answer.content.decode(errors="replace")
 
     def watch(self, path: str, version: str, seconds: float, **query: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Events (type, object) after a version.
+        """Yields events (type, object) after a version.
 
         Raises:
-            ApiError: with status 410 where the version is not known any more, whichever way the server says so.
+            ApiError: with status 410 if the version is no longer known, for both ways in which servers report this.
         """
         parameters = {**query, "watch": "true", "resourceVersion": version, "timeoutSeconds": max(1, round(seconds))}
         timeout = httpx.Timeout(_CALL_SECONDS, read=seconds + _WATCH_SLACK_SECONDS)

@@ -132,7 +132,7 @@ class KubernetesFleet:
     """Implements `Fleet` for one job; safe to use from several threads.
 
     Args:
-        command: instead of the pods' own.
+        command: command that replaces that of the pods.
     """
 
     def __init__(self, pods: KubernetesPods, job: str, command: tuple[str, ...] | None = None) -> None:
@@ -270,7 +270,7 @@ class KubernetesConfig(ClusterConfig, frozen=True, kw_only=True, tag=_NAME):
     Attributes:
         address: URL of the API server.
         authority: PEM text of the certificate to trust.
-        scripted: pods play workers and servers instead of being them.
+        scripted: whether pods run scripts that imitate workers and servers.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""A whole small cluster for tests: the real control plane, two nodes of processes, namespaces with narrow rights."""
+"""A small cluster for tests: the real control plane, two nodes that run processes, and namespaces with few rights."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def wait_until(fact: Callable[[], object], what: str, seconds: float = 60.0) -> 
 
 
 class Namespace:
-    """One test's part of the cluster.
+    """The namespace of one test.
 
     Attributes:
-        token: of the service account that a job's master has.
-        admin: may do everything; for the launcher and for tests.
-        pods: with the master's rights.
+        token: token of the service account of a job's master.
+        admin: client with all rights, for the launcher and for tests.
+        pods: client with the rights of the master.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -128,7 +128,7 @@ class Lab:
     """A control plane and nodes `n1` and `n2`; no pod is placed on `n2` until `open_node` is called.
 
     Args:
-        folder: for the nodes.
+        folder: folder for the nodes.
     """
 
     def __init__(self, programs: Path, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a PodSpec to the objects that Kubernetes gets: a pod, and a Secret with its files."""
+"""Kubernetes objects of a PodSpec: a pod, and a Secret with its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pod_manifest(spec: PodSpec, namespace: str, secret: str, port: int, tolerate
 
     Args:
         secret: name of the Secret with its files.
-        port: that it listens on, where it serves.
+        port: port on which the pod listens, if it serves.
         tolerated_seconds: how long a pod stays on a node that does not answer.
     """
     variables = {
@@ -91,9 +91,10 @@ def pod_manifest(spec: PodSpec, namespace: str, secret: str, port: int, tolerate
 
 
 def secret_manifest(spec: PodSpec, namespace: str) -> dict[str, Any]:
-    """The pod's files, secret or not; made before the pod, so that the pod never waits for it.
+    """The files of the pod, secret or not; created before the pod, so that the pod does not wait for it.
 
-    Its name is made by the server: the garbage collector may be about to remove the one of an earlier pod of that name.
+    The server generates its name, because the garbage collector may still be removing the Secret of an earlier pod of
+    the same name.
     """
     return {
         "apiVersion": "v1",

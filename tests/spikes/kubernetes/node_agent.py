@@ -1,7 +1,7 @@
 """A node agent: registers one node and runs the pods that are bound to it as processes of this machine.
 
-It has the rights of a node alone. A process has no mounts and no memory limit: variables whose value is a mount's path
-get the folder's path on this machine instead, and a kill for memory is the test's to say.
+It only has the rights of a node. A process has no mounts and no memory limit: variables with the path of a mount get
+the path of the folder on this machine, and tests request kills for memory.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class NodeAgent:
     """One node, running from `start` to `close`.
 
     Args:
-        api: with the node's own token.
-        folder: for the pods' folders and logs.
-        size: of the node.
+        api: client with the token of the node.
+        folder: folder for the folders and logs of pods.
+        size: capacity of the node.
 
     Attributes:
-        pods: by uid.
-        refuses_resizes: every other size is infeasible.
+        pods: pods by uid.
+        refuses_resizes: whether every resize is infeasible.
     """
 
     def __init__(self, api: Api, name: str, folder: Path, size: PodSize) -> None:

@@ -1,4 +1,4 @@
-"""The part of a node agent that the API server asks for logs: HTTPS, `/containerLogs/{namespace}/{pod}/{container}`."""
+"""The log server of a node agent, for the API server: HTTPS, `/containerLogs/{namespace}/{pod}/{container}`."""
 
 from __future__ import annotations
 

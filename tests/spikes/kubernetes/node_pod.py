@@ -32,11 +32,11 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class NodePod:
-    """Runs in a thread of its own until the pod is over.
+    """Runs in a separate thread until the pod has ended.
 
     Attributes:
-        allocated: what the node has reserved for it.
-        is_over: its process has ended for good.
+        allocated: resources that the node has reserved for it.
+        is_over: whether its process has ended and will not be restarted.
     """
 
     def __init__(self, agent: NodeAgent, item: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""From a Kubernetes pod to a PodStatus. Pure; every word of Kubernetes that something follows from stands here."""
+"""Conversion of a Kubernetes pod to a PodStatus. Pure; all interpretation of Kubernetes' states is in this module."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _end(pod: Object, status: Object, container: Object, conditions: Object) -> 
 
 
 def _ended_by_deletion(pod: Object, attempt: Object) -> bool:
-    """Whether a process ended because its pod was deleted. Times are given in whole seconds: within the second of the
-    deletion, an end by a signal counts as the deletion's.
+    """Whether a process ended because its pod was deleted. Times have a resolution of a second: an end by a signal in
+    the second of the deletion counts as caused by the deletion.
     """
     metadata = pod["metadata"]
     until = _seconds(metadata.get("deletionTimestamp"))

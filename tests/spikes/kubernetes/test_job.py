@@ -1,4 +1,4 @@
-"""A small job on a real API server: its real master makes, resizes and loses pods, is lost itself, and ends well."""
+"""A small job on a real API server: its real master creates, resizes and loses pods, is killed itself, and succeeds."""
 
 from __future__ import annotations
 

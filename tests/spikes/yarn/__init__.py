@@ -1,4 +1,4 @@
-"""The smallest backend that runs a job on YARN: what the protocol of clusters was proved with.
+"""A minimal backend that runs a job on YARN and tests the cluster protocol.
 
-Every machine of the cluster sees the same folder, named `staging`, and has this checkout and its interpreter.
+All machines of the cluster share the folder `staging`, and have this checkout and its interpreter.
 """

@@ -12,18 +12,18 @@ NAME = "yarn-spike"
 
 
 class YarnConfig(ClusterConfig, frozen=True, kw_only=True, tag=NAME):
-    """How to reach a cluster.
+    """The addresses and settings of a cluster.
 
     Attributes:
         url: of the ResourceManager's REST API.
-        user: whose applications these are.
-        configuration: folder with `core-site.xml` and `yarn-site.xml`, which every machine sees.
-        jars: folder of Hadoop's clients, which every machine sees.
-        staging: folder that every machine sees; each application has one in it.
-        step_mb: of the scheduler: memory is granted in multiples of it. The REST API does not give it.
+        user: owner of the applications.
+        configuration: shared folder with `core-site.xml` and `yarn-site.xml`.
+        jars: shared folder with Hadoop's clients.
+        staging: shared folder; each application has a subfolder.
+        step_mb: granted memory is a multiple of it, as configured in the scheduler; the REST API does not return it.
         python: interpreter of all containers.
         environment: variables of all containers.
-        modules: module to run instead of another one, by that one's name.
+        modules: replacement modules, by the name of the replaced module.
     """
 
     url: str

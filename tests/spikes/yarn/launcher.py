@@ -1,7 +1,7 @@
 """YarnLauncher: jobs as applications, over the ResourceManager's REST API.
 
-An application is found by a tag of its job's name; YARN lets two have the same, and never forgets one that has ended:
-a job that was removed is one without a staging folder.
+An application is found by a tag with the name of its job. YARN allows several with the same tag and keeps ended ones,
+so an application without a staging folder counts as a removed job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs of containers, as their nodes send them: between a heading and an end of theirs."""
+"""Logs of containers from their nodes, which add a header and a footer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _BEGIN, _END = "LogContents:", f"End of LogType:{LOG_FILE}"
 
 
 def read_log(node: str, container: str, tail_lines: int | None) -> list[str]:
-    """Lines of a container's process; kept by its node as long as it says.
+    """The log lines of a container's process, for as long as the node keeps them.
 
     Args:
         node: `host:port` of its web server.
 
     Raises:
-        ClusterError: it does not answer.
+        ClusterError: the node does not answer.
     """
     url = f"http://{node}/ws/v1/node/containers/{container}/logs/{LOG_FILE}"
     try:

@@ -1,4 +1,4 @@
-"""Nodes, as the ResourceManager knows them."""
+"""Nodes as known to the ResourceManager."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ class Rest:
         self._url, self._user = url, user
 
     def call(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
-        """JSON of `/ws/v1/cluster` + path; empty where there is no answer's body.
+        """The JSON answer of `/ws/v1/cluster` + path; empty if the answer has no body.
 
         Raises:
-            ClusterError: refused, or out of reach.
+            ClusterError: the request was refused, or the server does not answer.
         """
         asked = urllib.parse.urlencode({"user.name": self._user} | query)
         request = urllib.request.Request(

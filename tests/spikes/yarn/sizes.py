@@ -1,4 +1,4 @@
-"""Sizes and ends in YARN's words and in ours."""
+"""Conversion of sizes and exit reasons between YARN and elastrec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the spike can run here."""
+"""Checks whether the spike can run on this machine."""
 
 from __future__ import annotations
 

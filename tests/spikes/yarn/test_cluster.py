@@ -1,4 +1,4 @@
-"""The tool that runs YARN keeps what its daemons write within its own folder, which it removes."""
+"""The tool that runs YARN keeps all files of its daemons in its own folder, and removes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the fleet of an ApplicationMaster: on a real cluster, and on the fake of the master's tests."""
+"""Properties of the fleet of an ApplicationMaster, on a real cluster and on the fake one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small job on real servers: it runs, grows, is resized, loses containers and its master, and ends with every row."""
+"""A small job on real servers: it grows, is resized, loses containers and its master, and trains every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs as applications, seen from outside; none of these has a master that runs."""
+"""Jobs as applications, from the view of a client; none of them has a running master."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's steps with a running job. Airflow is stood in for by its answers; the killed process is a real one."""
+"""The demo's steps with a running job. Airflow's answers are fake; the killed process is real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services end with everything that they started, also when the one who started them was killed."""
+"""Services end together with their child processes, even if the process that started them was killed."""
 
 from __future__ import annotations
 

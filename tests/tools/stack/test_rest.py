@@ -1,4 +1,4 @@
-"""Calls of Airflow's REST API: what is not there is told from what went wrong by the status of the answer."""
+"""Calls of Airflow's REST API: the HTTP status distinguishes missing objects from errors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Services that end on their own, or hang, are started again, a few times.
 
-Airflow is a program that waits; what its health page says is made up by the tests.
+Airflow is replaced by a program that waits, and its health page by values of the tests.
 """
 
 from __future__ import annotations

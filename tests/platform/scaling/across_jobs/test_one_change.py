@@ -1,4 +1,4 @@
-"""A memory forecast beside a plan: which goes first, and what becomes of the other."""
+"""A memory forecast and a plan for the same job: the order, and the fate of the second one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of a cluster: what is given back, to whom, and what never is."""
+"""Shares of a cluster: what is returned to whom, and what is never taken away."""
 
 from __future__ import annotations
 

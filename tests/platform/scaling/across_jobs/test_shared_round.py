@@ -1,4 +1,4 @@
-"""A round over teams: the same policy, with what is theirs by right first."""
+"""A round over several teams: the same policy, with guaranteed shares first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit is fitted to, and what is known afterwards, against the same in plain numpy."""
+"""Inputs and results of a fit, compared with the same in plain numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled linear algebra finds what scipy and numpy find."""
+"""Compiled linear algebra gives the same results as scipy and numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No job rests while a chain of neighbours, each of them better than to stay, leads to a plan that is allowed."""
+"""A job does not stay if a chain of neighbours, each better than staying, leads to an allowed plan."""
 
 from __future__ import annotations
 

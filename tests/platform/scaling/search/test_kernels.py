@@ -1,4 +1,4 @@
-"""What compiled loops find is what the formulas say, written down plainly here."""
+"""Results of compiled loops equal the formulas, which are written in plain Python here."""
 
 from __future__ import annotations
 

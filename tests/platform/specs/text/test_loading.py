@@ -1,4 +1,4 @@
-"""Job files: what is accepted, and how everything else is refused."""
+"""Job files: accepted contents, and refusals of all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords of URIs are hidden in messages, and nothing else is."""
+"""In messages, passwords of URIs are hidden, and nothing else."""
 
 from __future__ import annotations
 

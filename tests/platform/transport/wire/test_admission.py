@@ -1,4 +1,6 @@
-"""Strangers cannot use up a port; a client above the limit of connections learns the limit, which follows the job."""
+"""Foreign connections cannot exhaust a port; a client above the limit gets an error with the limit, which depends on
+the job.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: a message and its arrays as bytes, and back."""
+"""Frames: encoding and decoding of a message with its arrays."""
 
 from __future__ import annotations
 

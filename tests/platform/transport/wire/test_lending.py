@@ -1,4 +1,6 @@
-"""Bodies in shared memory: what is held stays as it was, what is dropped is used again, strangers lend nothing."""
+"""Message bodies in shared memory: used ones do not change, released ones are reused, foreign clients cannot lend
+any.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread drives many streams: none waits for another, and what does not fit a socket leaves when it does."""
+"""One thread serves many streams: none waits for another, and data that does not fit into a socket is sent later."""
 
 from __future__ import annotations
 

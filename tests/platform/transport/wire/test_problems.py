@@ -1,4 +1,4 @@
-"""Errors cross the wire as values: the caller raises the class that the handler raised, and reads no text."""
+"""Errors are sent as values: the caller raises the same class as the handler, without parsing text."""
 
 from __future__ import annotations
 

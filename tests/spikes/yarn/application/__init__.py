@@ -1,1 +1,1 @@
-"""What runs inside an application: its ApplicationMaster with the fleet, and the first program of each container."""
+"""Programs inside a YARN application: the ApplicationMaster with the fleet, and the first program of each container."""

@@ -1,7 +1,7 @@
 """The program of a job's first container: the job's master, with the fleet of its application.
 
-`python -m tests.spikes.yarn.application.application_master`. After an attempt that ends without unregistering YARN
-starts another one, which finds the containers running. An attempt whose job is over, or would fail again, unregisters.
+`python -m tests.spikes.yarn.application.application_master`. If an attempt ends without unregistering, YARN starts
+another one, and the containers keep running. An attempt unregisters if its job is over or would fail again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""First program of every container: gives a pod's process the surroundings that `specs.environment` promises.
+"""First program of every container: prepares the environment of a pod's process as described in `specs.environment`.
 
-`python -m tests.spikes.yarn.application.container`; it becomes the pod's process, whose command comes in a file: a node
-puts commands and variables into a shell script, between double quotes that it does not escape.
+`python -m tests.spikes.yarn.application.container`; it then becomes the pod's process. The command comes in a file,
+because a node writes commands and variables into a shell script, between double quotes without escapes.
 """
 
 from __future__ import annotations

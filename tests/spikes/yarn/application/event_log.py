@@ -1,4 +1,4 @@
-"""The pods of one job as its ApplicationMaster knows them, and what happened to them, for watches."""
+"""The pods of one job as known to its ApplicationMaster, and their events, for watches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _KEPT = 10_000
 
 
 class EventLog:
-    """Its events are numbered; a token names this log and a number, so a later attempt's log knows none of it.
+    """Events are numbered. A token contains the id of this log and a number, so the log of a later attempt does not
+    accept it.
 
     Attributes:
-        changed: to be held while `pods` is read or changed; notified of each event.
-        pods: by uid.
+        changed: condition to hold while reading or changing `pods`; notified after each event.
+        pods: pods by uid.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""YarnFleet: the pods of one job as containers of its ApplicationMaster, in which this runs.
+"""YarnFleet: the pods of one job as containers, inside the ApplicationMaster.
 
-One thread asks the ResourceManager several times a second: that is the heartbeat of the application, hands requests
-over and brings what was granted, changed and ended. Calls of nodes, which may hang, are made by others.
+One thread polls the ResourceManager several times a second: this is the heartbeat of the application, sends requests,
+and receives grants, changes and ends. Other threads call the nodes, because these calls may hang.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _DEFERRED_SECONDS = 1.5
 
 @dataclass
 class _Container:
-    """What is needed beside a pod's status.
+    """Data of a container beside the status of its pod.
 
     Attributes:
-        request: not granted yet.
-        granted: a container; its node, its token and its version belong to it.
-        goal: size in megabytes and cores that the pod shall have, while it has another one.
-        update_since: an update to `updating_to` was asked for at this moment, and not answered.
-        is_cancelling: that it is taken back goes out with the next heartbeat.
+        request: request that is not granted yet.
+        granted: granted container, with node, token and version.
+        goal: requested size in megabytes and cores, if it differs from the present one.
+        update_since: time of the unanswered request for an update to `updating_to`.
+        is_cancelling: whether the next heartbeat cancels the update.
     """
 
     spec: PodSpec | None = None
@@ -71,7 +71,7 @@ class YarnFleet:
     """Implements `Fleet` for one job; safe to use from several threads.
 
     Args:
-        address: of this ApplicationMaster, for those who ask the ResourceManager.
+        address: address of this ApplicationMaster, which the ResourceManager reports to clients.
     """
 
     def __init__(self, hadoop: Hadoop, rest: Rest, site: Site, address: str) -> None:

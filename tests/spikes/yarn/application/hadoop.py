@@ -12,10 +12,10 @@ _API, _CLIENT = "org.apache.hadoop.yarn.api.records", "org.apache.hadoop.yarn.cl
 
 
 def start_java(jars: Path) -> None:
-    """Once per process.
+    """Starts the JVM, once per process.
 
     Args:
-        jars: their folder.
+        jars: folder of the jars.
     """
     # Without -Xrs Java takes SIGTERM and ends the process, whatever Python's handler says.
     options = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-Xrs")
@@ -79,7 +79,7 @@ class Hadoop:
         """What a node needs to start a process.
 
         Args:
-            files: path on all machines by name in the container's folder.
+            files: shared paths by the name in the folder of the container.
         """
         resources, variables, commands = (
             jpype.java.util.HashMap(),

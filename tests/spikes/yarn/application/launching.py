@@ -1,4 +1,4 @@
-"""What a container is launched with: files in the staging folder, and a command that is the same for all pods."""
+"""The launch data of a container: files in the staging folder, and a command that is the same for all pods."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.spikes.yarn.node_logs import LOG_FILE
 
 @dataclass(frozen=True)
 class Site:
-    """Where an attempt runs.
+    """The surroundings of an attempt.
 
     Attributes:
         attempt: number of the attempt, from 1.
-        staging: folder of the application that all machines see.
-        step_mb: of the scheduler: memory is granted in multiples of it.
-        command: of all containers.
-        environment: variables of all containers.
-        modules: module to run instead of another one, by that one's name.
+        staging: folder of the application, shared by all machines.
+        step_mb: granted memory is a multiple of it, as configured in the scheduler.
+        command: command of all containers.
+        environment: environment variables of all containers.
+        modules: replacement modules, by the name of the replaced module.
     """
 
     attempt: int

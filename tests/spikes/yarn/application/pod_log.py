@@ -1,7 +1,7 @@
-"""What one attempt of an ApplicationMaster leaves to the next: YARN knows containers, not pods.
+"""The log of pods that one attempt of an ApplicationMaster leaves to the next, because YARN only knows containers.
 
-A file of lines in the staging folder, each a pod as it was known then. A pod's line is on disk before YARN hears of its
-request, and the line of its end before YARN learns that its end was heard.
+A file in the staging folder, with one line for each state of a pod. The line of a pod is on disk before its request is
+sent to YARN, and the line of its end before the end is acknowledged to YARN.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Line(msgspec.Struct, frozen=True):
     """One pod.
 
     Attributes:
-        container: its id; empty: none was granted yet.
-        is_deleted: there is no such pod any more.
+        container: id of its container; empty: none was granted yet.
+        is_deleted: whether the pod was deleted.
     """
 
     pod: PodStatus

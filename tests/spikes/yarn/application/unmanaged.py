@@ -1,4 +1,4 @@
-"""A fleet in this process: YARN lets a program be its own ApplicationMaster, which no node started."""
+"""A fleet in this process, as an unmanaged ApplicationMaster, which YARN does not start itself."""
 
 from __future__ import annotations
 
