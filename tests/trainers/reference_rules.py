@@ -1,4 +1,4 @@
-"""The update rules of embedding rows in float64, written from their papers; an oracle for kernels."""
+"""The update rules of embedding rows in float64, after their papers, as an oracle for kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's model and transform are tried before any pod starts."""
+"""The model and the transform of a job are checked before any pod starts."""
 
 from __future__ import annotations
 

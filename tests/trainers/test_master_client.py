@@ -1,4 +1,4 @@
-"""A pod finds a master that moved, obeys none that was superseded, and does not wait for ever."""
+"""A pod finds a master that has moved, ignores a superseded one, and does not wait forever."""
 
 from __future__ import annotations
 

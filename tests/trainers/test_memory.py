@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system when a process keeps growing, and only then."""
+"""Freed memory is returned to the system only if a process keeps growing."""
 
 from __future__ import annotations
 

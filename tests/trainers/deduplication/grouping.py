@@ -1,4 +1,4 @@
-"""Groups made of plain batches, which a job's reader makes while it reads."""
+"""Groups made from plain batches; in a job, the reader makes them."""
 
 from __future__ import annotations
 

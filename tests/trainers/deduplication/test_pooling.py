@@ -1,4 +1,4 @@
-"""Pooling: right against a loop in plain Python, and the same on plain and on deduplicated batches."""
+"""Pooling equals a loop in plain Python, and gives the same result on plain and deduplicated batches."""
 
 from __future__ import annotations
 

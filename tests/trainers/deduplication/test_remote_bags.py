@@ -1,4 +1,4 @@
-"""Deduplicated bags over real parameter servers: the same training, fewer ids to route and pool."""
+"""Deduplicated bags on real parameter servers: the same training with fewer ids to route and pool."""
 
 from __future__ import annotations
 

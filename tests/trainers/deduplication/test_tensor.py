@@ -1,4 +1,4 @@
-"""The torch form: from and to torchrec's KeyedJaggedTensor, without loss."""
+"""Lossless conversion between deduplicated tensors and torchrec's KeyedJaggedTensor."""
 
 from __future__ import annotations
 

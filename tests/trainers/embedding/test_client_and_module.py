@@ -1,4 +1,4 @@
-"""The client against real servers, and the embedding module at its edges."""
+"""The client with real servers, and edge cases of the embedding module."""
 
 from __future__ import annotations
 

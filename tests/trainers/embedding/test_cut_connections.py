@@ -1,7 +1,7 @@
-"""Connections that are cut between any two messages, epochs that change, workers that begin again: each push once.
+"""Connections cut between any two messages, changes of epochs, restarts of workers: each push is applied once.
 
-Every position of a short training is tried: the message there is lost before its server takes it, or its answer after.
-The server stays out of reach for longer than the client waits, so that the worker hears of it.
+At every position of a short training, the message is lost before its server receives it, or its answer afterwards. The
+server is unreachable for longer than the client waits, so that the worker gets an error.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def _warm() -> None:
 
 
 class Cut:
-    """Loses the messages of one server from its n-th on, until `repaired`.
+    """Drops the messages of one server from the n-th on, until `repaired`.
 
     Args:
-        after: the first of them is taken, and its answer lost.
+        after: whether the first message is received and only its answer is lost.
     """
 
     def __init__(self, server: int, message: int, *, after: bool) -> None:

@@ -1,4 +1,4 @@
-"""Pooling of rows and its gradient, against the same written down with numpy."""
+"""Pooling of rows and its gradient, compared with numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's connections to its servers: one thread for all, and no server that holds up another."""
+"""The connections of a client: one thread for all servers, and no server delays another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of numbers inside compiled kernels are those that numpy adds."""
+"""Compiled kernels add ranges of numbers like numpy."""
 
 from __future__ import annotations
 

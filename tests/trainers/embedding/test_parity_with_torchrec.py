@@ -1,4 +1,4 @@
-"""The same model trained over parameter servers and with torchrec's own collection takes the same steps."""
+"""A model trained with parameter servers takes the same steps as with torchrec's own collection."""
 
 from __future__ import annotations
 

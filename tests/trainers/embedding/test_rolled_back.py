@@ -1,7 +1,7 @@
-"""A job goes back to a record while its worker is lost between any two messages: each push counts once.
+"""A job rolls back to a record after its worker was lost between any two messages: each push counts once.
 
-The record is made after the worker was lost, as periodic records are while another worker trains: servers may hold what
-the worker has reported to nobody, and one of them what another one lacks.
+The record is made after the worker was lost, like a periodic record while another worker trains. So servers may have
+pushes that the worker has not reported, and one server may have a push that another one lacks.
 """
 
 from __future__ import annotations

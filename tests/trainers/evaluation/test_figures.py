@@ -1,4 +1,4 @@
-"""Figures, comparison and learning curves."""
+"""Figures, comparisons and learning curves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small finished job made by hand: Parquet rows, a record of two parts, and what its trainer predicted."""
+"""A small hand-made finished job: Parquet rows, a record of two parts, and the predictions of its trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a record to a model that MLflow loads: equal to the trainer, or refused by the feature's name."""
+"""The export of a record to an MLflow model: it equals the trainer, or is refused with the name of the feature."""
 
 from __future__ import annotations
 

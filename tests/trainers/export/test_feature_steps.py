@@ -1,4 +1,4 @@
-"""A job whose features have steps: the exported model encodes raw rows as the trainer did, to the last bit."""
+"""With feature steps, the exported model encodes raw rows exactly as the trainer does."""
 
 from __future__ import annotations
 

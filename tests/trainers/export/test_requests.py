@@ -1,4 +1,4 @@
-"""A row of a request is judged by itself, whatever the other rows are, also through MLflow's server."""
+"""Each row of a request is checked independently of the others, also in MLflow's server."""
 
 from __future__ import annotations
 

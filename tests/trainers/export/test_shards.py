@@ -1,4 +1,4 @@
-"""A table in several files gives the rows that one file would, and is written with the memory of one of them."""
+"""A table in several files gives the same rows as one file, and is written with the memory for one of them."""
 
 from __future__ import annotations
 

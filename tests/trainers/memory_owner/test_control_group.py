@@ -1,4 +1,4 @@
-"""What a pod's control group says of its memory, in both versions, in a container and outside."""
+"""The memory figures of a pod's control group, in both versions, inside and outside of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that cannot be had: what is said, and whether the pod starts all the same."""
+"""Unavailable memory: the message, and whether the pod starts anyway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The owner of a pod's memory as a process: memory, restarts, signals, exit codes, and that nothing is left."""
+"""The process that owns a pod's memory: memory, restarts, signals, exit codes, and cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a process is followed by another one: by what ended it, and by how long it ran."""
+"""The decision to restart a process, by its exit and its running time."""
 
 from __future__ import annotations
 

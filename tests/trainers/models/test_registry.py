@@ -1,4 +1,4 @@
-"""Models by name: what is refused, and what the refusal says."""
+"""Models by name: refusals and their messages."""
 
 from __future__ import annotations
 

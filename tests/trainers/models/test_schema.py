@@ -1,4 +1,4 @@
-"""What a model knows of its inputs, and how its tables are pooled."""
+"""The schema of a model's inputs, and the pooling of its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that pool histories themselves, against plain loops over rows, on torchrec's own collection."""
+"""Models that pool histories themselves, compared with plain loops over rows, on torchrec's own collection."""
 
 from __future__ import annotations
 

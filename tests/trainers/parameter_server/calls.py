@@ -1,4 +1,4 @@
-"""A server of tests and its handlers, called as the transport calls them."""
+"""A server for tests, whose handlers are called as by the transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers filled without workers, what they hold, and records of them."""
+"""Servers filled without workers, their contents, and records of them."""
 
 from __future__ import annotations
 

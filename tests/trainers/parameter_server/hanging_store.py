@@ -1,6 +1,6 @@
 """A parameter server whose checkpoint store hangs: `python -m tests.trainers.parameter_server.hanging_store GATE`.
 
-While the file GATE exists, no write to a store returns.
+While the file GATE exists, writes to a store do not return.
 """
 
 from __future__ import annotations

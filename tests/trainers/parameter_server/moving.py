@@ -1,4 +1,4 @@
-"""Servers of one process that give their buckets to each other, with all that belongs to them."""
+"""Servers in one process that give complete buckets to each other."""
 
 from __future__ import annotations
 

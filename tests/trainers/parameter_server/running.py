@@ -1,4 +1,4 @@
-"""Servers for tests: in this process behind real sockets, and a scripted stand-in for the master."""
+"""Servers for tests, in this process on real sockets, and a scripted master."""
 
 from __future__ import annotations
 
@@ -80,9 +80,9 @@ def running_servers(
 
 
 class ScriptedMaster:
-    """Stands in for the job master: says what the test makes it say, and keeps what servers report.
+    """Replaces the job master: it sends the directives of the test and stores the reports of servers.
 
-    It decides nothing; the real master's decisions are tested in its own room.
+    It makes no decisions; those of the real master have their own tests.
     """
 
     def __init__(self, job: TrainingJob, servers: int) -> None:

@@ -1,4 +1,4 @@
-"""The clock of a job is its master's, and goes on by the monotonic one."""
+"""The clock of a job is that of its master, and advances with the monotonic clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that hold what has changed since another one: together they are what a full record would be."""
+"""Delta records: together with their base they equal a full record."""
 
 from __future__ import annotations
 

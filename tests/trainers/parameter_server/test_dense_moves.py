@@ -1,4 +1,4 @@
-"""Dense buckets that move between servers: what a worker pulls, and what the servers hold, is the same as without."""
+"""Moves of dense buckets change neither the values that a worker pulls nor those of the servers."""
 
 from __future__ import annotations
 

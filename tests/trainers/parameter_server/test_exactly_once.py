@@ -1,4 +1,4 @@
-"""Which pushes count, how often, and what a server says of them."""
+"""Each push is applied exactly once, and the answers of the servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real master and a real server process whose store hangs: the job ends in a decision."""
+"""A real master and a real server process whose store hangs: the master decides about the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is sent SIGTERM serves until another has its buckets, its time is over, or no master answers."""
+"""After SIGTERM, a server serves until another one has its buckets, its time is over, or no master answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server reports of its orders, and which of them it follows."""
+"""The orders that a server follows, and its reports about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prefetching changes nothing and never faults."""
+"""Prefetching does not change values and causes no memory faults."""
 
 from __future__ import annotations
 

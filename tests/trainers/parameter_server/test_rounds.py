@@ -1,4 +1,4 @@
-"""Rounds of bsp have the same members on every server, whatever the order in which requests reach them."""
+"""Rounds of bsp have the same members on every server, for any order of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that compiled kernels copy are those that numpy copies."""
+"""Compiled kernels copy words like numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted stand-in for the job master, served by the real RPC server."""
+"""A scripted master, served by the real RPC server."""
 
 from __future__ import annotations
 
@@ -119,10 +119,10 @@ def make_job(
 
 
 class ScriptedMaster:
-    """Serves one job whose shards and directives the test decides.
+    """Serves one job with the shards and directives of the test.
 
     Args:
-        servers: parameter servers to wait for before workers may train.
+        servers: number of parameter servers that must register before workers may train.
         host: address to listen at.
     """
 

@@ -1,4 +1,4 @@
-"""A clustered log and a job on it: sessions of six rows whose user, cart and likes stay, whose item does not."""
+"""A clustered log and a job on it: sessions of six rows with constant user, cart and likes, and changing items."""
 
 from __future__ import annotations
 

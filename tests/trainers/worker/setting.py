@@ -1,4 +1,4 @@
-"""A worker and parameter servers in one process, under a scripted master; and the same job without servers."""
+"""A worker and parameter servers in one process with a scripted master, and the same job without servers."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def reference(
     """The same job in one process: torchrec's collection and torch's optimiser, the same order of rows.
 
     Args:
-        steps: minibatches of equal size whose mean loss takes one step.
+        steps: number of equal minibatches whose mean loss is used for one step.
     """
     job = setting.job
     tables = embedding_tables(job)

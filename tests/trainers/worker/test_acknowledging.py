@@ -1,4 +1,4 @@
-"""What a worker acknowledges, and when, with a parameter client that does what the test says."""
+"""Acknowledgements of a worker and their time, with a scripted parameter client."""
 
 from __future__ import annotations
 

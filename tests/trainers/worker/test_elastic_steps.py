@@ -1,4 +1,4 @@
-"""Steps of bsp while workers come and go: their size stays, and all servers take the same ones."""
+"""Steps of bsp while workers join and leave: their size is constant, and all servers take the same steps."""
 
 from __future__ import annotations
 
@@ -99,9 +99,10 @@ def sizes_of_pushes(steps: Steps) -> list[int]:
 
 
 def check_steps(elastic: Elastic) -> None:
-    """All servers took the same, with each row that is acknowledged, and all but the last have the global batch.
+    """Checks that all servers took the same steps, that these contain every acknowledged row, and that all but the last
+    have the global batch.
 
-    Or less, where a shard ended within a share.
+    A step may have fewer rows if a shard ended within a share.
     """
     assert not elastic.errors and elastic.steps[0] == elastic.steps[1]
     steps = elastic.steps[0]

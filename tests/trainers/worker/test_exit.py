@@ -1,4 +1,4 @@
-"""Which errors come back in a new process, and the settings that a pod's process starts with."""
+"""Errors that a restart cannot cure, and the settings with which the process of a pod starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases become minibatches in order; what is given back comes again."""
+"""Leases are turned into minibatches in order; returned shards are leased again."""
 
 from __future__ import annotations
 

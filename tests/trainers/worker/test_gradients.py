@@ -1,4 +1,4 @@
-"""Gradients that would spoil the model never leave a worker, and the row is named; bounded ones are those of torch."""
+"""Invalid gradients are not sent, and the error names the row; clipped gradients equal those of torch."""
 
 from __future__ import annotations
 

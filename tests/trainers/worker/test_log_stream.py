@@ -1,7 +1,7 @@
-"""A stream whose positions no row count can name: a log of variable length, read from byte offsets.
+"""A stream whose positions are not row counts: a log of variable length, read from byte offsets.
 
-The product has no such stream yet. A scripted one shows that worker, queue and positions have room for it: the rows of
-its splits are not known, and only its source can read its positions.
+The product has no such stream yet. This scripted one shows that worker, queue and positions support it: the number of
+rows of its splits is unknown, and only its source can interpret its positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How old the parameters of a step are: with and without pulls that overlap the computation."""
+"""The age of the parameters of a step, with and without overlapping pulls."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def applied_before_pulls(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Make]:
-    """Trains all rows with one async worker; per pull, how many pushes the server had applied when it answered.
+    """Trains all rows with one async worker; returns, for each pull, the number of pushes that the server had applied.
 
-    Rows and dense parameters are in the same answer, so this is the age of both.
+    Rows and dense parameters are in the same answer, so they have the same age.
     """
     made: list[Setting] = []
     # The next minibatch is always there in time: whether pulls overlap does not depend on the reader's speed.

@@ -1,4 +1,4 @@
-"""A refusal brings the new routing table: a worker goes on by it although its directive does not come."""
+"""A refusal contains the new routing table, with which a worker continues before it gets a new directive."""
 
 from __future__ import annotations
 

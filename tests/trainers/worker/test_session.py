@@ -1,4 +1,4 @@
-"""The talk with the master: nothing is lost when it is away, and only the newest directive counts."""
+"""Communication with the master: nothing is lost while it is unreachable, and only the newest directive counts."""
 
 from __future__ import annotations
 

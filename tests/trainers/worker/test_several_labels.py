@@ -1,4 +1,4 @@
-"""Workers with several labels, weights and losses of a model's own, over real parameter servers."""
+"""Workers with several labels, weights and custom losses, on real parameter servers."""
 
 from __future__ import annotations
 
@@ -80,9 +80,10 @@ def test_every_head_is_evaluated_against_its_label(setting: Callable[..., Any]) 
 
 
 class TwoPhases(nn.Module):
-    """A memory tower trained by one loss, and an adaptive one on its frozen output by another: two backward passes.
+    """A memory tower, trained by one loss, and an adaptive tower on its frozen output, trained by another: two backward
+    passes.
 
-    Primus §5: no gradient goes from the second loss into the memory tower.
+    Primus §5: the second loss has no gradient in the memory tower.
     """
 
     heads = (Head("adapted", label="label"), Head("memory", label="label"))

@@ -1,4 +1,4 @@
-"""Bytes from the reader are those that Arrow counts for the same minibatch."""
+"""The counted bytes from the reader equal those of Arrow for the same minibatch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A worker with a trainer of another kind: whatever trains, every row is trained once and evaluated.
+"""A worker with another kind of trainer: every row is trained once, and evaluated.
 
-The trainer here is a logistic regression in the worker's own process, without a server. Its steps are in its weights
-two minibatches later, as pushes are in those of servers, and it loses what is in flight from time to time.
+The trainer is a logistic regression in the process of the worker, without a server. As with servers, its steps take
+effect two minibatches later, and it sometimes loses steps in flight.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LATENCY = 2
 
 
 class LogisticRegression:
-    """A Trainer; see the module's text.
+    """A Trainer; see the docstring of the module.
 
     Attributes:
-        rows: of each step that is in the weights, its features as they were read.
+        rows: the features of every step that has been applied to the weights.
     """
 
     def __init__(self, lose_every: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker and parameter servers in one process, under a scripted master: what is trained, what is acknowledged."""
+"""A worker and parameter servers in one process with a scripted master: trained and acknowledged rows."""
 
 from __future__ import annotations
 

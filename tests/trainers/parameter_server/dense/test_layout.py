@@ -1,4 +1,4 @@
-"""How the flat vector of the dense parameters is cut into buckets, and put together again."""
+"""Splitting the flat vector of dense parameters into buckets, and joining it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers behind real sockets between which buckets move, and a worker that trains meanwhile."""
+"""Servers on real sockets that exchange buckets while a worker trains."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ class Cluster:
     def move(
         self, count: int, rounds: int = 3, between: Callable[[], None] = lambda: None, *, is_heard_of: bool = True
     ) -> None:
-        """Gives everything to so many servers while they serve.
+        """Distributes all buckets over a number of servers while they serve.
 
         Args:
-            is_heard_of: servers get the directive that says that the change is over.
+            is_heard_of: whether servers get the directive that the change is over.
         """
         for name, server in self.servers.items():
             if name not in self.routing.servers and server.model is not None:

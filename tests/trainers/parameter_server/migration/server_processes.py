@@ -1,4 +1,4 @@
-"""Parameter servers as real processes, for a master whose other pods are played by threads."""
+"""Parameter servers as real processes, for a master whose other pods are threads."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Servers:
 
 @contextlib.contextmanager
 def stage_of(folder: Path, servers: Servers, **checkpoint: Any) -> Iterator[Stage]:
-    """A master that has started a job of one worker, which a thread plays, and one server of these.
+    """A master with a running job of one worker, which is a thread, and one server process.
 
     Args:
-        checkpoint: that section of the job file, without periodic records.
+        checkpoint: the section `checkpoint` of the job file, without periodic records.
     """
     faults = {"heartbeat_interval": 0.05, "heartbeat_timeout": 3, "lease": 60}
     resources = {"worker": {"count": 1}, "parameter_server": {"count": 1}, "virtual_buckets": 64}

@@ -1,4 +1,4 @@
-"""Requests and answers between servers that are not what they should be: refused by name, before anything changes."""
+"""Malformed requests and answers between servers are refused by name before anything changes."""
 
 from __future__ import annotations
 

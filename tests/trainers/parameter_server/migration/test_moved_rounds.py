@@ -1,4 +1,4 @@
-"""Rounds of bsp while buckets change servers, in any order of events: all buckets see the same steps."""
+"""Rounds of bsp while buckets move, in any order of events: all buckets get the same steps."""
 
 from __future__ import annotations
 

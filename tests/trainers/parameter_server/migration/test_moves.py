@@ -1,4 +1,4 @@
-"""Buckets change servers while a worker trains: every parameter is what it would be without, bit for bit."""
+"""Buckets move while a worker trains: all parameters are bit for bit those of a training without moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server that copies says of it: how far it is, why it gets no further, and whether it ever will."""
+"""The progress report of a copying server: remaining buckets, the reason for a stall, and whether it is permanent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When what is left to copy counts as small: rows that change fast are copied faster before they are handed over."""
+"""The rule by which the rest of a copy counts as small: rows that change fast are copied faster before the
+hand-over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real master and real server processes: one is struck at the moment at which buckets begin to change hands."""
+"""A real master and real server processes: one of them fails at the beginning of the hand-over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets change servers while several workers step together (bsp), or wait for the slowest (ssp)."""
+"""Buckets move while several workers train with bsp or ssp."""
 
 from __future__ import annotations
 
@@ -123,9 +123,10 @@ def servers_of(job: TrainingJob, start: int) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("global_workers", [WORKERS, 2 * WORKERS])
 def test_a_bsp_job_has_the_same_parameters_bit_for_bit_when_its_buckets_move(global_workers: int) -> None:
-    """Also where a step takes two rounds, so that pushes of complete rounds wait when their buckets leave.
+    """This includes steps of two rounds, in which pushes of complete rounds wait while their buckets move.
 
-    Before each move one worker is held, so that the others' pushes of a round wait; before every other one it goes on.
+    Before each move, one worker is paused, so that the pushes of the others wait; before every second move, it
+    continues.
     """
     job = job_with("bsp", workers=global_workers)
 

@@ -1,4 +1,4 @@
-"""Memory of a node, as a server opens it."""
+"""The memory of a node, as opened by a server."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ def trained() -> ParameterServer:
 
 
 class Saves:
-    """A server, its saver, and what that reported.
+    """A server, its saver, and the reports of the saver.
 
     Args:
         store: URI of the checkpoint store.
-        server: another one than `trained`.
+        server: a server to use instead of `trained`.
     """
 
     def __init__(self, store: str, memory: RecordMemory, server: ParameterServer | None = None) -> None:

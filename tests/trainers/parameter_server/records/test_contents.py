@@ -1,4 +1,4 @@
-"""What a record holds of servers' rows comes back, however many servers there are, or is found to be damaged."""
+"""The rows of a record are restored on any number of servers, or reported as damaged."""
 
 from __future__ import annotations
 

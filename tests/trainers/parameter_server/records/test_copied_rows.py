@@ -1,4 +1,4 @@
-"""Rows of a full record are copied with their index as they lie there, where the server's rows lie likewise."""
+"""Rows of a full record and their index are copied unchanged if the server stores them in the same layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process does that brings parts from memory to their store."""
+"""The process that copies parts from memory to their store."""
 
 from __future__ import annotations
 

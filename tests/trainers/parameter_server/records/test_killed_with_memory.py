@@ -1,4 +1,4 @@
-"""A real master and real server processes: a killed server's successor restores from the memory that it has left."""
+"""A real master and real server processes: the successor of a killed server restores from the memory of the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a record that replace nothing are taken in by several threads, and lie there as one would have left them."""
+"""Rows of a record that replace nothing are loaded by several threads, with the same result as by one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A server's parts go through the memory of its node: restored from there, durable by a process that may be killed."""
+"""The parts of a server are saved to the memory of its node, restored from it, and made durable by a separate
+process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is started again has the pages of its rows before a restore is ordered, within its pod's memory."""
+"""A restarted server creates the pages of its rows before a restore is ordered, within the memory of its pod."""
 
 from __future__ import annotations
 

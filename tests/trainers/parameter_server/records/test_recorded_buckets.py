@@ -1,7 +1,8 @@
-"""A server's buckets against dictionaries: any interleaving of requests, moves, copies, records and restores.
+"""The buckets of a server compared with dictionaries, for any interleaving of requests, moves, copies, records and
+restores.
 
-`test_model` with stores of a server that writes real records: full ones and deltas, each of which must bring back what
-was held when it was saved, as a whole or some buckets of it.
+This is `test_model` with the stores of a server that writes real records, full ones and deltas. Each record must
+restore the contents at the time of its save.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Parts are written on a thread of their own, each of one moment, and given up when their order is not in force."""
+"""Parts are written by a separate thread, each a consistent snapshot, and cancelled if their order is no longer
+valid.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers do about the records they are ordered to restore."""
+"""Restores of records that the master orders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine of async, bsp and ssp under any order of events."""
+"""The state machine of async, bsp and ssp, for any order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate: many inside, or one who has closed it."""
+"""The gate: many threads inside, or one thread that has closed it."""
 
 from __future__ import annotations
 

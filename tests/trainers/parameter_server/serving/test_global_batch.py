@@ -1,4 +1,4 @@
-"""Rounds of bsp, shared out so that every step has the job's global batch."""
+"""Rounds of bsp whose shares sum to the global batch of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says of its load: rows per second that requests name, and the buckets that have most of them."""
+"""The reported load of a server: requested rows per second, and the buckets with most of them."""
 
 from __future__ import annotations
 

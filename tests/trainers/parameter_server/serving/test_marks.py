@@ -1,4 +1,4 @@
-"""Marks of applied pushes: by bucket, bounded, and the same after they have travelled."""
+"""Marks of applied pushes: by bucket, of bounded size, and unchanged by a transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server says to pushes that come again, too early, from elsewhere, or to a bucket that has some already."""
+"""Answers to pushes that are repeated, too early, from another process, or already applied to some buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server's handlers, called as the transport calls them."""
+"""The handlers of one server, called as by the transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stores hold, copied out and taken in as records do it."""
+"""Copies the contents of stores as records do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets at sizes where slabs, index runs and memory matter; what they hold is tested in test_model."""
+"""Buckets of sizes at which slabs, index runs and memory matter; test_model tests their contents."""
 
 from __future__ import annotations
 

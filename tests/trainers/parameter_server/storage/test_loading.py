@@ -1,4 +1,4 @@
-"""Columns of a full record go straight into slabs and index, and lie there as rows that were pushed do."""
+"""Columns of a full record are loaded directly into slabs and index, in the same layout as pushed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of stores that are gone is used again, and nothing of what they held is seen."""
+"""The memory of dropped stores is reused, and their contents are never visible."""
 
 from __future__ import annotations
 

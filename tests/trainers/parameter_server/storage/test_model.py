@@ -1,4 +1,4 @@
-"""Two stores against dictionaries: any interleaving of what may happen to their buckets."""
+"""Two stores compared with dictionaries, for any interleaving of operations on their buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Update rules of segments against float64 and torch.optim, and what becomes of their state under other rules."""
+"""Update rules of segments compared with float64 and torch.optim, and the state after a change of rule."""
 
 from __future__ import annotations
 

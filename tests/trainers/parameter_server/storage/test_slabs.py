@@ -1,4 +1,4 @@
-"""Cells and lines that were saved are copied into slabs and index, and lie there as rows that were pushed do."""
+"""Saved cells and lines are copied into slabs and index, in the same layout as pushed rows."""
 
 from __future__ import annotations
 

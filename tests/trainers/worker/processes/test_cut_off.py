@@ -1,4 +1,4 @@
-"""A server in a network of its own, whose cable is pulled out in the middle of a push and put back."""
+"""A server in a separate network namespace whose connection is interrupted during a push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker and a server of different code: refused at once and for good, with both versions named."""
+"""A worker and a server with different code: a permanent refusal at once, which names both versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).parents[4]
 def other_code(folder: Path) -> Path:
     """A copy of the package that sends a field of a push by another name.
 
-    Its worker compiles a few kernels for itself; a server of other code would compile all of a server's.
+    Only the worker uses it, because it has few kernels to compile; a server would have to compile all of its kernels.
     """
     package = folder / "other" / "elastrec"
     for room in ("platform", "trainers", "checkpoints"):

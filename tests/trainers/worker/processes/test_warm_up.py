@@ -1,4 +1,4 @@
-"""A worker has compiled its kernels by the time it registers: with a shard in its hands it would lose the shard."""
+"""A worker compiles its kernels before it registers; if it did so later, its lease of a shard could expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks of stripes: who waits gets them, requests work on what is free, and nothing keeps one after an error."""
+"""Locks of stripes: waiting requests get them, requests use free stripes first, and errors release them."""
 
 from __future__ import annotations
 
