@@ -25,12 +25,12 @@ def one_core() -> dict[str, str]:
 
 
 class Child:
-    """A running child, as its parent sees it.
+    """The parent's handle of a running child.
 
     Args:
         module, arguments: what `python -m` runs; the module calls `serve`.
         environment: variables beside the parent's own.
-        python: that runs it, when it is not the parent's.
+        python: interpreter of the child; default: that of the parent.
 
     Raises:
         RuntimeError: the child ended; its messages are on standard error.

@@ -1,4 +1,5 @@
-"""The docs' page of figures, from the stored results alone: goals, met or missed, simulated or not, with their commits.
+"""The docs' page of figures, generated from the stored results: goals met and missed, simulated or measured, with
+commits.
 
 The page also has comparisons: the peers and assumptions with which a benchmark wins or loses.
 

@@ -83,7 +83,8 @@ def outweigh_other_load(agent_id: str, processes: int) -> None:
 def hold_back(agent_id: str, uid: str, cores: float) -> None:
     """Gives a pod fewer cores than its agent has granted, until the agent sets its limit again.
 
-    A group around all pods of an agent would not do: under version 1 no group may have less than one inside it.
+    A common group of all pods of an agent cannot be used, because with version 1 no group may have less than a group
+    inside it.
     """
     for group in (mount / f"elastrec-{agent_id}" / uid for mount in _CPU_MOUNTS):
         # The pod may just be ending.

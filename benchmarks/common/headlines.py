@@ -124,8 +124,9 @@ def compared(
 def moved(
     prefix: str, reports: Mapping[str, Sequence[Report]], others: Sequence[Side], settings: Mapping[str, Any]
 ) -> list[Figure]:
-    """Mean time and core-hours of the default policy against others, with one different assumption; above 0: we
-    lose."""
+    """Mean time and core-hours of the default policy against others, with one changed assumption; above 0, the other
+    policy is better.
+    """
     return [
         _comparison(
             f"{prefix}.{short}_against_{other.name}",

@@ -261,10 +261,10 @@ def _pods_up(
 
 
 def _delay(case: Case, timeline: list[tuple[float, int, int]], done: list[float]) -> float | None:
-    """Seconds until a replaced worker, or the last ordered one, trained, or rows were handed over.
+    """Seconds until the replaced worker or the last requested one trained, or until rows were handed over.
 
     Args:
-        done: times at which shards were done, rising; the order was given at a share of them.
+        done: times at which shards were done, ascending; the loss or the request came at a share of them.
     """
     if case.lose_at is not None:
         lost = next(at for (_, before, _), (at, after, _) in pairwise(timeline) if after < before)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class LogShape:
-    """What the log looks like.
+    """The statistics of the log.
 
     Attributes:
         samples_per_session: mean; sessions' sizes are geometric.

@@ -1,10 +1,9 @@
 """A reader of clustered rows that encodes each distinct row once ÷ the plain reader of rows in order of time.
 
 Both fill batches from Parquet (decompress, decode, encode), convert them (the plain one to jagged arrays, the other to
-groups without repeats), run the steps of their features (cut, hash) and lay down the bytes that a worker gets. The
-same rows in both files; rows per CPU second, rounds that take turns. Also bytes read and sent (RecD §6.3, Table 3 and
-Figure 10).
-`at_rest` reads files that hold each distinct row of the group once, beside the plain clustered files.
+groups without repeats), run the steps of their features (cut, hash) and write the bytes for a worker. Both files have
+the same rows. Figures are rows per CPU second, in alternating rounds, and bytes read and sent (RecD §6.3, Table 3 and
+Figure 10). `at_rest` compares files that store each distinct row of the group once with the plain clustered files.
 
     python -m benchmarks dedup_reader [--rows 60000] [--rounds 5] [--output json]
 """

@@ -1,12 +1,13 @@
 """The savings of clustering by session on disk, and of sharding by session in the log: RecD's O2 and O1, Figure 7 and
 §6.
 
-The same rows, columns and Parquet writer (`elastrec data cluster`'s, with the encodings that it chose) in order of time
-and clustered; `own_encodings` lets the writer choose those that suit the order of time best, `repeats_left_out` is the
-clustered log with each distinct row of the user lists stored once. Then the messages of
-`elastrec data publish` in the N partitions of a topic that its partitioner chooses, compressed by zstd in batches as
-its producer does, and the files of `elastrec data land`; keyed by the session, and by a random number.
-What the log looks like: `LogShape`; fewer rows than its default interleave fewer sessions, and save less.
+Compared are files with the same rows, columns and Parquet writer (`elastrec data cluster`'s, with the encodings that it
+chose) in order of time and clustered; `own_encodings` lets the writer choose those that suit the order of time best,
+`repeats_left_out` is the clustered log with each distinct row of the user lists stored once. The same is done for the
+messages of `elastrec data publish`, in the partitions that its partitioner chooses and compressed with zstd in batches
+as by its producer, and for the files of `elastrec data land`; with the session as key, and with a random key.
+`LogShape` describes the log. With fewer rows than the default, fewer sessions are interleaved, and the savings are
+smaller.
 
     python -m benchmarks dedup_storage [--rows 400000] [--output json]
 """
@@ -42,7 +43,7 @@ _BATCH_BYTES, _ZSTD_LEVEL = 1_000_000, 3
 
 
 def time_ordered_bytes(log: pa.Table, folder: Path, dictionaries: tuple[str, ...] | None) -> int:
-    """The log as it came, by the writer that clustering uses, in row groups of as many rows.
+    """The bytes of the log in order of time, with the writer and the row group size of the clustering.
 
     Args:
         dictionaries: columns with dictionary encoding; None lets the writer choose what is smallest in this order.

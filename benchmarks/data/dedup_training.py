@@ -5,10 +5,10 @@
 Both sides have the same module, ids and gradients, and pool as a job's worker does: one a plain KeyedJaggedTensor, the
 other the DeduplicatedFeatures of the same batch. Rows are looked up in this process.
 
-A pooling step is look-up, pooling, expansion, and their backward pass. End to end is a DLRM with 26 single ids, 13
-dense features and one history pooled by a transformer, with its loss, backward pass and the optimiser of its dense
-parameters. Updates of rows are the servers' work, and equal for both. Figures are CPU seconds of one thread, the best
-of three measurements of equal length, in rounds that take turns.
+A pooling step consists of look-up, pooling, expansion, and their backward pass. The end-to-end figures are of a DLRM
+with 26 single ids, 13 dense features and one history pooled by a transformer, with its loss, backward pass and the
+optimiser of its dense parameters. Updates of rows are done by servers and equal for both sides. Figures are CPU seconds
+of one thread, the best of three measurements of equal length, in alternating rounds.
 
 Parity is compared after 200 steps: in float64, in float32, and, as a scale for float32, between the plain path and
 itself with another order of rows in each batch.
@@ -68,7 +68,7 @@ class Batch:
 
     Attributes:
         factor: its DedupeFactor.
-        chosen: the form that the rule takes: deduplicated above a factor of 1.5.
+        chosen: the form chosen by the rule: deduplicated above a factor of 1.5.
     """
 
     plain: KeyedJaggedTensor
@@ -131,7 +131,7 @@ class History(nn.Module):
     """The pooled history `[B, D]`: as the collection pools it, or by a module on its rows.
 
     Args:
-        pooling: None: the collection's.
+        pooling: module that pools; None: the collection does.
     """
 
     def __init__(self, pooling: nn.Module | None) -> None:

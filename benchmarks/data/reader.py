@@ -1,8 +1,9 @@
 """The speed of a worker's reader: Criteo text and Parquet to trainer-ready batches, rows per core second.
 
-Ours, shuffled and with a job's default batches and shards, stands beside plain pyarrow that decodes the same columns
-into batches of the same size and drops them, and beside torchrec's own Criteo reader; in turns, each in a process of
-one thread. Memory is the peak of a process that reads one log, against one that reads a log ten times as long.
+Our reader, with shuffling and the default batches and shards of a job, is compared with plain pyarrow, which decodes
+the same columns into batches of the same size and drops them, and with torchrec's own Criteo reader. The sides
+alternate, each in a process with one thread. Memory is the peak of a process that reads a log, compared with one that
+reads a log ten times as long.
 
     python -m benchmarks reader [--rows 1000000] [--memory-bytes 100000000] [--rounds 5] [--output json]
 """

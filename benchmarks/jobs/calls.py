@@ -1,9 +1,9 @@
-"""The cost of a call: calls per CPU second of client and server together, over our transport and over Arrow Flight.
+"""The cost of a call: calls per CPU second of client and server together, with our transport and with Arrow Flight.
 
 A client process calls a server process, one call after the other: a worker's heartbeat and a master's answer, with the
-token checked (see `processes.calls`). Flight gets a server and a client as short as they can be, without retries,
-limits or structured errors. The wires take turns; a figure is the median of the rounds. `tcp` is our wire between
-machines, `local` within one network namespace, as pods of the local cluster use it.
+token checked (see `processes.calls`). The server and the client for Flight are minimal, without retries, limits or
+structured errors. The sides alternate; a figure is the median of the rounds. `tcp` is our transport between machines,
+`local` the one within a network namespace, which pods of the local cluster use.
 
 A connection for each call (`channel.close()` in the place of `self._idle.put(...)` in `RpcClient._exchange`) brings
 both ratios below their goal.

@@ -2,12 +2,13 @@
 
     python -m benchmarks growing_tables [--rounds 3] [--output json]
 
-All jobs have the same file but for `scaling.enabled`. Every server has a control group whose limit the kernel
-enforces, and the rows of the log take more than that. Rounds of scaling are those of the DAG `auto_scaling`; those of
-the job without forecast leave it alone. The second job has no rounds: its master looks at its memory itself.
+All jobs have the same file except for `scaling.enabled`. Every server has a control group whose limit the kernel
+enforces, and the rows of the log take more than that. Rounds of scaling are those of the DAG `auto_scaling`; they do
+not change the job without forecast. The second job has no rounds, but its master checks its memory itself.
 
-Red with `if high <= safe` of `platform.scaling.memory.forecast` as `if True`: the first two jobs are then killed, too;
-with `self._give_memory()` of `platform.master.service.timed_work` as `pass` the second one is.
+Mutations that turn it red: `if True` instead of `if high <= safe` in `platform.scaling.memory.forecast`, with which
+servers of the first two jobs are killed, too; `pass` instead of `self._give_memory()` in
+`platform.master.service.timed_work`, with which those of the second job are.
 """
 
 from __future__ import annotations
@@ -94,11 +95,11 @@ class Run:
     """A job from its launch to its end.
 
     Attributes:
-        seconds: from the launch until all is trained and saved; the evaluation is left out.
-        kills: of servers by the kernel, for memory.
-        fullest: of its limit, the largest share that a server was seen to use.
-        fullest_at_plan: the same when the first plan for memory was carried out; None: there was none.
-        seen: of every round, samples trained, and of every server used bytes and limit.
+        seconds: from the launch until everything is trained and saved, without the evaluation.
+        kills: number of servers that the kernel killed for memory.
+        fullest: the largest observed share of its limit that a server used.
+        fullest_at_plan: the same at the time of the first memory plan; None if there was none.
+        seen: for every round: samples trained, and the used bytes and limit of every server.
     """
 
     seconds: float = 0.0
@@ -121,12 +122,12 @@ def train(
     settings: ScalingSettings | None = SETTINGS,
     until: Callable[[Observation, str], bool] | None = None,
 ) -> None:
-    """Trains and evaluates a job, with rounds of scaling as the DAG has them.
+    """Trains and evaluates a job, with rounds of scaling as in the DAG.
 
     Args:
-        run: is filled; its seconds are added to.
-        settings: of the rounds; None: there are none.
-        until: called with what is seen and the job's id; true ends the job before its own end.
+        run: is filled in; seconds are added.
+        settings: settings of the rounds; None: no rounds.
+        until: called with the observations and the id of the job; true ends the job early.
 
     Raises:
         RuntimeError: the job failed or did not end in time.
@@ -184,10 +185,10 @@ def _round(platform: jobs.Platform, settings: ScalingSettings, job_id: str, run:
 
 
 def figures_of(with_forecast: list[Run], by_master: list[Run], without: list[Run]) -> list[Figure]:
-    """Kills of all rounds, and how full the servers were.
+    """The kills of all rounds, and the used share of memory.
 
     Args:
-        by_master: with the forecast and without rounds of scaling.
+        by_master: runs with the forecast but without rounds of scaling.
     """
     at_plan = [
         1.0 if run.fullest_at_plan is None else run.fullest_at_plan for run in (*with_forecast, *by_master)

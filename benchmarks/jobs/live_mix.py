@@ -57,7 +57,7 @@ _MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Owner:
-    """What one owner asks for, and when.
+    """The request of one owner, and its time.
 
     Attributes:
         grows: its tables fill the servers' memory; otherwise computing limits the job.
@@ -137,13 +137,13 @@ def job_content(owner: Owner, logs: Logs, side: str, epochs: int) -> dict[str, A
 
 @dataclass
 class Side:
-    """What came of the six jobs.
+    """The results of the six jobs on one side.
 
     Attributes:
         seconds: completion times by owner.
         core_seconds: granted to all pods, from the first launch to the end of the last job.
-        kills: of servers by the kernel, for memory.
-        plans: that were carried out.
+        kills: number of servers that the kernel killed for memory.
+        plans: number of plans that were carried out.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -195,7 +195,7 @@ def rounds_beside(platform: jobs.Platform, running: list[Running], side: Side) -
 
 
 def look(platform: jobs.Platform, each: Running, side: Side, *, restarts: bool) -> bool:
-    """Looks at a job, as the person does who starts it again; whether it is done.
+    """Checks a job, as the operator who restarts it does; returns whether it has ended.
 
     Raises:
         RuntimeError: it failed.

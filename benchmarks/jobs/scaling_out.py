@@ -1,8 +1,9 @@
-"""The gain of more pods: rows per second of 1, 2 and 4 workers, and of 1, 2 and 4 servers if these are the limit.
+"""The gain of more pods: rows per second with 1, 2 and 4 workers, and with 1, 2 and 4 servers if these are the
+bottleneck.
 
 Every pod has a fraction of a core by its control group, so that one small machine holds them all. Speeds come from the
-ledger: rows of the time in which every worker trained. The groups' throttling counters, in the settings, say
-whether it was the limits that limited. While jobs run, their pods outweigh other load on the machine.
+ledger: rows in the time in which every worker trained. The throttling counters of the groups, in the settings, show
+whether the limits were the bottleneck. The pods have a higher CPU weight than other load on the machine.
 
 Pulls overlap from the first step (`overlap_pull: true`), as they do by default once a model has taken its first steps:
 the steady state is measured.
@@ -41,11 +42,12 @@ _ROWS = 20_000
 
 @dataclass(frozen=True)
 class Case:
-    """One role whose pods are counted, and sizes with which it is what limits.
+    """The role whose number of pods varies, and sizes with which this role is the bottleneck.
 
     Attributes:
-        samples_each: trained per pod that is counted, so that every run takes about as long.
-        zipf_exponent: of the ids; the lower, the more different ids a batch has, which is what servers work for.
+        samples_each: samples per pod of the role, so that all runs take about the same time.
+        zipf_exponent: exponent of the ids; the lower, the more distinct ids a batch has, and the more work servers
+            have.
     """
 
     role: str
@@ -114,9 +116,9 @@ def job_content(log: GenerateReport, case: Case, count: int) -> dict[str, Any]:
 
 
 def steady_speed(ledger: pa.Table, workers: int) -> float:
-    """Rows per second of the time in which all workers trained, each past its first shards, which warm it up.
+    """Rows per second in the time in which all workers trained, without their first shards, in which they warm up.
 
-    Attempts that reach into that time count with the share of theirs that lies in it.
+    Attempts that overlap this time count in proportion.
 
     Raises:
         RuntimeError: there was no such time.

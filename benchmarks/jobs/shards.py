@@ -1,7 +1,7 @@
 """The costs and the capacity of the job master: shards per second, heartbeats, memory.
 
-A real master with its journal on disk answers over a socket; its workers are played (see `processes.shards`): they
-say what real ones say and train nothing. CPU seconds are those of the master's process alone.
+A real master with its journal on disk answers over a socket; its workers are simulated (see `processes.shards`): they
+send the messages of real workers and train nothing. CPU seconds are only those of the master's process.
 
     python -m benchmarks shards [--shards 400000] [--seconds 20] [--output json]
 """

@@ -77,14 +77,14 @@ _CONSISTENCY: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Of all jobs of the benchmark.
+    """The surroundings of all jobs of the benchmark.
 
     Attributes:
-        platform: on both nodes.
+        platform: platform with both nodes.
         without_slow: the same, where the slow node takes no new pods.
-        slow_agent: of the slow node.
-        log: what all of them train on.
-        folder: for other logs.
+        slow_agent: agent of the slow node.
+        log: training data of all jobs.
+        folder: folder for other logs.
     """
 
     platform: jobs.Platform
@@ -118,7 +118,7 @@ def job_content(
 
 
 class SlowNode:
-    """Holds back every pod of a job that is on the node, whenever it is called: its agent may set limits again.
+    """Slows down every pod of a job on the node. It is called repeatedly, because the agent may set limits again.
 
     Attributes:
         seen: names of those pods.
@@ -179,7 +179,7 @@ def run(around: Surroundings, content: dict[str, Any], role: str, also: Interfer
     """Trains a job whose second pod of a role begins on the slow node.
 
     Raises:
-        RuntimeError: none was there.
+        RuntimeError: there was no such pod.
     """
     slow = SlowNode(around.slow_agent)
 

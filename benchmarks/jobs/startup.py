@@ -4,7 +4,7 @@
 `startup.demo`: from the start of the demo's command in an empty folder on an installed machine, services and click log
 included. The first batch counts when the job's master knows of it, at most a heartbeat after it was trained.
 
-CPU seconds stand beside the wall's where a pod used them: on a crowded machine these are what can be compared.
+Parts in which a pod works also have CPU seconds, which are comparable on a busy machine, too.
 
     python -m benchmarks startup [--rounds 3] [--output json]
 """
@@ -45,7 +45,7 @@ def first_batch(platform: jobs.Platform) -> TrainingMetrics:
     """Waits until the one job of the platform has trained something.
 
     Raises:
-        RuntimeError: it failed, or did not within five minutes.
+        RuntimeError: the job failed, or trained nothing within five minutes.
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -61,11 +61,11 @@ def first_batch(platform: jobs.Platform) -> TrainingMetrics:
 def parts_of(
     begun: float, tasks: dict[str, dict[str, Any]], explained: Explanation, trained: float
 ) -> dict[str, float]:
-    """Seconds between the moments on the way, in their order; they sum to `trained - begun`.
+    """Seconds between consecutive moments; they sum to `trained - begun`.
 
     Args:
-        begun, trained: seconds since the epoch, as all moments here.
-        tasks: of the DAG run, as Airflow's REST API gives them.
+        begun, trained: seconds since the epoch, like all moments here.
+        tasks: tasks of the DAG run, from Airflow's REST API.
         explained: the job's story.
 
     Raises:

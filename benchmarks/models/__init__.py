@@ -1,1 +1,1 @@
-"""Whether jobs give the model that one process gives, how embeddings start, and what an export costs."""
+"""Benchmarks of models: equality with the training in one process, initial values of embeddings, costs of an export."""

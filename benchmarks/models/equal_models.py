@@ -1,9 +1,9 @@
 """Whether many workers train the same model as one process: AUC after one pass over the same generated rows.
 
 Compared are torchrec in one process without any server, and jobs of one worker, of four workers async, bsp and ssp(2).
-Every side makes steps of the same size: with bsp a step is one minibatch of every worker, so its workers take a
-quarter of the batch; with the others each push is a step of its own. The teacher that drew the labels says what was
-there to be learnt.
+Every side makes steps of the same size: with bsp a step is one minibatch of every worker, so its workers take a quarter
+of the batch; with the others each push is a step of its own. The best possible AUC is known from the teacher model that
+drew the labels.
 
     python -m benchmarks equal_models [--rows 2000000] [--rounds 1] [--output json]
 """
@@ -92,8 +92,8 @@ def one_process(content: dict[str, Any], log: GenerateReport) -> float:
 def rows_before_the_last_worker(ledger: pa.Table) -> int:
     """Rows of the training shards that ended before every worker had begun one.
 
-    With bsp, steps are smaller until then: as many minibatches as there are workers. Adagrad remembers their larger
-    gradients and goes slower for good, so a machine on which workers come up one by one shows a lower AUC.
+    With bsp, steps are smaller until then: as many minibatches as there are workers. Their larger gradients reduce the
+    step sizes of Adagrad permanently, so the AUC is lower on a machine on which workers start one by one.
     """
     table = ledger.to_pandas()
     table = table[table["kind"] == "train"]

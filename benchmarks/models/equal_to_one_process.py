@@ -1,4 +1,4 @@
-"""Whether a job's model is as good as the one that torchrec trains in one process: the zoo, short and long trainings.
+"""The quality of a job's model compared with torchrec in one process: all built-in models, short and long trainings.
 
 A worker and a server (`one_worker`: the product's reader, steps, client, server and update rules) and torchrec's own
 tables and optimizers (`torchrec_alone`) train the same network on the same minibatches in the same order, on generated

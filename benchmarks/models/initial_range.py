@@ -46,11 +46,11 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class Log:
-    """A log of three days: to train on, to choose by, to report.
+    """A log of three days: for training, for choices, and for the figures.
 
     Attributes:
         data: the data section of a job.
-        history, target: the list feature, and the scalar one that it is weighed by.
+        history, target: the list feature, and the scalar feature that is its target.
     """
 
     data: dict[str, Any]

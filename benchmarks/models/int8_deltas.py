@@ -1,8 +1,8 @@
 """The loss of a model that is restored from deltas with int8 rows, and the bytes that they save.
 
-A model is trained for one pass over half of a generated log, saved whole, trained on, and saved five times as what has
-changed. Compared is the model that the chain of records gives back with the one in training: with float32 it is the
-same, bit for bit. `STEPS = 3` in `checkpoints/quantized.py` makes the goals red.
+A model is trained for one pass over half of a generated log and saved as a full record. Then training continues, with
+five delta records. The model restored from the chain of records is compared with the one in training; with float32,
+they are equal bit for bit. `STEPS = 3` in `checkpoints/quantized.py` makes the goals red.
 
     python -m benchmarks int8_deltas [--rounds 5] [--model dlrm] [--output json]
 """

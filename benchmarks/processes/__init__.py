@@ -1,1 +1,1 @@
-"""Child processes of benchmarks: real processes on both sides of a figure, which get their orders line by line."""
+"""Child processes of benchmarks, which get requests line by line."""

@@ -1,7 +1,7 @@
 """The processes of `calls`: a server and a client of each wire, with the same messages and the same token.
 
-The messages are a heartbeat of a worker and what a master answers to it while nothing changes. The server checks the
-token, decodes the heartbeat, encodes an answer, and does nothing else.
+The messages are a heartbeat of a worker and the answer of a master without changes. The server checks the token,
+decodes the heartbeat, encodes an answer, and does nothing else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process of `checkpoint`: a parameter server full of rows, its records, and the same bytes plainly."""
+"""The process of `checkpoint`: a parameter server full of rows, its records, and plain copies of the same bytes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ ROUTING = RoutingTable(epoch=1, owners=[0] * 256, servers=["ps-0"], addresses=["
 
 
 class Checkpoints:
-    """What the parent asks for, each timed by itself.
+    """The operations for the parent, each with its own timing.
 
     Args:
-        folder: on the disk that is measured.
-        rows: of all tables together.
+        folder: folder on the measured disk.
+        rows: rows of all tables together.
     """
 
     def __init__(self, folder: Path, rows: int) -> None:

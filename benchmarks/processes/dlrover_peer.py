@@ -1,10 +1,9 @@
 """DLRover's flash checkpoint of the same bytes: the engine for one rank, with the saver process that it starts.
 
-Runs in an environment with DLRover and PyTorch alone, so nothing of this repository is imported. What is written here
-is what DLRover's guide on flash checkpoint does for a model that one rank holds: `DdpCheckpointer`,
-`StorageType.MEMORY` and `StorageType.DISK`, and a restore that copies what `load_checkpoint` gives into the parameters,
-as `load_state_dict` does. `wait_latest_checkpoint` looks every three seconds, so the file that it looks at is watched
-here more closely.
+Runs in an environment with DLRover and PyTorch alone, so nothing of this repository is imported. The code follows
+DLRover's guide on flash checkpoint for a model of one rank: `DdpCheckpointer`, `StorageType.MEMORY` and
+`StorageType.DISK`, and a restore that copies the result of `load_checkpoint` into the parameters, as `load_state_dict`
+does. `wait_latest_checkpoint` polls every three seconds; this module polls the same file more often.
 
 Arguments: FOLDER BYTES. Answers lines of JSON.
 """
@@ -33,8 +32,8 @@ class FlashCheckpointer:
     """Tables of one rank, and DLRover's checkpointer for them.
 
     Args:
-        folder: on the disk that is measured.
-        size_bytes: of all tables together.
+        folder: folder on the measured disk.
+        size_bytes: size of all tables together.
     """
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
@@ -68,9 +67,10 @@ class FlashCheckpointer:
         return {"seconds": self._save(self._memory)}
 
     def disk(self) -> dict[str, float]:
-        """All tables into memory and from there to the disk; `seconds` until the newest step is said to be there.
+        """Copies all tables to memory and from there to the disk; `seconds` ends when the newest step is reported as
+        saved.
 
-        DLRover leaves the file of the tables to the system's cache; `synced_seconds` is when it is on the disk.
+        DLRover does not synchronise the file of the tables; `synced_seconds` ends when it is on the disk.
         """
         from dlrover.python.common.constants import CheckpointConstant
 

@@ -1,4 +1,4 @@
-"""Generated rows as a finished job's record, exported as by the evaluator, and scored; the costs of both.
+"""A generated record of a finished job, exported as by the evaluator, and scored; and the costs of both.
 
 Answers a line of JSON to a line of JSON (`respond`). The model is DLRM; one of its tables has nearly all rows.
 """

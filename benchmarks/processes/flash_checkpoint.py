@@ -1,4 +1,6 @@
-"""The process of `flash_checkpoint`: a full parameter server, the memory of its node, and the same bytes plainly."""
+"""The process of `flash_checkpoint`: a full parameter server, the memory of its node, and plain copies of the same
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ _MEMORY_PER_PART = 2.8
 
 
 class FlashCheckpoints:
-    """What the parent asks for, each timed by itself.
+    """The operations for the parent, each with its own timing.
 
     Args:
-        folder: on the disk that is measured.
-        volume: file of memory; made here as a node makes it, before anything is measured.
-        rows: of all tables together; changed: share of them that changes between a full part and the next one.
-        remote: URI of a store that other machines reach, too; empty: none is there.
+        folder: folder on the measured disk.
+        volume: file of the memory; created as by a node, before the measurements.
+        rows: rows of all tables together; changed: share of them that changes between a full part and the next one.
+        remote: URI of a store that other machines can reach; empty: there is none.
     """
 
     def __init__(self, folder: Path, volume: Path, rows: int, changed: float, remote: str) -> None:
@@ -168,12 +170,12 @@ class FlashCheckpoints:
 
 
 class RestartedServer:
-    """A server that is started again on its node, where no page of its rows is there, as far as its restore order.
+    """A server that is restarted on its node without pages for its rows, until its restore order.
 
-    As a pod does, it makes pages while it loads its kernels. A pod registers with its master then, which is left out.
+    Like a pod, it creates pages while it loads its kernels. The registration with a master is left out.
 
     Args:
-        uri: of a record whose part lies in the memory; rows: that it holds.
+        uri: URI of a record whose part is in the memory; rows: number of its rows.
     """
 
     def __init__(self, uri: str, volume: Path, rows: int) -> None:

@@ -45,7 +45,7 @@ class _Losses(Window):
 
 @dataclass(frozen=True)
 class _Joining:
-    """How workers join, and what their pushes count for from then on.
+    """The way in which workers join, and the weight of their pushes afterwards.
 
     Attributes:
         apart: steps of all workers from one that joins to the next; 0: all join at once.

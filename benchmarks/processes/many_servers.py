@@ -33,10 +33,11 @@ def routing_of(addresses: list[str]) -> Any:
 
 
 def run_server(number: int, is_local: bool, sides: list[int]) -> None:
-    """One server for each side that has so many: sides take turns, so the largest sets the number of processes.
+    """Runs one server for each side that has at least that many; sides alternate, so the largest side determines the
+    number of processes.
 
     Args:
-        number: of this process among the servers of a side.
+        number: number of this process among the servers of a side.
         sides: numbers of servers.
     """
     import structlog
@@ -81,9 +82,9 @@ def minibatches(batch: int) -> list[np.ndarray]:
 
 
 class Side:
-    """A worker's steps with so many servers, as its loop takes them, without the network's forward and backward.
+    """The steps of a worker's loop with a number of servers, without the forward and backward pass of the network.
 
-    Gradients are made once: what they say does not change what they cost.
+    Gradients are made once, because their values do not affect the costs.
     """
 
     def __init__(self, addresses: list[str], batches: list[np.ndarray]) -> None:

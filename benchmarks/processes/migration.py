@@ -1,7 +1,7 @@
 """The processes of `migration`: role `server` of each parameter server, and `worker` of one that trains without pause.
 
-The worker's model is a logistic regression on rows and a dense bias: small beside what servers do, with a loss and an
-AUC. Its steps follow from their numbers alone, so that equal parameters need equal histories.
+The worker's model is a logistic regression on rows and a dense bias. It needs little time compared with the servers,
+and has a loss and an AUC. Each step depends only on its number, so equal histories give equal parameters.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class Server:
 
 
 class Worker:
-    """Trains on a thread of its own, step after step, wherever the routing leads.
+    """Trains in a separate thread, step after step, with the current routing.
 
     Args:
-        rows: ids of each table.
+        rows: number of ids of each table.
     """
 
     def __init__(self, rows: int) -> None:

@@ -126,9 +126,9 @@ def train_and_score(request: dict[str, Any]) -> dict[str, Any]:
     """One training on the log's first day, scored on days after it.
 
     Args:
-        request: `content`, a job file; `steps`, at most so many (absent: all of the day); `overlap_after` as in `train`
-            (absent: never); `days`, numbers of those that are scored (absent: all after the first one); `most_scored`,
-            minibatches of each (absent: MOST_SCORED; null: all).
+        request: `content`, a job file; `steps`, the maximum number of steps (absent: the whole day); `overlap_after` as
+            in `train` (absent: never); `days`, numbers of the scored days (absent: all after the first one);
+            `most_scored`, minibatches of each (absent: MOST_SCORED; null: all).
 
     Returns:
         `steps`, their `rows`, and per scored day `auc` and `normalized_entropy`.

@@ -157,9 +157,10 @@ def run_worker(network: str, batch: int, rows: int, address: str) -> None:
     ahead = collection.prefetch(batches[0][1], dense=True)
 
     def train(request: dict[str, Any]) -> dict[str, float]:
-        """Steps as the worker's loop takes them: the next pull is under way while this batch computes.
+        """Takes the steps of the worker's loop, with the next pull during the computation of a batch.
 
-        It stays under way when a slice ends, and the last push waits for the next pull: slices cost what steps cost.
+        At the end of a slice, the next pull is still in progress, and the last push is sent with it, so a slice costs
+        as much as its steps.
         """
         nonlocal at, ahead
         clock = time.thread_time

@@ -1,4 +1,4 @@
-"""The processes of `reader`: the same files read by us, by plain pyarrow and by torchrec's Criteo reader."""
+"""The processes of `reader`: the same files read by our reader, by plain pyarrow and by torchrec's Criteo reader."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from elastrec.platform.specs.data import FileFormat
 
 
 def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Callable[[int], int]:
-    """Shards one after the other, shuffled, as a worker of a job with default settings reads them.
+    """Reads shuffled shards one after the other, like a worker of a job with default settings.
 
     Args:
-        tensors: as the worker's torch inputs, else as numpy arrays.
+        tensors: whether batches are torch tensors, as for the model, instead of numpy arrays.
     """
     data = training_data_for(read_report(path).spec)
     manifest = build_manifest(data)
@@ -88,9 +88,9 @@ def plain(path: str, batch: int) -> Callable[[int], int]:
 
 
 def torchrec(path: str, batch: int) -> Callable[[int], int]:
-    """torchrec's Criteo datapipe with its own row mapper, put together to KeyedJaggedTensors as its documents show.
+    """torchrec's Criteo datapipe with its own row mapper, combined to KeyedJaggedTensors as in its documentation.
 
-    Of `CriteoIterDataPipe` only `LoadFiles` is left out, which opens the file by a package that need not be there.
+    Only `LoadFiles` of `CriteoIterDataPipe` is left out, because it needs an optional package.
     """
     import torch
     import torch.utils.data.datapipes as pipes

@@ -1,8 +1,8 @@
 """One worker and one parameter server in one process: a short training, saved in deltas, scored before a restore and
 after it.
 
-As `one_worker`; the record chain is that of a job: a full part in the middle of the training, then parts of what has
-changed. Answers a line of JSON to a line of JSON (`train_restore_and_score`).
+Like `one_worker`. The chain of records is that of a job: a full record in the middle of the training, then deltas.
+Answers a line of JSON to a line of JSON (`train_restore_and_score`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def train_restore_and_score(request: dict[str, Any]) -> dict[str, Any]:
     """One training on the log's first day, scored on its third one.
 
     Args:
-        request: `content`, a job file; `steps`, at most so many.
+        request: `content`, a job file; `steps`, the maximum number of steps.
 
     Returns:
         `auc` and `normalized_entropy` of the model in training, `restored_auc` and `restored_normalized_entropy` of the
-        one that the last record gives back, and `delta_bytes` of all deltas together.
+        model restored from the last record, and `delta_bytes` of all deltas together.
     """
     job = TrainingJob.model_validate(request["content"])
     spec = job.spec

@@ -1,8 +1,8 @@
-"""The two processes of `shards`: a real master, and pods that only talk.
+"""The two processes of `shards`: a real master, and simulated pods.
 
-The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only
-remembers, and its pods are played: each worker has a connection of its own, beats at the pace the master sets,
-leases shards and says that they are done, without training anything.
+The master is the product's: state machine, journal on disk, service, RPC server on a socket. Its cluster only stores
+requests, and its pods are simulated: each worker has its own connection, sends heartbeats at the interval that the
+master sets, leases shards and reports them as done, without training.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class PlayedPod:
         self.directive, self.beat_seconds = answer.directive, answer.heartbeat_seconds
 
     def lease(self, count: int) -> int:
-        """Reports the shards of the last lease as trained, and takes new ones; how many came.
+        """Reports the shards of the last lease as trained, and leases new ones; returns their number.
 
         Raises:
             RuntimeError: the master granted none.
@@ -209,10 +209,11 @@ class Players:
         return {"seconds": seconds, "shards": each * len(self._workers)}
 
     def train(self, seconds: float, steps_per_second: float, batch: int, shard_seconds: float) -> dict[str, float]:
-        """All pods beat at the pace that the master sets; each worker leases a shard every `shard_seconds`.
+        """All pods send heartbeats at the interval that the master sets; each worker leases a shard every
+        `shard_seconds`.
 
         Args:
-            shard_seconds: 0: heartbeats alone.
+            shard_seconds: seconds between leases of a worker; 0: only heartbeats.
         """
         end = time.monotonic() + seconds
         pace = self._workers[0].beat_seconds

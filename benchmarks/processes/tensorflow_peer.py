@@ -1,9 +1,9 @@
 """TensorFlow's ParameterServerStrategy on the benchmark's Wide & Deep: one coordinator, one server, one worker.
 
-Runs in an environment with TensorFlow and NumPy alone, so nothing of this repository is imported. What is written here
-is what TensorFlow's guide on parameter servers recommends, and where there was a choice the faster one: ids are made
-unique before rows are fetched, updates are TensorFlow's own fused operators next to their variables, several steps may
-go into one scheduled function, and a worker's rows lie in its memory.
+Runs in an environment with TensorFlow and NumPy alone, so nothing of this repository is imported. The code follows
+TensorFlow's guide on parameter servers, and uses the faster way if there are several: ids are made unique before rows
+are fetched, updates are TensorFlow's own fused operators on the device of their variables, several steps may be in one
+scheduled function, and the worker's rows are in memory.
 
 Roles: `coordinator BATCH ROWS TABLES STEPS_PER_CALL`, which starts `ps` and `worker` itself and answers lines of JSON.
 """
@@ -54,7 +54,7 @@ class WideAndDeep:
     """The network and its updates; variables are made under the strategy's scope.
 
     Args:
-        tables: 26 variables, or 1 that holds all tables one behind the other.
+        tables: 26 variables, or 1 with all tables concatenated.
     """
 
     def __init__(self, strategy: Any, rows: int, tables: int) -> None:

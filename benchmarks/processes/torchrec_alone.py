@@ -2,7 +2,7 @@
 
 The rows, their order and their first values are those of `one_worker`. Tables are torchrec's EmbeddingBagCollection of
 the sizes that the log needs, embeddings follow torchrec's RowWiseAdagrad, first-order weights torch's Adagrad (FTRL
-without l1 and l2 is the same), dense parameters torch's Adam; nothing of the product updates or keeps a parameter.
+without l1 and l2 is the same), dense parameters torch's Adam; no code of the product updates or stores a parameter.
 Answers a line of JSON to a line of JSON (`train_and_score`).
 """
 

@@ -1,10 +1,11 @@
-"""How close the search of a round, and NSGA-II, come to an exhaustive one of one job's plans, and how long they take.
+"""The quality and the time of the plan search of a round and of NSGA-II, compared with an exhaustive search, for one
+job.
 
     python -m benchmarks candidates [--problems 50] [--output json]
 
-Random jobs and clusters, so simulated; the search is the real one. Each space has some 10^5 plans: above the size that
-is gone through whole in production, small enough to do so here. Hypervolume is over (cost, −gain), with a reference
-point a tenth beyond the exact front's ends.
+Jobs and clusters are random, so the figures count as simulated; the search is that of the product. Each space has about
+10^5 plans: more than production searches exhaustively, but few enough to do so here. The hypervolume is that of (cost,
+−gain), with a reference point a tenth beyond the ends of the exact front.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python -m benchmarks live_scaling [--round-seconds 20] [--picture FILE] [--output json]
 
 The rounds are those of the DAG `auto_scaling`, called one after the other: profile, fit, candidates, choice, plan
-handed to the master. The best number of workers is what the same policy settles on when it has measured every number;
-that is measured on another job. Every pod has a fraction of a core by its control group, and pods outweigh other load.
+handed to the master. The best number of workers is the choice of the same policy after it has measured every number, on
+another job. Every pod has a fraction of a core by its control group, and pods have a higher CPU weight than other load.
 """
 
 from __future__ import annotations

@@ -234,8 +234,8 @@ class Round:
     """One round over all jobs.
 
     Attributes:
-        decided: jobs that were decided about; `changing`: those of them that are to change.
-        more_memory, resized: those whose servers are to have more memory together, and whose pods another size.
+        decided: number of jobs with a decision; `changing`: those with a change.
+        more_memory, resized: those whose servers get more memory in total, and those whose pods get another size.
     """
 
     seconds: float
@@ -247,7 +247,7 @@ class Round:
 
 
 def one_round(jobs: int, silent: int, tracking_uri: str) -> Round:
-    """A round, timed.
+    """Runs one round and measures its time.
 
     Raises:
         RuntimeError: a master that answers was left out of the round.

@@ -1,9 +1,9 @@
-"""How close the greedy choice across jobs comes to the exact one, and how long 10,000 jobs take.
+"""The quality of the greedy choice across jobs compared with the exact one, and its time for 10,000 jobs.
 
     python -m benchmarks selection [--instances 50] [--jobs 10000] [--candidates 20] [--output json]
 
-Random jobs, so simulated; both choices are the real ones. Instances differ in size, in how much of what is wanted is
-free (5–80 %), in which resource is scarce, and in ρ.
+Jobs are random, so the figures count as simulated; both algorithms are those of the product. Instances differ in size,
+in the free share of the requested resources (5–80 %), in the scarce resource, and in ρ.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""How well the throughput model finds published coefficients again, and its RMSLE against plain least squares.
+"""The accuracy with which the throughput model recovers published coefficients, and its RMSLE compared with plain least
+squares.
 
     python -m benchmarks throughput_model [--seeds 200] [--problems 200] [--output json]
 
-Times are made from the coefficients that DLRover-RM publishes (α_grad 3.48, α_upd 2.36, α_emb 2.45, α_sync 0.68,
-Σβ 2.45) with noise of 5 %, so everything here is simulated. The 30 configurations are chosen one after the other, each
-time that whose prediction the model itself is least sure of, among 256 within 1–64 workers, 1–32 servers and 0.25–32
-cores ("explored"). Beside it stands the same with 30 of them drawn at random.
+Times are generated from the coefficients that DLRover-RM publishes (α_grad 3.48, α_upd 2.36, α_emb 2.45, α_sync 0.68,
+Σβ 2.45) with noise of 5 %, so all figures are simulated. The 30 configurations are chosen one after the other: always
+the one whose prediction is most uncertain, among 256 with 1–64 workers, 1–32 servers and 0.25–32 cores ("explored").
+For comparison, 30 of them are drawn at random.
 """
 
 from __future__ import annotations

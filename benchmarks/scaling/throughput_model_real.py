@@ -140,7 +140,7 @@ def left_out_errors(
 ) -> list[tuple[float, float]]:
     """(predicted, measured) seconds per step of every configuration, predicted from all others.
 
-    What form a step has (`refine`) is chosen from the others too.
+    The form of a step (`refine`) is also chosen only from the others.
     """
     pairs = []
     for index, left_out in enumerate(observations):

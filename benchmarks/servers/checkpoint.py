@@ -1,8 +1,9 @@
-"""What a checkpoint record costs beside the bytes themselves: a parameter server's save and restore.
+"""The cost of a save and a restore of a parameter server, relative to plain copies of the same bytes.
 
 One server full of rows writes its part of a record, synchronised to disk, and the record is committed; nothing is
-served meanwhile, so the save's seconds are those for which it blocks. Beside it, in turns, the same bytes are copied
-in memory and written to the same disk, synchronised likewise; restore stands beside a copy and a read of the file.
+served meanwhile, so the save's seconds are those for which it blocks. For comparison, in alternation, the same bytes
+are copied in memory, and written to the same disk and synchronised; restores are compared with a copy in memory and a
+read of the file.
 
     python -m benchmarks checkpoint [--rows 14000000] [--rounds 3] [--folder DISK] [--output json]
 """

@@ -1,13 +1,14 @@
-"""What many servers cost a worker: its CPU seconds per step with 4 and with 20 of them ÷ those with one.
+"""The cost of many servers for a worker: its CPU seconds per step with 4 and with 20 servers ÷ those with one.
 
 The same minibatches of DLRM's size (26 tables, batch 512, its dense parameters both ways) and the same steps as the
 worker's loop takes them: route, send the last push together with the next pull, wait for rows and dense parameters.
-Forward and backward are left out: they do not depend on the number of servers, and would hide what does.
+Forward and backward passes are left out, because they do not depend on the number of servers and would hide the
+difference.
 
     python -m benchmarks many_servers [--slices 40] [--output json]
 
-Every server is a process of its own. Their sides take turns in short slices within one worker process. `tcp` is how
-servers of other machines are reached, `local` is shared memory with servers of the same machine.
+Every server is a process of its own. The sides alternate in short slices in one worker process. `tcp` is the transport
+to servers on other machines, `local` is shared memory with servers on the same machine.
 """
 
 from __future__ import annotations

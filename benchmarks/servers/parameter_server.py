@@ -1,15 +1,16 @@
-"""What remote embeddings cost: one server and one worker ÷ torchrec's FusedEmbeddingBagCollection in one process.
+"""The cost of remote embeddings: one server and one worker compared with torchrec's FusedEmbeddingBagCollection in one
+process.
 
-The same network, ids, optimisers, thread, malloc and OpenMP settings on both sides; only where rows and dense
-parameters live differs. Compared are samples per CPU second, of server and worker together. All steps overlap their
+Both sides have the same network, ids, optimisers, and settings of threads, malloc and OpenMP; only the location of rows
+and dense parameters differs. Figures are samples per CPU second, of server and worker together. All steps overlap their
 pulls, as a job's do once its model has taken its first steps (`overlap_pull: auto`).
 
     python -m benchmarks parameter_server [--rows 10000000] [--groups 8] [--slices 20] [--output json]
 
-A machine's speed changes from second to second, and a process is faster or slower for as long as it lives, by where its
-memory lies. So the sides take turns in slices of about a quarter of a second, and all processes are started anew for
-each group of slices. A figure is the mean of the groups' medians; its interval, of 95 % by Student's t over the groups,
-stands beside it. A goal is met when the lower end of the interval meets it.
+The speed of a machine changes from second to second, and a process has a constant bias that depends on its memory
+layout. Therefore, the sides alternate in slices of about a quarter of a second, and all processes are restarted for
+each group of slices. A figure is the mean of the medians of the groups, with a 95 % interval by Student's t over the
+groups. A goal is met if the lower end of the interval meets it.
 
 Three child processes do the work (`server`, `worker`, `torchrec`); each answers one line of JSON to one line of input.
 """

@@ -1,11 +1,11 @@
 """The same Wide & Deep on TensorFlow's ParameterServerStrategy: samples per CPU second, ours ÷ theirs.
 
 One server and one worker on both sides, theirs with its coordinator; the same network, tables, kind of ids, update
-rules, and one thread each. Their CPU seconds count the coordinator too, which only hands out steps. The goal is
-set against a variable per table and eight steps per scheduled function; one step per function, as in TensorFlow's
-guide, and all tables in one variable, which suits them best, stand beside it.
+rules, and one thread each. Their CPU seconds include the coordinator, which only schedules steps. The goal is for a
+variable per table and eight steps per scheduled function. Other figures are for one step per function, as in
+TensorFlow's guide, and for all tables in one variable, which is fastest for TensorFlow.
 
-TensorFlow lives in an environment of its own, which this command makes (about 1 GB, from the package index in use):
+TensorFlow has a separate environment, which this command creates (about 1 GB, from the configured package index):
 
     python -m benchmarks parameter_server_peer --install
     python -m benchmarks parameter_server_peer [--rounds 5] [--output json]
@@ -41,10 +41,10 @@ def coordinator(python: Path, batch: int, rows: int, tables: int, steps_per_call
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
-    """Ours and both forms of theirs, in rounds that take turns.
+    """Measures our side and both forms of theirs, in alternating rounds.
 
     Raises:
-        SystemExit: there is no TensorFlow to compare with; says how to get it.
+        SystemExit: TensorFlow is not installed; the message says how to install it.
     """
     if arguments.install:
         install(arguments.environment, PACKAGES, "parameter_server_peer")

@@ -51,8 +51,8 @@ class Server:
     """One server with rows 0 to `rows`, and requests to it.
 
     Args:
-        evicts: rows that were not seen for _KEEP_SECONDS of `now`.
-        deltas: that may build on a full record.
+        evicts: whether rows that were not seen for _KEEP_SECONDS before `now` are evicted.
+        deltas: number of delta records that may build on a full record.
     """
 
     def __init__(self, rows: int, *, cores: int = 1, buckets: int = 256, evicts: bool = False, deltas: int = 0) -> None:
@@ -158,10 +158,10 @@ def _cpu_seconds(task: Callable[[], object]) -> float:
 
 
 def measure_memory(rows: int) -> list[Figure]:
-    """Bytes per row at every size, what the process says of it, and what dropping returns.
+    """Bytes per row at every size, by the store and by the process, and the memory that dropping returns.
 
-    The process is compared from as many rows on as fill half a slab of each bucket: any larger number leaves about as
-    much unused, which would else count as if later rows did without memory.
+    The process is compared with its size when half a slab of each bucket is full. Any larger number of rows leaves
+    about the same amount unused, which would otherwise make later rows look too cheap.
     """
     # What requests need beside rows stays with the process, and is no memory of rows: here those of another server.
     other = Server(_AT_ONCE)

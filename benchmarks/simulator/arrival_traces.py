@@ -10,7 +10,7 @@ goals are the same, on workloads with which nothing was chosen (`common/headline
 
 `sensitivity` is the change of the headlines if one assumption changes: the size of the cluster, the duration of starts
 and pauses, or the noise of measurements; against Optimus with one, two and four pods per round and the greedy one.
-Above 0 we lose.
+Above 0, the other policy is better.
 
 `speed` is the number of jobs that a CPU minute simulates, with the default policy asked about every job in every round,
 and with a patience of eight rounds. It is measured over a whole simulation. A thousand jobs are a day and a half of
@@ -85,7 +85,7 @@ def bursty(count: int, seed: int, every_seconds: float) -> list[float]:
 
 
 def window(arrivals: Sequence[float], count: int, seed: int) -> list[float]:
-    """So many consecutive arrivals of a trace, from a place that the seed draws; the first at 0.
+    """A number of consecutive arrivals of a trace from a random position, with the first one at 0.
 
     Raises:
         ValueError: the trace has fewer.

@@ -57,7 +57,7 @@ def train(
 ) -> tuple[float, float, int]:
     """(days of training, core-days of executors, executors at the end), minute by minute.
 
-    `needed` executors deliver what the trainers take; the trainers' appetite moves by `wave` over a day.
+    `needed` executors deliver what the trainers consume on average; the consumption varies by `wave` over a day.
     """
     random = np.random.default_rng(seed)
     executors, starting = executors_at_first, list[tuple[float, int]]()
@@ -126,7 +126,8 @@ def resize(
 ) -> tuple[float, float, float]:
     """(mean cores per executor at the end, share of them in use, share of the work that had to wait), over two hours.
 
-    Every executor wants a number of cores that moves by noise from minute to minute, and gets at most what it has.
+    The number of cores that an executor can use changes randomly from minute to minute; it gets at most its granted
+    cores.
     """
     random = np.random.default_rng(seed)
     wants_E = used * np.exp(0.05 * random.standard_normal(executors))

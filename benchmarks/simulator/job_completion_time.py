@@ -1,4 +1,5 @@
-"""Simulated completion times against the papers' baselines: single jobs, mixed workloads, and cases in which we lose.
+"""Simulated completion times against the papers' baselines: single jobs, mixed workloads, and cases in which others are
+better.
 
     python -m benchmarks job_completion_time [--jobs 60] [--nodes 60] [--seeds 5] [--part NAME ...] [--output json]
 
@@ -191,11 +192,11 @@ def steady(arguments: argparse.Namespace) -> list[Figure]:
 
 
 class Case(NamedTuple):
-    """What differs from the mix.
+    """Differences from the mix.
 
     Attributes:
-        nodes: × those of the cluster.
-        every: × the seconds between two arrivals.
+        nodes: factor of the number of nodes.
+        every: factor of the seconds between two arrivals.
     """
 
     habits: Habits = SYMMETRIC

@@ -58,10 +58,10 @@ _DRAWS = 50
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Fitted by the moments of the logarithms.
+    """A log-normal distribution, fitted by the moments of the logarithms.
 
     Attributes:
-        spread: standard deviation of the logarithm; 0 of one value.
+        spread: standard deviation of the logarithm; 0 for one value.
     """
 
     median: float
@@ -95,9 +95,10 @@ def allocation(run: RecordedRun, workers: int, servers: int) -> Allocation:
 
 
 def observations(run: RecordedRun) -> list[Observation]:
-    """What the run measured of its steps, one observation per number of pods that it had for some time.
+    """The measured steps of a run: one observation for each number of pods that it had for some time.
 
-    The moment in which the first worker waits for the second is made of warming up.
+    Numbers of pods that it had only briefly are left out: at the start, for example, a worker that is still alone warms
+    up.
     """
     whole = sum(each.worker_seconds for each in run.steps)
     return [
@@ -155,11 +156,11 @@ def kind(run: RecordedRun) -> str:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one run by the others.
+    """The prediction of one run from the others.
 
     Attributes:
-        seconds: of every draw.
-        unseen: configurations of the others that its step times come from.
+        seconds: completion times of all draws.
+        unseen: configurations of the other runs to which its step times were fitted.
     """
 
     seconds: tuple[float, ...]
@@ -171,10 +172,10 @@ class Prediction:
 
 
 def predicted(run: RecordedRun, runs: Sequence[RecordedRun], draws: int = _DRAWS) -> Prediction:
-    """The run from all others; of those, what was measured in one of its own configurations is left out.
+    """The prediction of a run from all others, without their measurements in configurations of this run.
 
     Raises:
-        ValueError: the others say nothing about something that the run does.
+        ValueError: the others have no data about an event of the run.
     """
     own, others = configurations(run), [each for each in runs if each is not run]
     seen = [each for other in others for each in observations(other) if each.allocation not in own]

@@ -2,11 +2,12 @@
 
     python -m benchmarks warm_start [--jobs 200] [--nodes 150] [--headroom 1] [--output json]
 
-DLRover-RM's Fig. 9: one month, models that are trained again and again, every job starting either with what similar
-finished jobs ended with (Algorithm 1, the product's) or with what its owner asks for, and scaled by the same policy.
-Accuracy is 1 − |initial − final| / final, for workers and for servers, over the jobs that had a past to learn from (the
-later half). Time in scaling is from a job's first step to its last change. The paper's cold start adjusts resources
-«from zero», which is one worker and one server here; the one that starts with what owners ask for stands beside it.
+DLRover-RM's Fig. 9: one month in which models are trained repeatedly. Each job starts either with the final sizes of
+similar finished jobs (Algorithm 1, as in the product) or with the sizes that its owner requests, and is scaled by the
+same policy. Accuracy is 1 − |initial − final| / final, for workers and for servers, over the later half of the jobs,
+for which there is a history. Time in scaling is from a job's first step to its last change. The paper's cold start
+adjusts resources «from zero», which is one worker and one server here; a start with the requested sizes is shown for
+comparison.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backend `local-nodes`, as another package would offer it (see `running.offered`)."""
+"""The backend `local-nodes`, in the form of an external package (see `running.offered`)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def offered(folder: Path, name: str, value: str) -> Iterator[None]:
     Pods inherit `PYTHONPATH` from their agent.
 
     Args:
-        folder: is made.
+        folder: is created.
         name, value: of the entry point; the value names a module of this repository.
     """
     package = f"elastrec-{name}"
