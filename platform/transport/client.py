@@ -20,7 +20,7 @@ from elastrec.platform.specs.text.decoders import msgpack_decoder
 from elastrec.platform.transport.security import TlsConfig
 from elastrec.platform.transport.versions import code_version
 from elastrec.platform.transport.wire.channel import Channel, Dialer, LostError
-from elastrec.platform.transport.wire.frames import Array, Joined, Layout, encode_frame, kind_of
+from elastrec.platform.transport.wire.frames import Array, Layout, Packed, encode_frame, kind_of
 from elastrec.platform.transport.wire.problems import Problem, error_of
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -165,7 +165,7 @@ class ArrayStream:
         """Whether the request under way waits until the socket takes more, rather than for what arrives."""
         return self._channel.wants_write
 
-    def begin(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> None:
+    def begin(self, message: msgspec.Struct, arrays: Sequence[Array | Packed] = ()) -> None:
         """Sends as much of a request as the socket accepts; the arrays must not change until it is answered.
 
         Raises:
@@ -197,7 +197,7 @@ class ArrayStream:
             raise self._channel.late(self._timeout_seconds)
         return None
 
-    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Joined] = ()) -> tuple[Any, list[Array]]:
+    def request(self, message: msgspec.Struct, arrays: Sequence[Array | Packed] = ()) -> tuple[Any, list[Array]]:
         """Calls `begin`, then `advance` until the answer is complete. Raises the errors of both."""
         self.begin(message, arrays)
         ready = select.poll()

@@ -27,7 +27,6 @@ import numpy as np
 
 from elastrec.platform.transport import StreamLoop, TlsConfig
 from elastrec.platform.transport.messages.directive import RoutingTable
-from elastrec.platform.transport.wire.frames import Joined
 from elastrec.trainers.embedding.lane import Lane, Request, RoutingChangedError
 from elastrec.trainers.embedding.pulled import Pulled
 from elastrec.trainers.embedding.replies import results, wait_for
@@ -204,12 +203,12 @@ class ParameterClient:
         both = [] if held is None else held.requests(make)
         with self._sending():
             for server, lane in enumerate(self._lanes.values()):
-                arrays: list[Array | Joined] = [routed.counts[server], routed.of_server(server, routed.ids)]
+                asked = routed.requests[server]
                 if held is not None and server in held.lacking:
-                    reply = lane.send(both[min(server, 1)], held.share(server) + arrays)
+                    reply = lane.send(both[min(server, 1)], [*held.shares[server], asked])
                     held.replies[server] = reply
                 else:
-                    reply = lane.send(request, arrays)
+                    reply = lane.send(request, [asked])
                 replies.append(reply)
         return Pulled(routed, self._dense, self._dimensions, replies)
 
@@ -278,7 +277,7 @@ class ParameterClient:
         with self._sending():
             for server, lane in enumerate(self._lanes.values()):
                 if server in push.lacking:
-                    push.replies[server] = lane.send(requests[min(server, 1)], push.share(server))
+                    push.replies[server] = lane.send(requests[min(server, 1)], push.shares[server])
 
     def _sending(self) -> AbstractContextManager[object]:
         """Delays the loop until all requests are sent, so that it is woken once and not for each server."""

@@ -18,7 +18,7 @@ import numpy as np
 from elastrec.platform.specs.errors import AuthenticationError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, StreamLoop, TlsConfig
 from elastrec.platform.transport.messages.directive import RoutingTable
-from elastrec.platform.transport.wire.frames import Encoded, Joined
+from elastrec.platform.transport.wire.frames import Encoded, Packed
 from elastrec.platform.transport.wire.loop import Watched
 from elastrec.trainers.embedding.replies import Answer, Reply
 from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Missing, Stale, Stamp
@@ -60,7 +60,7 @@ class Request:
 @dataclass(eq=False)
 class _Queued:
     request: Request
-    arrays: Sequence[Array | Joined]
+    arrays: Sequence[Array | Packed]
     reply: Reply
 
 
@@ -109,7 +109,7 @@ class Lane:
         self._is_opening = self._is_closed = False
         self._is_busy = False  # the stream carries a request: the current one, or one that was given up
 
-    def send(self, request: Request, arrays: Sequence[Array | Joined] = ()) -> Reply:
+    def send(self, request: Request, arrays: Sequence[Array | Packed] = ()) -> Reply:
         """Sends a request after the earlier ones are answered; the arrays must not change before its answer."""
         queued = _Queued(request, arrays, Reply(self._loop.lock))
         with self._loop.lock:

@@ -48,7 +48,7 @@ class Pulled:
             for server, (flat, _) in enumerate(self._wait()):
                 at = 0
                 for group, dimension in enumerate(self._dimensions):
-                    count = int(self.routed.group_sizes[group, server])
+                    count = self.routed.sizes[group][server]
                     parts[group].append(flat[at : at + count * dimension].reshape(count, dimension))
                     at += count * dimension
             self._rows = [each[0] if len(each) == 1 else np.concatenate(each) for each in parts]

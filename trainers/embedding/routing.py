@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from elastrec.platform.transport.wire.frames import Packed, bytes_of
 from elastrec.trainers.embedding.kernels import route_ids
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import TablePlan
@@ -38,22 +40,38 @@ class RoutedIds:
     generation: int
 
     @cached_property
-    def _bounds(self) -> list[int]:
-        return [0, *np.cumsum(self.group_sizes.reshape(-1)).tolist()]
+    def sizes(self) -> list[list[int]]:
+        """`group_sizes` as integers of Python."""
+        sizes: list[list[int]] = self.group_sizes.tolist()
+        return sizes
 
-    def run(self, group: int, server: int) -> tuple[int, int]:
-        """The range of one server's ids among those of a group."""
-        bounds, first = self._bounds, group * len(self.counts)
-        return bounds[first + server] - bounds[first], bounds[first + server + 1] - bounds[first]
+    @cached_property
+    def requests(self) -> list[Packed]:
+        """By server, `counts` and `ids` as a Pull and a Push begin with them."""
+        counts = _cuts(self.counts, [1] * len(self.counts))
+        return [
+            Packed.vectors(("i4", [count]), ("i8", ids)).copied()
+            for count, ids in zip(counts, self.shares(self.of_groups(self.ids)), strict=True)
+        ]
 
-    def of_server(self, server: int, array: Array) -> Array:
-        """One server's share of an array [U, ...] that is laid out like `ids`; a view when there is one group."""
-        bounds, servers = self._bounds, len(self.counts)
-        share: Array = array[bounds[server] : bounds[server + 1]]
-        if len(bounds) == servers + 1:
-            return share
-        runs = [array[bounds[at] : bounds[at + 1]] for at in range(servers + server, len(bounds) - 1, servers)]
-        return np.concatenate([share, *runs])
+    def of_groups(self, array: Array) -> list[Array]:
+        """By group, its part of an array [U] that is laid out like `ids`."""
+        ends = list(accumulate(map(sum, self.sizes)))
+        return [array[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def shares(self, arrays: Sequence[Array]) -> list[tuple[memoryview, ...]]:
+        """By server, the bytes of its shares of arrays [U_g, ...], one for each group; not copied."""
+        return list(zip(*map(_cuts, arrays, self.sizes), strict=True))
+
+
+def _cuts(array: Array, sizes: Sequence[int]) -> list[memoryview]:
+    """The bytes of consecutive parts of a contiguous array, by their numbers of elements along its first axis."""
+    content, step_bytes, start, cuts = bytes_of(array), array.strides[0], 0, []
+    for size in sizes:
+        end = start + size * step_bytes
+        cuts.append(content[start:end])
+        start = end
+    return cuts
 
 
 class Router:

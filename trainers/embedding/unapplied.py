@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.transport.wire.frames import Joined
+from elastrec.platform.transport.wire.frames import Packed
 from elastrec.trainers.embedding.lane import Request
 from elastrec.trainers.embedding.replies import Reply
 from elastrec.trainers.embedding.routing import RoutedIds, Router
@@ -27,7 +27,6 @@ from elastrec.trainers.parameter_server.messages import (
 )
 
 Array = np.ndarray[Any, Any]
-_NO_SIGHTINGS = np.empty(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -85,24 +84,17 @@ class KeptPush:
         )
         return push if pull is None else PushPull(push=push, pull=pull(stamp))
 
-    def share(self, server: int) -> list[Array | Joined]:
-        """The arrays of one server's Push; see messages."""
-        routed = self.routed
-        runs = []
-        for group, gradients in enumerate(self.gradients):
-            start, end = routed.run(group, server)
-            runs.append(gradients[start:end].reshape(-1))
-        return [
-            routed.counts[server],
-            routed.of_server(server, routed.ids),
-            runs[0] if len(runs) == 1 else Joined.of(runs),
-            routed.of_server(server, routed.sightings) if self.sightings else _NO_SIGHTINGS,
-            self._dense_shares[server],
-        ]
-
     @cached_property
-    def _dense_shares(self) -> list[Joined]:
-        return self.dense_routing.shares(self.dense)
+    def shares(self) -> list[list[Packed]]:
+        """By server, the arrays of its Push; see messages."""
+        routed = self.routed
+        rows = routed.shares(list(map(np.ascontiguousarray, self.gradients)))
+        dense = self.dense_routing.shares(self.dense)
+        seen = routed.shares(routed.of_groups(routed.sightings)) if self.sightings else [()] * len(rows)
+        return [
+            [request, Packed.vectors(("f4", gradients), ("i4", sightings), ("f4", share))]
+            for request, gradients, sightings, share in zip(routed.requests, rows, seen, dense, strict=True)
+        ]
 
     @property
     def size_bytes(self) -> int:
@@ -114,7 +106,7 @@ class KeptPush:
         """Lays the push out for another routing; all of its servers get the push, because none is known to have all of
         it."""
         self.dense_routing = dense_routing
-        self.__dict__.pop("_dense_shares", None)
+        self.__dict__.pop("shares", None)
         self.routed, places = router.again(self.routed)
         self.gradients = [gradients[place] for gradients, place in zip(self.gradients, places, strict=True)]
         self.lacking = set(range(router.servers))

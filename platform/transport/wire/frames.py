@@ -6,11 +6,10 @@ own bytes, each beginning at a multiple of 64. A call is a frame without arrays.
 
 from __future__ import annotations
 
-import math
+import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,41 +25,64 @@ ALIGNMENT_BYTES = 64
 _ALLOWED_DTYPES = {
     name: np.dtype(name) for name in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1")
 }
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in _ALLOWED_DTYPES.items()}
 _PADDINGS = [bytes(ALIGNMENT_BYTES - over) for over in range(ALIGNMENT_BYTES)]  # by bytes behind the last multiple
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A vector of parts that are not adjacent in memory; it is received as one array.
+class Packed(NamedTuple):
+    """Arrays as the bytes of a frame; packed once, they may be sent in several frames.
 
     Attributes:
-        dtype: as frames name it.
-        buffers: its bytes, in views that begin and end with an element.
+        arrays: dtype and shape of each.
+        buffers: their bytes, each array's followed by its padding; the arrays must not change until they are sent.
         size_bytes: of all buffers together.
     """
 
-    dtype: str
-    buffers: Sequence[memoryview]
+    arrays: list[tuple[str, list[int]]]
+    buffers: list[Any]
     size_bytes: int
 
     @classmethod
-    def of(cls, parts: Sequence[Array]) -> Joined:
-        """The vector of parts: at least one, contiguous, of one dimension and one numeric dtype.
+    def of(cls, array: Array) -> Packed:
+        """A C-contiguous numeric array, which is not copied. Raises TransportError if it is not one."""
+        dtype = _name_of(array.dtype)
+        if dtype not in _ALLOWED_DTYPES or not array.flags.c_contiguous:
+            raise TransportError(f"a frame carries contiguous numeric arrays, not {array.dtype} {array.strides}")
+        size_bytes = array.nbytes
+        buffers: list[Any] = [array.data.cast("B")] if size_bytes else []
+        if over := size_bytes % ALIGNMENT_BYTES:
+            buffers.append(_PADDINGS[over])
+            size_bytes += ALIGNMENT_BYTES - over
+        return cls([(dtype, list(array.shape))], buffers, size_bytes)
 
-        Raises:
-            TransportError: they are not.
+    @classmethod
+    def vectors(cls, *vectors: tuple[str, Sequence[memoryview]]) -> Packed:
+        """Vectors, each in parts that need not be adjacent in memory, which are not copied.
+
+        Args:
+            vectors: the dtype of each, as frames name it, and its bytes, in parts that begin and end with an element.
         """
-        first = parts[0]
-        dtype = _name_of(first.dtype)
-        for part in parts:
-            if dtype not in _ALLOWED_DTYPES or not part.flags.c_contiguous:
-                raise TransportError(f"a frame carries contiguous numeric arrays, not {part.dtype} {part.strides}")
-            if part.dtype != first.dtype or part.ndim != 1:
-                raise TransportError(f"parts {first.dtype} {first.shape} and {part.dtype} {part.shape} make no vector")
-        buffers = [part.data.cast("B") for part in parts if part.nbytes]
-        return cls(dtype, buffers, sum(map(len, buffers)))
+        layout: list[tuple[str, list[int]]] = []
+        buffers: list[Any] = []
+        total_bytes = 0
+        for dtype, parts in vectors:
+            size_bytes = 0
+            for part in parts:
+                if part:
+                    buffers.append(part)
+                    size_bytes += len(part)
+            layout.append((dtype, [size_bytes // _ITEM_BYTES[dtype]]))
+            if over := size_bytes % ALIGNMENT_BYTES:
+                buffers.append(_PADDINGS[over])
+                size_bytes += ALIGNMENT_BYTES - over
+            total_bytes += size_bytes
+        return cls(layout, buffers, total_bytes)
+
+    def copied(self) -> Packed:
+        """The same in one buffer: copying small arrays costs less than what every frame does for each buffer."""
+        return Packed(self.arrays, [b"".join(self.buffers)], self.size_bytes)
 
 
 class Layout(msgspec.Struct, array_like=True):
@@ -98,8 +120,11 @@ class Layout(msgspec.Struct, array_like=True):
             kind = _ALLOWED_DTYPES.get(dtype)
             if kind is None:
                 raise TransportError(f"a frame names the dtype {dtype!r}; allowed: {sorted(_ALLOWED_DTYPES)}")
-            size = math.prod(shape) * kind.itemsize
-            if any(extent < 0 for extent in shape) or at + size > body.nbytes:
+            size, is_negative = kind.itemsize, False
+            for extent in shape:
+                size *= extent
+                is_negative |= extent < 0
+            if is_negative or at + size > body.nbytes:
                 raise TransportError(f"a frame's body of {body.nbytes} bytes cannot have the shape {shape} of {dtype}")
             try:
                 arrays.append(np.ndarray(shape, kind, body, at))
@@ -141,37 +166,24 @@ def read_layout(metadata: bytes | bytearray) -> Layout:
 
 
 def encode_frame(
-    message: msgspec.Struct, arrays: Sequence[Array | Joined] = (), *, key: str = ""
+    message: msgspec.Struct, arrays: Sequence[Array | Packed] = (), *, key: str = ""
 ) -> tuple[bytes, list[Any]]:
     """Metadata and the buffers of the body, including views of the arrays.
 
-    Arrays must be C-contiguous numeric numpy arrays, at most 12.
-
     Raises:
-        TransportError: the message or the arrays are too large, there are too many arrays, or one is not contiguous or
-            not numeric.
+        TransportError: the message or the arrays are too large, there are more than 12 arrays, or one is not contiguous
+            or not numeric.
     """
-    if len(arrays) > MAXIMUM_ARRAYS:
-        raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(arrays)}")
+    layout: list[tuple[str, list[int]]] = []
     buffers: list[Any] = []
-    layout = []
     total_bytes = 0
     for array in arrays:
-        if isinstance(array, Joined):
-            dtype, size_bytes = array.dtype, array.size_bytes
-            shape = [size_bytes // int(dtype[1:])]
-            buffers += array.buffers
-        else:
-            dtype, size_bytes, shape = _name_of(array.dtype), array.nbytes, list(array.shape)
-            if dtype not in _ALLOWED_DTYPES or not array.flags.c_contiguous:
-                raise TransportError(f"a frame carries contiguous numeric arrays, not {array.dtype} {array.strides}")
-            if size_bytes:
-                buffers.append(array.data.cast("B"))
-        layout.append((dtype, shape))
-        if over := size_bytes % ALIGNMENT_BYTES:
-            buffers.append(_PADDINGS[over])
-            size_bytes += ALIGNMENT_BYTES - over
-        total_bytes += size_bytes
+        packed = array if isinstance(array, Packed) else Packed.of(array)
+        layout += packed.arrays
+        buffers += packed.buffers
+        total_bytes += packed.size_bytes
+    if len(layout) > MAXIMUM_ARRAYS:
+        raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(layout)}")
     if total_bytes > MAXIMUM_FRAME_BYTES:
         raise TransportError(
             f"a frame of {total_bytes} bytes is not allowed; allowed: at most {MAXIMUM_FRAME_BYTES}; make the batch "
@@ -192,10 +204,16 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.str.lstrip("<|=")
 
 
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of a contiguous array, which is not copied."""
+    return array.data.cast("B") if array.size else memoryview(b"")
+
+
 def empty_body(size_bytes: int) -> Array:
     """Memory for a body, uint8, aligned so that all of its arrays are aligned."""
     if not size_bytes:
         return np.empty(0, np.uint8)
     room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT_BYTES
+    # Unlike `room.ctypes.data`, this makes no object of several classes.
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(room.data)) % ALIGNMENT_BYTES
     return room[start : start + size_bytes]

@@ -21,7 +21,7 @@ import pytest
 from elastrec.platform.specs.errors import AuthenticationError, ClusterError, IncompatibleError, TransportError
 from elastrec.platform.transport import ArrayStream, RpcClient, RpcServer, TlsConfig
 from elastrec.platform.transport.versions import code_version
-from elastrec.platform.transport.wire.frames import Encoded, Joined
+from elastrec.platform.transport.wire.frames import Encoded, Packed, bytes_of
 from elastrec.platform.transport.wire.greeting import Welcome
 from tests.platform.transport.messages import TOKEN, Answered, Ask, AskArrays
 from tests.platform.transport.raw_wire import greeting, tcp_only
@@ -296,7 +296,7 @@ def test_a_vector_in_thousands_of_parts_arrives_over_every_kind_of_connection(cl
     for opener in (client, tcp_only(client)):
         stream = opener.open_stream([Answered])
         for count in (3, 3000):
-            (got,) = stream.request(AskArrays(1), [Joined.of(parts[:count])])[1]
+            (got,) = stream.request(AskArrays(1), [Packed.vectors(("f4", list(map(bytes_of, parts[:count]))))])[1]
             np.testing.assert_array_equal(got, np.concatenate(parts[:count]) + 1)
         stream.close()
 

@@ -83,8 +83,8 @@ def test_routing_sends_each_distinct_id_once_to_its_owner_and_finds_it_again(
         group = next(g for g in plan.groups if g.first_table <= table < g.end_table)
         places = routed.inverse[starts[table] : ends[table]]
         np.testing.assert_array_equal(routed.ids[group_starts[group.index] + places], ids)
-    for server in range(servers):
-        mine, at = routed.of_server(server, routed.ids), 0
+    for server, share in enumerate(routed.shares(routed.of_groups(routed.ids))):
+        mine, at = np.frombuffer(b"".join(share), np.int64), 0
         for table, count in enumerate(routed.counts[server]):
             ids = mine[at : at + count]
             at += count

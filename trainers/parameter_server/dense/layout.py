@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.wire.frames import Joined
+from elastrec.platform.transport.wire.frames import bytes_of
 from elastrec.trainers.parameter_server.messages import Parameter
 
 Array = np.ndarray[Any, Any]
@@ -131,18 +131,14 @@ class DenseRouting:
                 raise TransportError(f"server {server} sent {len(share)} dense parameters; {size} are its own")
         return np.concatenate([shares[server][place] for server, place in self._places], out=vector)
 
-    def shares(self, parts: Sequence[Array]) -> list[Joined]:
-        """By server, its share of the vector that parts [E_i] float32 make, contiguous, in their order; not copied."""
+    def shares(self, parts: Sequence[Array]) -> list[list[memoryview]]:
+        """By server, the bytes of its share of the vector that contiguous parts [E_i] float32 make, not copied."""
         lengths = [len(part) for part in parts]
         if lengths != self._lengths:
             self._cuts = [_cuts_of(lengths, runs) for runs in self.runs(sum(lengths))]
             self._lengths = lengths
-        views = [part.data.cast("B") if len(part) else memoryview(b"") for part in parts]
-        shares = []
-        for cuts in self._cuts:
-            buffers = [views[number][cut] for number, cut in cuts]
-            shares.append(Joined("f4", buffers, sum(map(len, buffers))))
-        return shares
+        views = [bytes_of(part) for part in parts]
+        return [[views[number][cut] for number, cut in cuts] for cuts in self._cuts]
 
 
 def _places_of(runs: Sequence[Sequence[Run]]) -> list[tuple[int, slice]]:

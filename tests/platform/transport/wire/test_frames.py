@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from elastrec.platform.specs.errors import TransportError
-from elastrec.platform.transport.wire.frames import Joined, empty_body, encode_frame, read_layout
+from elastrec.platform.transport.wire.frames import Packed, bytes_of, empty_body, encode_frame, read_layout
 from tests.platform.transport.messages import Ask
 
 
@@ -66,24 +66,31 @@ def test_arrays_that_are_not_plain_numbers_are_refused(array: np.ndarray) -> Non
         encode_frame(Ask(1), [array])
 
 
-@given(st.lists(hnp.arrays(np.float32, st.integers(0, 40)), min_size=1, max_size=6), st.integers(1, 5))
-def test_a_vector_in_parts_arrives_as_one(parts: list[np.ndarray], columns: int) -> None:
-    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), Joined.of(parts), np.arange(3)])
+@given(st.lists(hnp.arrays(np.float32, st.integers(0, 40)), min_size=1, max_size=6), st.integers(1, 5), st.booleans())
+def test_vectors_in_parts_arrive_as_whole_ones(parts: list[np.ndarray], columns: int, are_copied: bool) -> None:
+    packed = Packed.vectors(("f4", [bytes_of(part) for part in parts]), ("i4", []), ("f4", [bytes_of(parts[0])]))
+    if are_copied:
+        packed = packed.copied()
+        assert len(packed.buffers) == 1
+    metadata, buffers = encode_frame(Ask(1), [np.ones((2, columns)), packed, np.arange(3), packed])
     joined = b"".join(bytes(buffer) for buffer in buffers)
     body = empty_body(len(joined))
     body[:] = np.frombuffer(joined, np.uint8)
-    _, (before, vector, after) = decode_frame(metadata, body)
-    assert vector.dtype == np.float32
+    _, (before, *first, between, vector, nothing, part) = decode_frame(metadata, body)
+    assert vector.dtype == part.dtype == np.float32 and nothing.dtype == np.int32
     np.testing.assert_array_equal(vector, np.concatenate(parts))
-    assert before.tolist() == np.ones((2, columns)).tolist() and after.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(part, parts[0])
+    assert len(nothing) == 0
+    assert before.tolist() == np.ones((2, columns)).tolist() and between.tolist() == [0, 1, 2]
+    for array, again in zip(first, (vector, nothing, part), strict=True):
+        np.testing.assert_array_equal(array, again)
 
 
-@pytest.mark.parametrize(
-    "parts", [[np.ones(2), np.ones(2, np.float32)], [np.ones(2), np.ones((2, 2))], [np.ones((2, 2)), np.ones(2)]]
-)
-def test_parts_that_make_no_vector_are_refused(parts: list[np.ndarray]) -> None:
-    with pytest.raises(TransportError, match="make no vector"):
-        Joined.of(parts)
+def test_packed_arrays_count_among_the_arrays_of_a_frame() -> None:
+    packed = Packed.vectors(*[("f4", [])] * 7)
+    encode_frame(Ask(1), [packed, *[np.zeros(1)] * 5])
+    with pytest.raises(TransportError, match="at most 12 arrays, not 14"):
+        encode_frame(Ask(1), [packed, packed])
 
 
 def test_a_shape_that_does_not_match_its_bytes_is_refused() -> None:

@@ -66,8 +66,7 @@ def test_a_vector_in_parts_is_cut_into_the_shares_of_all_servers(owners: list[in
     routing = DenseRouting(owners, 4)
     for pieces in (parts, [vector], parts):  # other parts of a vector of the same size
         shares = routing.shares(pieces)
-        received = [np.frombuffer(b"".join(share.buffers), np.float32) for share in shares]
-        assert [4 * len(share) for share in received] == [share.size_bytes for share in shares]
+        received = [np.frombuffer(b"".join(share), np.float32) for share in shares]
         np.testing.assert_array_equal(routing.joined(received), vector)
 
 
