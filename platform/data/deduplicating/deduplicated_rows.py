@@ -142,7 +142,7 @@ class DeduplicatedShard:
         else:
             marks = [mark.expanded(code_B) for mark in marks]
         ids = encoder.finish(read).ids
-        return code_B, tuple(_jagged(ids[name]) for name in group), marks
+        return code_B, tuple((ids[name].values, ids[name].bounds) for name in group), marks
 
     @staticmethod
     def _session_of(piece: RawRows, session: str) -> pa.Array:
@@ -206,7 +206,3 @@ class _Pool:
         row_U = code_U - self._windows[0].base
         features = zip(*(window.parts for window in self._windows), strict=True)
         return InverseJagged(keys, *joined([take_rows(*joined(parts), row_U) for parts in features]), inverse_B)
-
-
-def _jagged(column: Column) -> tuple[Values, Longs]:
-    return column.values, np.arange(column.rows + 1, dtype=np.int64) if column.offsets is None else column.offsets

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from elastrec.platform.specs.errors import DataError
@@ -23,6 +24,9 @@ from elastrec.platform.specs.text.some import repeated
 Longs = NDArray[np.int64]
 Values = NDArray[Any]
 """int64 ids, or float32 / float64 numbers."""
+
+Codes = tuple[NDArray[np.int32], int]
+"""The number of each row's content, [B], in the order of first sight, and how many there are."""
 
 _BITS = {4: pa.int32(), 8: pa.int64()}
 
@@ -141,29 +145,31 @@ def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
     return InverseJagged(tuple(parts), *joined(distinct), codes)
 
 
-def row_codes(values: Values, offsets: Longs) -> tuple[NDArray[np.int32], int]:
-    """Number of each row's content, int32 [B], in the order of first sight, and how many there are. Exact."""
+def codes_of(values: pa.Array) -> Codes:
+    """The codes of single values; nulls are one of them."""
+    encoded = values.dictionary_encode(null_encoding="encode")
+    return np.asarray(encoded.indices), len(encoded.dictionary)
+
+
+def row_codes(values: Values, offsets: Longs) -> Codes:
+    """The codes of the rows of a jagged array. Exact."""
     rows = len(offsets) - 1
     if not rows:
         return np.empty(0, np.int32), 0
     size = values.dtype.itemsize
     if len(values) == rows and bool((np.diff(offsets) == 1).all()):
-        encoded = pa.array(values.view(f"i{size}"), _BITS[size]).dictionary_encode()
-    else:
-        begin, end = int(offsets[0]), int(offsets[-1])
-        texts = pa.py_buffer((offsets - begin) * size), pa.py_buffer(np.ascontiguousarray(values[begin:end]))
-        encoded = pa.Array.from_buffers(pa.large_binary(), rows, [None, *texts]).dictionary_encode()
-    return np.asarray(encoded.indices), len(encoded.dictionary)
+        return codes_of(pa.array(values.view(f"i{size}"), _BITS[size]))
+    begin, end = int(offsets[0]), int(offsets[-1])
+    texts = pa.py_buffer((offsets - begin) * size), pa.py_buffer(np.ascontiguousarray(values[begin:end]))
+    return codes_of(pa.Array.from_buffers(pa.large_binary(), rows, [None, *texts]))
 
 
-def group_codes(codes: Sequence[tuple[NDArray[np.int32], int]]) -> tuple[NDArray[np.int32], int]:
-    """Number of each row's content over several features, from the numbers of each: equal only where all are."""
+def group_codes(codes: Sequence[Codes]) -> Codes:
+    """The codes of rows over several features, from those of each: equal only where all are."""
     joint, count = codes[0]
     for other, other_count in codes[1:]:
         # Each factor is at most B, so that their product stays within 64 bits.
-        pairs = joint.astype(np.int64) * max(other_count, 1) + other
-        encoded = pa.array(pairs).dictionary_encode()
-        joint, count = np.asarray(encoded.indices), len(encoded.dictionary)
+        joint, count = codes_of(pa.array(joint.astype(np.int64) * max(other_count, 1) + other))
     return joint, count
 
 
@@ -210,20 +216,28 @@ def joined(parts: Sequence[tuple[Values, Longs]]) -> tuple[Values, Longs]:
     return np.concatenate([values for values, _ in parts]), np.concatenate([np.zeros(1, np.int64), *offsets])
 
 
+def list_parts(column: pa.Array) -> tuple[Longs, pa.Array] | None:
+    """Offsets int64 [B + 1], beginning at 0, and elements of a list column, nulls as empty lists; None: no lists."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return None
+    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
+    # flatten() leaves out the values of null lists.
+    return offsets_of(lengths), column.flatten()
+
+
 def jagged_parts(column: pa.Array, key: str) -> tuple[Values, Longs]:
     """Values and offsets of a column, without a copy of the values where it has none to leave out."""
     kind = column.type
     if column.null_count:
         raise DataError(f"feature {key!r}: {column.null_count} null rows are not allowed; encode the rows first")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        # Once for each feature and batch: quicker than `list_parts`.
         offsets = np.asarray(column.offsets).astype(np.int64)
         inner = column.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
         offsets -= offsets[0]
-    elif pa.types.is_fixed_size_list(kind):
-        inner = column.flatten()
-        offsets = np.arange(len(column) + 1, dtype=np.int64) * kind.list_size
     else:
-        inner, offsets = column, np.arange(len(column) + 1, dtype=np.int64)
+        offsets, inner = list_parts(column) or (np.arange(len(column) + 1, dtype=np.int64), column)
     if not (
         pa.types.is_int64(inner.type)
         or pa.types.is_uint64(inner.type)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +19,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from elastrec.platform.data.deduplicating.deduplication import (
+    Codes,
     check_groups,
+    codes_of,
     first_rows,
     group_codes,
-    offsets_of,
+    list_parts,
     row_codes,
 )
 from elastrec.platform.data.reading.numbers import combined
@@ -141,10 +142,9 @@ class StoredRows:
                 columns[feature] = self._column(feature).take(pa.array(self._origin(feature)))
         return pa.table(columns)
 
-    def codes(self, feature: str) -> tuple[NDArray[np.int32], int]:
-        """Number of each row's content, int32 [B], in the order of first sight, and how many there are."""
-        encoded = pa.array(self._origin(feature)).dictionary_encode()
-        return np.asarray(encoded.indices), len(encoded.dictionary)
+    def codes(self, feature: str) -> Codes:
+        """The codes of the rows [B]."""
+        return codes_of(pa.array(self._origin(feature)))
 
     def picked(self, features: Sequence[str], rows: NDArray[np.int64]) -> pa.Table:
         """Columns of stored features for some of the rows, by their numbers in [0, B)."""
@@ -169,20 +169,16 @@ class StoredRows:
         return self._origins[group]
 
 
-def column_codes(column: pa.Array, name: str) -> tuple[NDArray[np.int32], int]:
-    """Number of each row's content, int32 [B], and how many there are; any column of values or of lists of them.
+def column_codes(column: pa.Array, name: str) -> Codes:
+    """The codes of the rows of any column of values or of lists of them.
 
     Raises:
         DataError: the column is of another type.
     """
-    kind = column.type
-    if not pa.types.is_nested(kind):
+    parts = list_parts(column)
+    if parts is None:
         return _value_codes(column, name)
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-        raise DataError(f"feature {name!r}: {kind} cannot be deduplicated; allowed: values, or lists of them")
-    offsets = offsets_of(np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64))
-    inner = column.flatten()
-    values: NDArray[Any]
+    offsets, inner = parts
     if pa.types.is_int64(inner.type) and not inner.null_count:
         values = np.asarray(inner)
     else:
@@ -190,21 +186,19 @@ def column_codes(column: pa.Array, name: str) -> tuple[NDArray[np.int32], int]:
     return _with_nulls(row_codes(values, offsets), column)
 
 
-def _value_codes(column: pa.Array, name: str) -> tuple[NDArray[np.int32], int]:
+def _value_codes(column: pa.Array, name: str) -> Codes:
     if pa.types.is_nested(column.type):
-        raise DataError(f"feature {name!r}: lists of {column.type} cannot be deduplicated; allowed: lists of values")
+        raise DataError(f"feature {name!r}: {column.type} cannot be deduplicated; allowed: values, or lists of them")
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_floating(column.type):
         # By their bits, because Arrow treats 0.0 and -0.0 as equal.
         filled = np.asarray(pc.fill_null(column, 0.0))
-        encoded = pa.array(filled.view(_BITS[filled.dtype.itemsize])).dictionary_encode()
-        return _with_nulls((np.asarray(encoded.indices), len(encoded.dictionary)), column)
-    encoded = column.dictionary_encode(null_encoding="encode")
-    return np.asarray(encoded.indices), len(encoded.dictionary)
+        return _with_nulls(codes_of(pa.array(filled.view(_BITS[filled.dtype.itemsize]))), column)
+    return codes_of(column)
 
 
-def _with_nulls(codes: tuple[NDArray[np.int32], int], column: pa.Array) -> tuple[NDArray[np.int32], int]:
+def _with_nulls(codes: Codes, column: pa.Array) -> Codes:
     if not column.null_count:
         return codes
     return group_codes([codes, (np.asarray(column.is_null()).astype(np.int32), 2)])

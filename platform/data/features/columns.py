@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import Longs, Values, offsets_of
+from elastrec.platform.data.deduplicating.deduplication import Longs, Values, list_parts, offsets_of
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.features.steps import Column
 from elastrec.platform.data.reading.ids import encode_ids
@@ -116,14 +116,11 @@ def _list_parts(values: pa.Array, column: str, separator: str) -> tuple[Longs, p
     """Offsets int64 [B + 1] (beginning at 0) and elements [L] of a list column."""
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         values = pc.split_pattern(values, separator)
-    elif pa.types.is_fixed_size_list(values.type):
-        values = values.cast(pa.large_list(values.type.value_type))
     elif pa.types.is_null(values.type):
         return np.zeros(len(values) + 1, np.int64), pa.nulls(0, pa.int64())
-    if not (pa.types.is_list(values.type) or pa.types.is_large_list(values.type)):
+    parts = list_parts(values)
+    if parts is None:
         raise DataError(
             f"column {column!r}: found {values.type}, expected a list; set is_list: false for single values"
         )
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(values), 0), np.int64)
-    # flatten() omits the values of null lists, so that lengths and elements agree.
-    return offsets_of(lengths), values.flatten()
+    return parts

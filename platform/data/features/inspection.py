@@ -14,7 +14,7 @@ from elastrec.platform.data.features.columns import ignore_marks, read_column
 from elastrec.platform.data.features.fitting import fit, unfitted_features, with_vocabularies
 from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
 from elastrec.platform.data.features.steps import Column
-from elastrec.platform.data.reading.encode import DENSE
+from elastrec.platform.data.reading.batches import dense_of
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.sample import read_sample
 from elastrec.platform.specs.data import TrainingData
@@ -102,12 +102,12 @@ def inspect_steps(
         codes = [code for reading, column in columns.items() if reading.column in names for code in column.codes()]
         code_N, _ = group_codes(codes)
         rows_of |= dict.fromkeys(group, distinct_in_batches(code_N, batch_rows))
-    dense_NI = np.asarray(encoded.column(DENSE).values).reshape(raw.num_rows, -1) if data.dense else None
+    dense_NI = dense_of(encoded)
     lines = []
     for index, (name, feature) in enumerate(features.items()):
         [source, *others] = plans[name].sources
         column = columns[replace(source, fill=None)] if isinstance(source, Reading) and not others else None
-        if dense_NI is not None and index < len(data.dense):
+        if index < len(data.dense):
             after = dense_NI[:, index]
         else:
             after, _ = jagged_parts(encoded.column(name), name)

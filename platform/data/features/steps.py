@@ -16,7 +16,15 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from elastrec.platform.data.deduplicating.deduplication import Longs, Values, offsets_of, row_codes, slices, take_rows
+from elastrec.platform.data.deduplicating.deduplication import (
+    Codes,
+    Longs,
+    Values,
+    offsets_of,
+    row_codes,
+    slices,
+    take_rows,
+)
 
 MISSING_ID = int.from_bytes(b"missing")
 """The id of an empty scalar category: 30,796,717,039,906,407. A table with `hash_size` takes it modulo that, too."""
@@ -46,10 +54,14 @@ class Column:
             return Column(*take_rows(self.values, self.offsets, rows))
         return Column(self.values[rows], None, None if self.missing is None else self.missing[rows])
 
-    def codes(self) -> list[tuple[NDArray[np.int32], int]]:
-        """A number for each row, equal for equal rows, and the count of numbers; missing values have numbers, too."""
-        offsets = np.arange(self.rows + 1, dtype=np.int64) if self.offsets is None else self.offsets
-        codes = [row_codes(self.values, offsets)]
+    @property
+    def bounds(self) -> Longs:
+        """`offsets`, or those of lists of one value."""
+        return np.arange(self.rows + 1, dtype=np.int64) if self.offsets is None else self.offsets
+
+    def codes(self) -> list[Codes]:
+        """Codes of the rows, missing ones included."""
+        codes = [row_codes(self.values, self.bounds)]
         return codes if self.missing is None else [*codes, (self.missing.astype(np.int32), 2)]
 
 
