@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from elastrec.platform.specs.errors import DataError
 
@@ -104,6 +105,24 @@ def read_bytes(uri: str) -> bytes:
             return stream.read()
     except OSError as error:
         raise DataError(f"{uri}: cannot be read ({error})") from error
+
+
+@contextmanager
+def opened_parquet(uri: str) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, open until the end of the block.
+
+    Raises:
+        DataError: it does not exist or is no Parquet file; also if it cannot be read in the block.
+    """
+    filesystem, path = locate(uri)
+    try:
+        with filesystem.open_input_file(path) as stream:
+            yield pq.ParquetFile(stream)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
+            "data.include which files are read, for example ['*.parquet']"
+        ) from error
 
 
 def write_bytes(uri: str, content: bytes) -> None:

@@ -12,12 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 import xxhash
 
 from elastrec.platform.data.deduplicating.stored_groups import plain_schema, stored_groups
 from elastrec.platform.data.entries import MANIFEST_VERSION, DataFile, DataManifest
-from elastrec.platform.data.files import errors_naming, join, list_files, locate, read_bytes, write_bytes
+from elastrec.platform.data.files import errors_naming, join, list_files, opened_parquet, read_bytes, write_bytes
 from elastrec.platform.data.partitions import Partition, chosen_folders, existing_partitions, folder_keys
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.files.compressed_text import codec_of
@@ -216,17 +215,9 @@ def _describe_parquet(
     needed: Collection[str],
     keys: dict[str, str | None],
 ) -> tuple[DataFile, list[str], list[str]]:
-    filesystem, path = locate(uri)
-    try:
-        with filesystem.open_input_file(path) as stream:
-            parquet = pq.ParquetFile(stream)
-            metadata, stored = parquet.metadata, parquet.schema_arrow
-            groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
-            "data.include which files are read, for example ['*.parquet']"
-        ) from error
+    with opened_parquet(uri) as parquet:
+        metadata, stored = parquet.metadata, parquet.schema_arrow
+        groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     duplicates = repeated(stored.names)
     if duplicates:
         raise DataError(

@@ -7,8 +7,7 @@ groups and files end at the end of a session, so that each contains whole sessio
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -46,17 +45,6 @@ _ZSTD_LEVEL = 3
 
 
 Engine = Literal["local", "spark"]
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """How a partition is sorted and cut: see `cluster`."""
-
-    row_group_rows: int
-    memory_bytes: int
-    engine: Engine
-    spark_master: str
-    groups: Groups
 
 
 class ClusterReport(Spec):
@@ -116,9 +104,16 @@ def cluster(
     key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
     if key_names:
         raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
-    limits = _Limits(row_group_rows, memory_bytes, engine, spark_master, groups)
+
+    def sort(source: SortSource, scratch: str) -> Iterator[pa.Table]:
+        if engine == "local":
+            return sorted_by_session(source, keys, memory_bytes=memory_bytes, progress=progress)
+        from elastrec.platform.data.clustering.spark_sorting import sorted_by_spark
+
+        return sorted_by_spark(source, keys, scratch, master=spark_master, memory_bytes=memory_bytes, progress=progress)
+
     return [
-        _cluster_partition(data, keys, destination, folder, roots, limits, progress)
+        _cluster_partition(data, keys, destination, folder, roots, row_group_rows, groups, sort)
         for folder, roots in chosen_folders(data, partitions)
     ]
 
@@ -287,8 +282,9 @@ def _cluster_partition(
     destination: str,
     folder: str,
     roots: Sequence[str],
-    limits: _Limits,
-    progress: Progress | None,
+    row_group_rows: int,
+    groups: Groups,
+    sort: Callable[[SortSource, str], Iterator[pa.Table]],
 ) -> ClusterReport:
     target = join(destination, folder) if folder else join(destination)
     files = [pair for root in roots for pair in list_files(root, data.include)]
@@ -304,8 +300,8 @@ def _cluster_partition(
         "source_digest": digest.hexdigest(),
         "session": keys.session,
         "timestamp": keys.timestamp,
-        "row_group_rows": limits.row_group_rows,
-        "deduplicated": limits.groups,
+        "row_group_rows": row_group_rows,
+        "deduplicated": groups,
     }
     existing = finished_report(target, RECORD_NAME, ClusterReport, "clustered", inputs)
     if existing is not None:
@@ -313,12 +309,12 @@ def _cluster_partition(
     source = open_source([uri for uri, _ in files], keys)
     if not source.rows:
         raise DataError(f"{root}: its files hold no rows; write them or remove the folder")
-    if limits.groups:
-        stored_schema(source.schema, limits.groups)
+    if groups:
+        stored_schema(source.schema, groups)
     with staged_folder(target) as staging:
-        writer = ClusterWriter(staging, source.schema, keys, limits.row_group_rows, limits.groups)
+        writer = ClusterWriter(staging, source.schema, keys, row_group_rows, groups)
         try:
-            for table in _in_order(source, keys, f"{target.rstrip('/')}.sorting", limits, progress):
+            for table in sort(source, f"{target.rstrip('/')}.sorting"):
                 writer.write(table)
             writer.finish()
         except BaseException:
@@ -353,15 +349,3 @@ def _check_folder_keys(data: TrainingData, uris: Sequence[str]) -> None:
                 f"{uri}: the columns {named} stand in the names of folders, whose files are written anew; write them "
                 "into the files first, with `elastrec data convert`"
             )
-
-
-def _in_order(
-    source: SortSource, keys: ClusterKeys, scratch: str, limits: _Limits, progress: Progress | None
-) -> Iterator[pa.Table]:
-    if limits.engine == "local":
-        return sorted_by_session(source, keys, memory_bytes=limits.memory_bytes, progress=progress)
-    from elastrec.platform.data.clustering.spark_sorting import sorted_by_spark
-
-    return sorted_by_spark(
-        source, keys, scratch, master=limits.spark_master, memory_bytes=limits.memory_bytes, progress=progress
-    )

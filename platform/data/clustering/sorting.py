@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from elastrec.platform.data.deduplicating.stored_groups import stored_groups
-from elastrec.platform.data.files import locate
+from elastrec.platform.data.files import opened_parquet
 from elastrec.platform.data.finished import Progress
 from elastrec.platform.specs.errors import DataError
 
@@ -62,16 +61,16 @@ def open_source(uris: Sequence[str], keys: ClusterKeys) -> SortSource:
     """
     schemas, rows, size = [], 0, 0
     for uri in uris:
-        parquet = _opened(uri)
-        metadata = parquet.metadata
-        if stored_groups(parquet.schema_arrow.metadata):
-            raise DataError(
-                f"{uri}: holds deduplicated features, whose rows cannot be moved; cluster the log that it was made from"
-            )
-        schemas.append(parquet.schema_arrow.remove_metadata())
-        rows += metadata.num_rows
-        size += sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-        parquet.close()
+        with opened_parquet(uri) as parquet:
+            metadata = parquet.metadata
+            if stored_groups(parquet.schema_arrow.metadata):
+                raise DataError(
+                    f"{uri}: holds deduplicated features, whose rows cannot be moved; cluster the log that it was made "
+                    "from"
+                )
+            schemas.append(parquet.schema_arrow.remove_metadata())
+            rows += metadata.num_rows
+            size += sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     try:
         schema = pa.unify_schemas(schemas, promote_options="permissive")
     except pa.ArrowException as error:
@@ -137,19 +136,11 @@ def session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
     return np.cumsum(session_starts(sessions)) - 1
 
 
-def _opened(uri: str) -> pq.ParquetFile:
-    filesystem, path = locate(uri)
-    try:
-        return pq.ParquetFile(filesystem.open_input_file(path))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{uri}: is no readable Parquet file ({error}); write it again") from error
-
-
 def _numbered(source: SortSource, progress: Progress | None) -> Iterator[pa.Table]:
     """Pieces of all files in order, with their row numbers."""
     done = 0
     for uri in source.uris:
-        with _opened(uri) as parquet:
+        with opened_parquet(uri) as parquet:
             try:
                 for batch in parquet.iter_batches(_BATCH_ROWS):
                     table = as_schema(pa.Table.from_batches([batch]), source.schema)
@@ -183,7 +174,7 @@ def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]
     """The first session of each range except the first."""
     samples = []
     for uri in source.uris:
-        with _opened(uri) as parquet:
+        with opened_parquet(uri) as parquet:
             for index in range(parquet.metadata.num_row_groups):
                 column = parquet.read_row_group(index, columns=[session])[session].cast(
                     source.schema.field(session).type

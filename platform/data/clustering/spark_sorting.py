@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _FILE, _ROW = "__elastrec_source_file", "__elastrec_source_row"
 _SLASHES = "^([A-Za-z0-9+.-]+):/+"
 """Spark writes the URI of a file sometimes with `file:/` and sometimes with `file:///`."""
-_SCHEMES = {"s3://": "s3a://"}
-"""Hadoop's schemes of file systems for which pyarrow uses other names."""
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -127,10 +125,8 @@ def _without_scheme(uri: str) -> str:
 
 
 def _hadoop(uri: str) -> str:
-    for ours, theirs in _SCHEMES.items():
-        if uri.startswith(ours):
-            return theirs + uri.removeprefix(ours)
-    return uri
+    """Hadoop calls the file system `s3a` that is `s3` for pyarrow."""
+    return f"s3a://{uri.removeprefix('s3://')}" if uri.startswith("s3://") else uri
 
 
 @contextmanager

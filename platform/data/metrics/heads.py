@@ -17,6 +17,7 @@ from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 Kind = Literal["binary", "value"]
 Sketch = BinaryMetricsSketch | ValueMetricsSketch
+_CLASSES: dict[Kind, type[Sketch]] = {"binary": BinaryMetricsSketch, "value": ValueMetricsSketch}
 FloatArray = NDArray[np.float32]
 
 
@@ -121,8 +122,7 @@ class HeadSketches:
         """
         sketches = cls()
         for head in _read(encoded):
-            kind: type[Sketch] = BinaryMetricsSketch if head.kind == "binary" else ValueMetricsSketch
-            sketch = sketches._sketches[head.name] = kind.decode(head.sketch)
+            sketch = sketches._sketches[head.name] = _CLASSES[head.kind].decode(head.sketch)
             if isinstance(sketch, BinaryMetricsSketch):
                 sketches._bins = sketch.bins
         return sketches

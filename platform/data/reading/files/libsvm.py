@@ -57,7 +57,10 @@ def parse_libsvm(
     row_L = np.repeat(np.arange(len(lines)), np.diff(np.asarray(tokens.offsets)))[is_pair]
     pair = flat.filter(pa.array(is_pair))
     parts = pc.extract_regex(pair, _PAIR)
-    bad = _malformed(pair, np.asarray(pc.is_null(parts)), row_L)
+    bad: dict[int, tuple[str, str]] = {}
+    for place in np.flatnonzero(np.asarray(pc.is_null(parts))).tolist():
+        word = repr(pair[place].as_py())[:_LONGEST_WORD]
+        bad.setdefault(int(row_L[place]), (word, "INDEX:VALUE, a whole number and a number"))
     is_qid = np.asarray(pc.fill_null(pc.equal(parts.field("index"), QID), False))
     kept = ~is_qid & np.asarray(pc.is_valid(parts))
     row_K = row_L[kept]
@@ -87,17 +90,6 @@ def parse_libsvm(
         else:
             made[name] = label
     return pa.table(made), bad
-
-
-def _malformed(
-    pair: pa.StringArray, wrong_L: NDArray[np.bool_], row_L: NDArray[np.int64]
-) -> dict[int, tuple[str, str]]:
-    """What was found and expected in rows with a word that is not a pair."""
-    malformed: dict[int, tuple[str, str]] = {}
-    for place in np.flatnonzero(wrong_L).tolist():
-        word = repr(pair[place].as_py())
-        malformed.setdefault(int(row_L[place]), (word[:_LONGEST_WORD], "INDEX:VALUE, a whole number and a number"))
-    return malformed
 
 
 def _repeated(row_K: NDArray[np.int64], index_K: NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
-from elastrec.platform.data.clustering.sorting import session_starts
+from elastrec.platform.data.clustering.sorting import session_starts, sorted_by_session
 from elastrec.platform.data.finished import ParquetFile
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
@@ -177,13 +177,12 @@ def test_an_interrupted_run_has_closed_its_file_before_another_one_can_begin(
     class Stopped(BaseException):
         pass
 
-    def stops(*arguments: object) -> Iterator[pa.Table]:
-        yield from tables(*arguments)
+    def stops(*arguments: Any, **limits: Any) -> Iterator[pa.Table]:
+        yield from sorted_by_session(*arguments, **limits)
         raise Stopped
 
-    tables = clustering._in_order
     monkeypatch.setattr(clustering, "ParquetFile", Opened)
-    monkeypatch.setattr(clustering, "_in_order", stops)
+    monkeypatch.setattr(clustering, "sorted_by_session", stops)
     # The error that is still there refers to the writer.
     with pytest.raises(Stopped) as stopped:
         cluster(_data(tmp_path / "log"), str(tmp_path / "clustered"), row_group_rows=500)
