@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -141,7 +142,7 @@ def convert(
         writer.finish()
         report = ConvertReport(
             data=converted_data(source, destination, layout),
-            rows=sum(writer.rows.values()),
+            rows=writer.rows.total(),
             skipped_rows=ledger.rows,
             bytes=writer.bytes,
             partitions={partition.folder: rows for partition, rows in sorted(writer.rows.items())},
@@ -283,19 +284,17 @@ class _Writer:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._held: dict[Partition, list[pa.Table]] = {}
-        self._held_rows: dict[Partition, int] = {}
-        self._parts: dict[Partition, int] = {}
-        self.rows: dict[Partition, int] = {}
+        self._held: defaultdict[Partition, list[pa.Table]] = defaultdict(list)
+        self._held_rows, self._parts, self.rows = Counter[Partition](), Counter[Partition](), Counter[Partition]()
         self.bytes = 0
 
     def add(self, partitions: list[tuple[Partition, NDArray[np.int64]]], table: pa.Table) -> None:
         for partition, index in partitions:
             part = table if len(partitions) == 1 else table.take(pa.array(index))
-            self._held.setdefault(partition, []).append(part)
-            self._held_rows[partition] = self._held_rows.get(partition, 0) + part.num_rows
-        while sum(self._held_rows.values()) > _BUFFERED_ROWS:
-            self._flush(max(self._held_rows, key=lambda p: self._held_rows[p]))
+            self._held[partition].append(part)
+            self._held_rows[partition] += part.num_rows
+        while self._held_rows.total() > _BUFFERED_ROWS:
+            self._flush(self._held_rows.most_common(1)[0][0])
 
     def finish(self) -> None:
         for partition in sorted(self._held):
@@ -304,16 +303,16 @@ class _Writer:
     def _flush(self, partition: Partition) -> None:
         table = pa.concat_tables(self._held.pop(partition))
         del self._held_rows[partition]
-        number = self._parts.get(partition, 0)
-        self._parts[partition] = number + 1
-        file = ParquetFile(join(self._root, partition.folder, f"part-{number:05d}.parquet"), table.schema)
+        name = f"part-{self._parts[partition]:05d}.parquet"
+        self._parts[partition] += 1
+        file = ParquetFile(join(self._root, partition.folder, name), table.schema)
         try:
             file.write(table)
         except BaseException:
             file.discard()
             raise
         self.bytes += file.commit()
-        self.rows[partition] = self.rows.get(partition, 0) + table.num_rows
+        self.rows[partition] += table.num_rows
 
 
 def converted_data(source: TrainingData, destination: str, layout: Layout) -> TrainingData:

@@ -55,7 +55,6 @@ class FeaturePlan:
         steps: after the crossing, if there is one.
     """
 
-    name: str
     sources: tuple[Reading | str, ...]
     steps: tuple[Step, ...]
 
@@ -106,7 +105,7 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
             name if name in known else Reading(name, "ids", feature.encoding, feature.raw_encoding)
             for name in listed[0].columns
         ]
-        return FeaturePlan(feature.name, tuple(sources), tuple(_runnable(step, feature) for step in listed[1:]))
+        return FeaturePlan(tuple(sources), tuple(_runnable(step, feature) for step in listed[1:]))
     else:
         kind = _kind(listed, is_dense=False)
         reading = Reading(feature.column_name, kind, feature.encoding, feature.raw_encoding, feature.is_list)
@@ -117,7 +116,7 @@ def _plan(data: TrainingData, feature: DenseFeature | SparseFeature) -> FeatureP
     elif isinstance(steps[0], FillNull) and not reading.is_list and reading.kind != "presence":
         # Filled while reading, which saves one pass.
         reading, steps = replace(reading, fill=steps[0].value), steps[1:]
-    return FeaturePlan(feature.name, (reading,), tuple(steps))
+    return FeaturePlan((reading,), tuple(steps))
 
 
 def _kind(steps: written.Steps, *, is_dense: bool) -> Literal["numbers", "ids", "presence"]:

@@ -176,24 +176,18 @@ def generate(spec: GenerateSpec, progress: finished.Progress | None = None) -> G
             size += writer.bytes
         log_loss = truth.log_loss()
         assert log_loss is not None
-        report = report.model_copy(
-            update={
-                "days": (
-                    *report.days,
-                    DayTruth(
-                        day=day,
-                        rows=truth.rows,
-                        positives=truth.positives,
-                        bytes=size,
-                        best_auc=truth.auc(),
-                        best_normalized_entropy=truth.normalized_entropy(),
-                        best_log_loss=log_loss,
-                        conversions=conversions.positives if conversions.rows else None,
-                        best_conversion_auc=conversions.auc(),
-                    ),
-                )
-            }
+        day_truth = DayTruth(
+            day=day,
+            rows=truth.rows,
+            positives=truth.positives,
+            bytes=size,
+            best_auc=truth.auc(),
+            best_normalized_entropy=truth.normalized_entropy(),
+            best_log_loss=log_loss,
+            conversions=conversions.positives if conversions.rows else None,
+            best_conversion_auc=conversions.auc(),
         )
+        report = report.model_copy(update={"days": (*report.days, day_truth)})
         finished.write_report(spec.path, RECORD_NAME, report)
     return report
 
