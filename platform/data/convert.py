@@ -353,7 +353,7 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     rule = _Rule(match[1], match[2], float(match[3]))
     if rule.column in set(_features(source)):
         raise DataError(
-            f"label rule: the column {rule.column!r} is a feature, too, and would give the label away; "
+            f"label rule: the column {rule.column!r} is a feature, too, from which a model would read the label; "
             "remove it from data.dense and data.sparse"
         )
     return rule

@@ -221,7 +221,7 @@ def _describe_parquet(
     duplicates = repeated(stored.names)
     if duplicates:
         raise DataError(
-            f"{uri}: the columns {duplicates} stand in the file more than once; write the file again, with a name of "
+            f"{uri}: the columns {duplicates} are in the file more than once; write the file again, with a name of "
             "its own for every column"
         )
     with errors_naming(uri):

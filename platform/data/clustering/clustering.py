@@ -346,6 +346,6 @@ def _check_folder_keys(data: TrainingData, uris: Sequence[str]) -> None:
         named = sorted(needed & set(folder_keys(data, uri)))
         if named:
             raise DataError(
-                f"{uri}: the columns {named} stand in the names of folders, whose files are written anew; write them "
-                "into the files first, with `elastrec data convert`"
+                f"{uri}: the columns {named} are in the names of folders, which clustered files do not have; write "
+                "them into the files first, with `elastrec data convert`"
             )

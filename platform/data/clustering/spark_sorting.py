@@ -73,7 +73,7 @@ def sorted_by_spark(
                     # The files of a range may have schemas that differ in nullability.
                     yield as_schema(table, source.schema).combine_chunks()
             if done != source.rows:
-                raise DataError(f"{source.uris[0]}: Spark gave {done} of the partition's {source.rows} rows back")
+                raise DataError(f"{source.uris[0]}: Spark returned {done} of the partition's {source.rows} rows")
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{scratch}: what Spark sorted cannot be read ({error})") from error
         finally:
@@ -101,7 +101,7 @@ def _sort(spark: SparkSession, source: SortSource, keys: ClusterKeys, scratch: s
     except (PySparkException, Py4JJavaError) as error:
         # The first line from py4j names its own failed call, the next one Java's exception.
         reason = next(line for line in str(error).splitlines() if "calling" not in line).lstrip(": ")
-        raise DataError(f"{source.uris[0]}: Spark could not sort it and its neighbours ({reason})") from error
+        raise DataError(f"{source.uris[0]}: Spark could not sort the files of its partition ({reason})") from error
 
 
 def _numbers(spark_files: list[str], uris: tuple[str, ...]) -> Mapping[str, int]:

@@ -164,7 +164,9 @@ class StoredRows:
             back_N = np.asarray(combined(self._table[f"{_BACK}{group}"])).astype(np.int64)
             row_N = np.arange(len(back_N)) - back_N
             if len(back_N) and (row_N.min() < 0 or back_N.min() < 0 or back_N[row_N].any()):
-                raise DataError(f"{_BACK}{group}: points to no row that stands for itself; write the file again")
+                raise DataError(
+                    f"{_BACK}{group}: refers to a row that does not exist or is a repeat itself; write the file again"
+                )
             self._origins[group] = row_N[self._first : self._first + self._rows]
         return self._origins[group]
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 _FACTORS = 4
 # Shares of the logit's variance.
@@ -159,9 +160,6 @@ def _bias_for(logits: NDArray[np.float64], click_rate: float) -> float:
 
 
 def _root(rising: Callable[[float], float], low: float, high: float) -> float:
-    # Imported here, because the import takes long and `data convert` uses this room without it.
-    from scipy.optimize import brentq
-
     return float(brentq(rising, low, high, xtol=1e-9))
 
 

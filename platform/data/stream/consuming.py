@@ -82,7 +82,7 @@ class PartitionLog:
 
     def _unreadable(self, why: str) -> TransportError:
         return TransportError(
-            f"topic {self.topic}: partition {self.partition} cannot be read ({why}); what was landed before stays; "
-            "land again when the broker is well",
+            f"topic {self.topic}: partition {self.partition} cannot be read ({why}); rows landed before "
+            "are kept; land again when the broker is available",
             retryable=True,
         )

@@ -157,7 +157,7 @@ class _Sender:
             self._producer.purge()
             raise TransportError(
                 f"topic {self._topic.name}: a message was not acknowledged ({self._failures[0]}); of {self._sent:,} "
-                f"rows sent up to {waiting:,} are missing; send the log to a new topic when the broker is well"
+                f"rows sent up to {waiting:,} are missing; send the log to a new topic when the broker is available"
             )
 
 
@@ -175,7 +175,7 @@ def _checked(data: TrainingData, form: MessageForm, manifest: DataManifest) -> b
             row = first + int(np.flatnonzero(np.asarray(column.is_null()))[0])
             raise DataError(
                 f"{data.path}: {column.null_count} rows from row {row} on have no {form.session!r}; allowed: a session "
-                "in every row; fill the column (a row of its own is a session of its own)"
+                "in every row; fill the column (a row without a session gets a value that no other row has)"
             )
         text = text or pa.types.is_string(_session_column(column, form.session).type)
         time_B = np.asarray(combined(table[form.timestamp]))

@@ -74,7 +74,7 @@ def test_the_digest_changes_with_a_files_size_and_time_though_its_rows_stay(
 def test_a_duplicate_column_in_a_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
     rows = table(10)
     write_parquet(tmp_path / "a.parquet", rows.append_column("row", rows.column("number")))
-    with pytest.raises(DataError, match=r"a.parquet: the columns \['row'\] stand in the file more than once"):
+    with pytest.raises(DataError, match=r"a.parquet: the columns \['row'\] are in the file more than once"):
         build_manifest(data(tmp_path))
 
 

@@ -155,7 +155,7 @@ def test_a_log_of_keys_is_converted_with_their_values_and_clustered_only_without
     report = convert(of, str(tmp_path / "converted"), layout=ByRows(rows=10))
     assert report.data.partition_folder is None
     assert rows_of(report.data, "row", "country") == rows_of(of, "row", "country")
-    with pytest.raises(DataError, match=r"country=DE.*\['country'\] stand in the names of folders.*data convert"):
+    with pytest.raises(DataError, match=r"country=DE.*\['country'\] are in the names of folders.*data convert"):
         cluster(of, str(tmp_path / "clustered"))
     plain = data(tmp_path / "log", **keyed, sparse=[{"name": "row"}])
     (clustered,) = cluster(plain, str(tmp_path / "clustered"))

@@ -92,7 +92,7 @@ def test_a_file_that_spark_cannot_read_is_named_and_leaves_nothing(tmp_path: Pat
     content = bytearray(broken.read_bytes())
     content[4:40] = bytes(36)
     broken.write_bytes(bytes(content))
-    with pytest.raises(DataError, match=r"Spark could not sort it"):
+    with pytest.raises(DataError, match=r"Spark could not sort the files"):
         cluster(data, str(tmp_path / "spark"), engine="spark", spark_master="local[1]")
     assert not list((tmp_path / "spark").iterdir())
 

@@ -192,7 +192,7 @@ def test_a_file_that_points_to_no_row_is_refused(logs: dict[str, TrainingData], 
         back[5] = wrong
         changed = table.set_column(table.schema.get_field_index("back:1"), "back:1", pa.array(back))
         pq.write_table(changed, folder / "part-0.parquet")
-        with pytest.raises(DataError, match=r"part-0\.parquet: back:1: points to no row"):
+        with pytest.raises(DataError, match=r"part-0\.parquet: back:1: refers to a row that does not exist"):
             build_manifest(data)
 
 
