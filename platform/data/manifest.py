@@ -6,8 +6,9 @@ job read the same manifest.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -175,10 +176,10 @@ def _describe(
     """The entry of one file, and the columns that the job reads."""
     if not info.size:
         raise DataError(f"{uri}: the file is empty; remove it or write its rows")
-    needed = dict.fromkeys(RowEncoder(data).columns)
-    keys = folder_keys(data, uri)
+    content: dict[str, Any]
+    types: dict[str, pa.DataType | str]
     if data.format is FileFormat.PARQUET:
-        file, names, types = _describe_parquet(data, partition, uri, info, needed, keys)
+        content, types = _parquet_content(uri)
     else:
         if codec_of(uri) and not allow_compressed_text:
             raise DataError(
@@ -186,35 +187,34 @@ def _describe(
                 "`elastrec data convert`"
             )
         layout, rows = scan_text(data, uri)
-        keys = {key: value for key, value in keys.items() if key not in layout.columns}
-        file = DataFile(
-            partition=partition, uri=uri, rows=rows, bytes=info.size, modified_ns=info.mtime_ns, keys=keys, text=layout
-        )
-        names = [*layout.columns, *keys]
-        types = ["text"] * len(names)
+        content, types = {"rows": rows, "text": layout}, dict.fromkeys(layout.columns, "text")
+    keys = {key: value for key, value in folder_keys(data, uri).items() if key not in types}
+    types |= dict.fromkeys(keys, pa.string() if data.format is FileFormat.PARQUET else "text")
+    file = DataFile(
+        partition=partition, uri=uri, bytes=info.size, modified_ns=info.mtime_ns, keys=keys, **content
+    )  # fmt: skip
     if not file.rows:
         raise DataError(f"{uri}: the file holds no rows; remove it or write its rows")
+    encoder = RowEncoder(data)
+    needed = dict.fromkeys(encoder.columns)
     if data.transform is None:
-        present = set(names)
-        missing = [name for name in needed if name not in present]
+        missing = [name for name in needed if name not in types]
         if missing:
             remedy = "correct the names in the job file's data section"
             if data.format is FileFormat.CSV and data.csv.has_header and len(missing) == len(needed):
                 remedy += ", or csv.delimiter, or set csv.has_header: false and csv.column_names if it has no header"
             if data.format is FileFormat.LIBSVM:
                 remedy += ": a column is one of these, or the index of a value, such as 7"
-            raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(names)}; {remedy}")
-    return file, [(name, kind) for name, kind in zip(names, types, strict=True) if name in needed]
+            raise DataError(f"{uri}: the columns {missing} are missing; found: {', '.join(types)}; {remedy}")
+        if data.format is FileFormat.PARQUET:
+            with errors_naming(uri):
+                # A table without rows is enough to find a type that does not fit.
+                encoder.encode(pa.schema({name: types[name] for name in needed}).empty_table())
+    return file, [(name, str(type_)) for name, type_ in types.items() if name in needed]
 
 
-def _describe_parquet(
-    data: TrainingData,
-    partition: str,
-    uri: str,
-    info: pafs.FileInfo,
-    needed: Collection[str],
-    keys: dict[str, str | None],
-) -> tuple[DataFile, list[str], list[str]]:
+def _parquet_content(uri: str) -> tuple[dict[str, Any], dict[str, pa.DataType | str]]:
+    """Fields of a Parquet file's entry, and the types of its columns."""
     with opened_parquet(uri) as parquet:
         metadata, stored = parquet.metadata, parquet.schema_arrow
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
@@ -226,20 +226,8 @@ def _describe_parquet(
         )
     with errors_naming(uri):
         deduplicated = stored_groups(stored.metadata)
-    schema = plain_schema(stored, deduplicated)
-    keys = {key: value for key, value in keys.items() if key not in schema.names}
-    for key in keys:
-        schema = schema.append(pa.field(key, pa.string()))
-    present = [field for field in schema if field.name in needed]
-    if data.transform is None and len(present) == len(needed):
-        with errors_naming(uri):
-            # A table without rows is enough to find a type that does not fit.
-            RowEncoder(data).encode(pa.schema(present).empty_table())
-    file = DataFile(
-        partition=partition, uri=uri, rows=metadata.num_rows, bytes=info.size, modified_ns=info.mtime_ns,
-        keys=keys, row_group_rows=groups, deduplicated=deduplicated,
-    )  # fmt: skip
-    return file, schema.names, [str(field.type) for field in schema]
+    types = {field.name: field.type for field in plain_schema(stored, deduplicated)}
+    return {"rows": metadata.num_rows, "row_group_rows": groups, "deduplicated": deduplicated}, types
 
 
 def _check_kinds(described: Sequence[tuple[DataFile, Columns]]) -> None:
