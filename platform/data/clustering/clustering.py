@@ -101,7 +101,7 @@ def cluster(
         contains other files.
     """
     keys = _checked_keys(data, destination, row_group_rows, memory_bytes)
-    key_names = sorted(name for group in groups for name in group if name in (keys.session, keys.timestamp))
+    key_names = sorted(name for group in groups for name in group if name in keys.names)
     if key_names:
         raise DataError(f"groups: {key_names} is not allowed; allowed: features, not the columns of the order")
 
@@ -125,7 +125,7 @@ def clustered_data(data: TrainingData, destination: str) -> TrainingData:
 
 def without_keys(groups: Groups, keys: ClusterKeys) -> Groups:
     """Groups as `cluster` takes them: a feature that is the session or the timestamp, too, is left out."""
-    kept = (tuple(name for name in group if name not in (keys.session, keys.timestamp)) for group in groups)
+    kept = (tuple(name for name in group if name not in keys.names) for group in groups)
     return tuple(group for group in kept if group)
 
 
@@ -213,14 +213,13 @@ def clustered_writer(
     stream: pa.NativeFile, schema: pa.Schema, dictionaries: Sequence[str], keys: ClusterKeys
 ) -> pq.ParquetWriter:
     """zstd, dictionary encoding for the named columns only, statistics of the keys."""
-    ordered = [keys.session, *([keys.timestamp] if keys.timestamp else [])]
     return pq.ParquetWriter(
         stream,
         schema,
         compression="zstd",
         compression_level=_ZSTD_LEVEL,
         use_dictionary=list(dictionaries),
-        write_statistics=ordered,
+        write_statistics=list(keys.names),
     )
 
 
@@ -264,8 +263,7 @@ def _checked_keys(data: TrainingData, destination: str, row_group_rows: int, mem
             f"data.format: {data.format} is not allowed; allowed: parquet; turn the log into Parquet with "
             "`elastrec data convert`"
         )
-    if data.session is None:
-        raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
+    keys = ClusterKeys.of(data)
     if row_group_rows < 1:
         raise DataError(f"row_group_rows: {row_group_rows} is not allowed; allowed: 1 and above")
     if memory_bytes < 2**20:
@@ -273,7 +271,7 @@ def _checked_keys(data: TrainingData, destination: str, row_group_rows: int, mem
     source, target = join(data.path), join(destination)
     if f"{target}/".startswith(f"{source}/") or f"{source}/".startswith(f"{target}/"):
         raise DataError(f"destination: {destination} lies within {data.path} or around it; choose another folder")
-    return ClusterKeys(data.session, data.timestamp)
+    return keys
 
 
 def _cluster_partition(

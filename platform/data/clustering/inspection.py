@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,8 +99,7 @@ def inspect_data(
     Raises:
         DataError: the data has no session column, a row or file is unusable, or a step cannot be fitted.
     """
-    if data.session is None:
-        raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
+    keys = ClusterKeys.of(data)
     for name, value in (("sample_rows", sample_rows), ("batch_rows", batch_rows)):
         if value < 1:
             raise DataError(f"{name}: {value} is not allowed; allowed: 1 and above")
@@ -109,13 +109,11 @@ def inspect_data(
             f"computed_pooling: {unknown} is not allowed; allowed: {', '.join(each.name for each in data.sparse)}"
         )
     computed_pooling |= {*data.attention_features}
-    keys = ClusterKeys(data.session, data.timestamp)
-    names = [name for name in (keys.session, keys.timestamp) if name]
     data, unfitted = fitted_on_sample(data, manifest, sample_rows)
-    raw, encoded = read_sample(data, manifest, sample_rows, names)
-    log = _order(raw, [keys.timestamp] if keys.timestamp else [])
+    raw, encoded = read_sample(data, manifest, sample_rows, keys.names)
+    log = _order(raw, keys.names[1:])
     raw, encoded = raw.take(log), encoded.take(log)
-    clustered = _order(raw, [keys.session])
+    clustered = _order(raw, keys.names[:1])
     session_N = session_numbers(combined(raw[keys.session]).take(clustered))
     clustered_raw, clustered_rows = raw.take(clustered), encoded.take(clustered)
     log_order = np.argsort(np.asarray(clustered), kind="stable")
@@ -146,7 +144,7 @@ def inspect_data(
     )
 
 
-def _order(raw: pa.Table, names: list[str]) -> pa.Array:
+def _order(raw: pa.Table, names: Sequence[str]) -> pa.Array:
     """Indexes of the rows sorted by the columns; a stable sort."""
     numbered = raw.select(names).append_column("__row", pa.array(np.arange(raw.num_rows)))
     return pc.sort_indices(numbered, sort_keys=[(name, "ascending", "at_end") for name in (*names, "__row")])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.deduplicating.stored_groups import stored_groups
 from elastrec.platform.data.files import opened_parquet
 from elastrec.platform.data.finished import Progress
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
 _ROW = "__elastrec_source_row"
@@ -35,6 +36,21 @@ class ClusterKeys:
 
     session: str
     timestamp: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.session,) if self.timestamp is None else (self.session, self.timestamp)
+
+    @classmethod
+    def of(cls, data: TrainingData) -> ClusterKeys:
+        """The columns of a data section.
+
+        Raises:
+            DataError: it names no session.
+        """
+        if data.session is None:
+            raise DataError("data.session: is absent; allowed: the name of the column that holds the session; name it")
+        return cls(data.session, data.timestamp)
 
 
 @dataclass(frozen=True)
@@ -164,8 +180,7 @@ def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _in_order(table: pa.Table, keys: ClusterKeys) -> pa.Table:
-    names = [keys.session, *([keys.timestamp] if keys.timestamp else []), _ROW]
-    index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in names])
+    index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in (*keys.names, _ROW)])
     # Picking from one chunk is several times as fast as from many.
     return table.drop_columns([_ROW]).combine_chunks().take(index)
 

@@ -85,7 +85,6 @@ def _sort(spark: SparkSession, source: SortSource, keys: ClusterKeys, scratch: s
     from pyspark.errors import PySparkException
     from pyspark.sql import functions
 
-    names = [keys.session, *([keys.timestamp] if keys.timestamp else [])]
     try:
         # Files that lack a column, or have it in a smaller type, are read by the schema of all.
         files = spark.read.option("mergeSchema", "true").parquet(*(_hadoop(uri) for uri in source.uris))
@@ -95,7 +94,7 @@ def _sort(spark: SparkSession, source: SortSource, keys: ClusterKeys, scratch: s
         uri = functions.regexp_replace("_metadata.file_path", _SLASHES, r"$1:/")
         rows = files.select("*", uri.alias(f"{_FILE}_uri"), functions.col("_metadata.row_index").alias(_ROW))
         rows = rows.join(functions.broadcast(numbers), f"{_FILE}_uri").drop(f"{_FILE}_uri")
-        order = [functions.col(f"`{name}`").asc_nulls_last() for name in (*names, _FILE, _ROW)]
+        order = [functions.col(f"`{name}`").asc_nulls_last() for name in (*keys.names, _FILE, _ROW)]
         ordered = rows.repartitionByRange(ranges, order[0]).sortWithinPartitions(*order).drop(_FILE, _ROW)
         ordered.write.option("compression", "zstd").parquet(_hadoop(scratch))
     except (PySparkException, Py4JJavaError) as error:
