@@ -153,6 +153,7 @@ class ArrayStream:
         self._channel = channel
         self._reader = _Reader(channel.address, answers)
         self._timeout_seconds = timeout_seconds
+        self._moved_bytes = 0  # when the current request began or last advanced
         self.deadline = math.inf
         channel.unblock()
 
@@ -174,6 +175,7 @@ class ArrayStream:
         frame = encode_frame(message, arrays)
         self.deadline = time.monotonic() + self._timeout_seconds
         self._channel.begin(frame)
+        self._moved_bytes = self._channel.moved_bytes
 
     def advance(self) -> tuple[Any, list[Array]] | None:
         """The answer to the current request, and its arrays, read-only views of received memory.
@@ -186,12 +188,12 @@ class ArrayStream:
             TransportError: the server is unreachable, or `deadline` is over; the stream is unusable afterwards.
             ElastrecError: the error that the server answered with, as an object of the same class.
         """
-        moved_bytes = self._channel.moved_bytes
         answer = self._channel.advance()
         if answer is not None:
             self.deadline = math.inf
             return self._reader.read(*answer, self._channel.version)
-        if self._channel.moved_bytes > moved_bytes:
+        before, self._moved_bytes = self._moved_bytes, self._channel.moved_bytes
+        if self._moved_bytes > before:
             self.deadline = time.monotonic() + self._timeout_seconds
         elif time.monotonic() > self.deadline:
             raise self._channel.late(self._timeout_seconds)

@@ -43,6 +43,9 @@ def route_ids(  # type: ignore[no-untyped-def]
         counts: [S, T] int32 out, zeroed by the caller.
     """
     virtual_buckets = np.uint64(owners.shape[0])
+    # A division for each id costs more than its hash; most numbers of buckets are powers of two.
+    low_bits = virtual_buckets - np.uint64(1)
+    is_power = virtual_buckets & low_bits == np.uint64(0)
     features = starts.shape[0]
     total = values.shape[0]
     largest, f = 0, 0
@@ -90,7 +93,8 @@ def route_ids(  # type: ignore[no-untyped-def]
                 seen[number] = 0
                 server = 0
                 if not in_place:
-                    server = owners[np.int64(splitmix64(np.uint64(key) ^ salt) % virtual_buckets)]
+                    mixed = splitmix64(np.uint64(key) ^ salt)
+                    server = owners[np.int64(mixed & low_bits if is_power else mixed % virtual_buckets)]
                     table_of[number] = table
                     server_of[number] = server
                 counts[server, table] += 1

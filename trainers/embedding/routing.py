@@ -89,6 +89,7 @@ class Router:
         self._moduli = np.array([table.hash_size for table in plan.tables], np.int64)
         self._salts = np.array([table.salt for table in plan.tables], np.uint64)
         self._group_of_table = np.empty(len(plan.tables), np.int64)
+        self._first_tables = [group.first_table for group in plan.groups]
         for group in plan.groups:
             self._group_of_table[group.first_table : group.end_table] = group.index
 
@@ -146,6 +147,4 @@ class Router:
         return again, places
 
     def _group_sizes(self, counts: Array) -> Array:
-        return np.stack(
-            [counts[:, group.first_table : group.end_table].sum(1, dtype=np.int64) for group in self.plan.groups]
-        )
+        return np.add.reduceat(counts, self._first_tables, axis=1, dtype=np.int64).T

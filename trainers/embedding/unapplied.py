@@ -147,8 +147,9 @@ class UnappliedPushes:
     def take_answers(self) -> None:
         """Records answers that have arrived; raises the error of a failed request."""
         for push in self:
-            for server in [server for server, reply in push.replies.items() if reply.is_done]:
-                self.take(push, server)
+            for server, reply in list(push.replies.items()):
+                if reply.is_done:
+                    self.take(push, server)
 
     def take(self, push: KeptPush, server: int) -> None:
         """Waits for a server's answer to a push, and records it."""

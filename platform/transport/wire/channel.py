@@ -65,7 +65,7 @@ class Channel:
 
     def begin(self, frame: tuple[bytes, list[Any]]) -> None:
         """Sends as much of a frame as the socket takes. Raises like `request`."""
-        self._is_sent(lambda: self._connection.send(*frame))
+        self._is_sent(self._connection.send, *frame)
 
     def advance(self) -> tuple[Layout, Array] | None:
         """Continues the current request: layout and body of its answer, None until it is complete.
@@ -82,10 +82,10 @@ class Channel:
         except (OSError, EOFError, OversizedError) as error:
             raise self._problem(error) from error
 
-    def _is_sent(self, send: Callable[[], None]) -> bool:
+    def _is_sent(self, send: Callable[..., None], *frame: Any) -> bool:
         self._is_sending = True
         try:
-            send()
+            send(*frame)
         except (BrokenPipeError, ConnectionResetError):
             pass  # as in `request`
         except BlockingIOError:

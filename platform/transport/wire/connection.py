@@ -13,8 +13,7 @@ import ssl
 import struct
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.wire.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, Array, empty_body
@@ -35,8 +34,7 @@ class OversizedError(TransportError):
     """A frame above the limits, refused because of its header and not read."""
 
 
-@dataclass
-class _Incoming:
+class _Incoming(NamedTuple):
     """A frame whose header has arrived.
 
     Attributes:
@@ -181,8 +179,9 @@ class Connection:
             self._receive_missing(self._incoming.missing)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             self._would_block(error)
-        incoming, self._incoming = self._incoming, None
-        return incoming.metadata, incoming.body
+        metadata, body, _ = self._incoming
+        self._incoming = None
+        return metadata, body
 
     def _would_block(self, error: OSError) -> NoReturn:
         # TLS may have to send in order to receive, and the other way round.
@@ -198,9 +197,9 @@ class Connection:
                 piece, ancillary, _, _ = self._link.recvmsg(
                     _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
                 )
-                self._descriptors += [
-                    _DESCRIPTOR.unpack(data)[0] for _, _, data in ancillary if len(data) == _DESCRIPTOR.size
-                ]
+                for _, _, data in ancillary:
+                    if len(data) == _DESCRIPTOR.size:
+                        self._descriptors += _DESCRIPTOR.unpack(data)
             if not piece:
                 raise EOFError
             self._begun += piece
@@ -211,30 +210,34 @@ class Connection:
             _refuse_header(magic, metadata_bytes, body_bytes)
         if given_back and self._lender is not None:
             self._lender.note_returned(given_back)
+        if self._descriptors:
+            self._map(number)
+        end = _HEADER.size + metadata_bytes
+        on_socket = body_bytes if number == _NO_SEGMENT else 0
+        if len(first) > end + on_socket:
+            raise TransportError(f"{len(first) - end - on_socket} bytes too many behind a frame")
+        metadata: bytes | bytearray = first[_HEADER.size : end]
+        missing = []
+        if len(first) < end:
+            begun, metadata = metadata, bytearray(metadata_bytes)
+            metadata[: len(begun)] = begun
+            missing.append(memoryview(metadata)[len(begun) :])
+        if number != _NO_SEGMENT:
+            return _Incoming(metadata, self._borrower.body(number, body_bytes), missing)
+        body = empty_body(body_bytes)
+        if body_bytes:
+            begun = first[end:]
+            body.data[: len(begun)] = begun
+            if len(begun) < body_bytes:
+                missing.append(body.data[len(begun) :])
+        return _Incoming(metadata, body, missing)
+
+    def _map(self, number: int) -> None:
         try:
             for descriptor in self._descriptors:
                 self._borrower.map(number, descriptor)
         finally:
             self._close_descriptors()
-        missing = []
-        end = _HEADER.size + metadata_bytes
-        metadata: bytes | bytearray = first[_HEADER.size : end]
-        if len(metadata) < metadata_bytes:
-            begun, metadata = metadata, bytearray(metadata_bytes)
-            metadata[: len(begun)] = begun
-            missing.append(memoryview(metadata)[len(begun) :])
-        on_socket = body_bytes if number == _NO_SEGMENT else 0
-        begun = first[end:]
-        if len(begun) > on_socket:
-            raise TransportError(f"{len(begun) - on_socket} bytes too many behind a frame")
-        if number != _NO_SEGMENT:
-            return _Incoming(metadata, self._borrower.body(number, body_bytes), missing)
-        body = empty_body(body_bytes)
-        if body_bytes:
-            body.data[: len(begun)] = begun
-            if len(begun) < body_bytes:
-                missing.append(body.data[len(begun) :])
-        return _Incoming(metadata, body, missing)
 
     def _receive_missing(self, missing: list[memoryview]) -> None:
         flags = socket.MSG_WAITALL if self._is_plain else 0

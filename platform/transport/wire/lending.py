@@ -56,6 +56,7 @@ class _Segment:
     """
 
     def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
         self.descriptor = os.memfd_create("elastrec-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size_bytes)
@@ -102,10 +103,10 @@ class Lender:
         return number
 
     def _free(self, size_bytes: int) -> int | None:
+        for number, segment in enumerate(self._segments):
+            if not segment.is_lent and segment.size_bytes >= size_bytes:
+                return number
         free = [number for number, segment in enumerate(self._segments) if not segment.is_lent]
-        fitting = [number for number in free if self._segments[number].room.nbytes >= size_bytes]
-        if fitting:
-            return fitting[0]
         if not free and len(self._segments) == MAXIMUM_SEGMENTS:
             return None
         needed = size_bytes + size_bytes // 4

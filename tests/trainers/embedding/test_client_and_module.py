@@ -64,17 +64,18 @@ def features(user: list[int], item: list[int]) -> KeyedJaggedTensor:
 @given(
     data=st.lists(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5), max_size=40), min_size=3, max_size=3),
     servers=st.integers(1, 4),
+    buckets=st.sampled_from([64, 60]),
 )
 def test_routing_sends_each_distinct_id_once_to_its_owner_and_finds_it_again(
-    data: list[list[int]], servers: int
+    data: list[list[int]], servers: int, buckets: int
 ) -> None:
     dimensions = {"a": 4, "b": 4, "c": 2}
-    plan = make_plan(dimensions, settings={"b": TableSpec(admit_after=2)}, virtual_buckets=64)
+    plan = make_plan(dimensions, settings={"b": TableSpec(admit_after=2)}, virtual_buckets=buckets)
     names = [table.name for table in plan.tables]
     values = np.array([key for ids in data for key in ids], np.int64)
     ends = np.cumsum([len(ids) for ids in data])
     starts = ends - [len(ids) for ids in data]
-    owners = np.arange(64) % servers
+    owners = np.arange(buckets) % servers
     routed = Router(plan, owners.tolist(), servers, 0, 0).route(values, starts, ends, np.arange(3))
     assert len(routed.ids) == sum(len(set(ids)) for ids in data)
     assert routed.sightings.sum() == len(values)
@@ -88,7 +89,7 @@ def test_routing_sends_each_distinct_id_once_to_its_owner_and_finds_it_again(
         for table, count in enumerate(routed.counts[server]):
             ids = mine[at : at + count]
             at += count
-            assert (owners[buckets_of(ids, names[table], 64)] == server).all()
+            assert (owners[buckets_of(ids, names[table], buckets)] == server).all()
         assert at == len(mine)
 
 
