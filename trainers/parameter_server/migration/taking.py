@@ -246,7 +246,7 @@ class Taker:
             dense += _dense_of(source.place.server, answer, arrays)
         rest_bytes = self.copy_round()
         self._check(marks, dense, bool(layout))
-        self._server.take_over(routing, self._generation, attendances, marks, layout, dense)
+        self._server.take_over(routing, self._order_id, self._generation, attendances, marks, layout, dense)
         log.info(
             "taken_over", servers=[source.place.server for source in self._sources], epoch=routing.epoch,
             buckets=sum(len(source.place.buckets) for source in self._sources), dense_buckets=len(dense),

@@ -50,7 +50,7 @@ from elastrec.trainers.parameter_server.serving.global_batch import Pushed
 from elastrec.trainers.parameter_server.serving.gradients import average
 from elastrec.trainers.parameter_server.serving.load import Served
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks, Marks
-from elastrec.trainers.parameter_server.serving.place import Place
+from elastrec.trainers.parameter_server.serving.place import Left, Place
 from elastrec.trainers.parameter_server.serving.pushes import Pushes, Standing
 from elastrec.trainers.parameter_server.serving.requests import PUSH_ARRAYS, check_ids, check_push
 from elastrec.trainers.parameter_server.storage import RowStore
@@ -75,6 +75,7 @@ class RequestHandlers:
         epoch, generation, ready: requests with other values, or while it is not ready, are Stale.
         routing: that names the epoch.
         model: None: there is none.
+        left: contents that it has given away and still holds; None: none.
         served: for a `LoadMeter`.
     """
 
@@ -85,6 +86,7 @@ class RequestHandlers:
         self.changed = threading.Condition(threading.RLock())
         self.epoch, self.generation, self.ready = -1, -1, False
         self.routing: RoutingTable | None = None
+        self.left: Left | None = None
         self._pulls = self._pushes = self._rounds = 0
         self._steps_by_rows: Counter[int] = Counter()
         self.served = Served()
@@ -139,7 +141,9 @@ class RequestHandlers:
     def _stale(self, stamp: Stamp) -> Stale | None:
         if self.ready and stamp.epoch == self.epoch and stamp.generation == self.generation:
             return None
-        is_newer = self.ready and stamp.generation == self.generation and stamp.epoch < self.epoch
+        # One that has given buckets away and does not have its new ones yet also knows the new owners.
+        knows_owners = self.ready or self.left is not None
+        is_newer = knows_owners and stamp.generation == self.generation and stamp.epoch < self.epoch
         routing = self.routing if is_newer else None
         return Stale(epoch=self.epoch, generation=self.generation, ready=self.ready, routing=routing)
 

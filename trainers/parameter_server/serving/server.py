@@ -46,7 +46,6 @@ class ParameterServer(RequestHandlers):
 
     Attributes:
         transfers: see Heartbeat.
-        left: contents that it has given away and still holds; None: none.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class ParameterServer(RequestHandlers):
         self._capacity_rows = capacity_rows
         self._stripes = stripes_for(threads_for(max(granted_cores, spec.most_server_cores)))
         self.transfers = 0
-        self.left: Left | None = None
         # Future buckets that it does not serve yet, and their stores.
         self._staged: tuple[Array, list[RowStore]] | None = None
         # A save that copies it keeps a reference, and releases it at its end.
@@ -173,17 +171,17 @@ class ParameterServer(RequestHandlers):
     def give_away(self, routing: RoutingTable, order_id: str) -> None:
         """Serves under a newer routing table; buckets of other owners stay in `left` until `drop_left`.
 
-        The contents of an earlier change of servers are dropped, because the next change begins only after its end.
-        Unapplied pushes are sent again, laid out for the owners under that table. The gate is closed, and `changed` is
-        held.
+        If the table also gives it buckets of others, it answers Stale until it has taken them over. The contents of an
+        earlier change of servers are dropped, because the next change begins only after its end. Unapplied pushes are
+        sent again, laid out for the owners under that table. The gate is closed, and `changed` is held.
 
         Raises:
-            ElastrecError: the routing table gives the server buckets that it does not hold.
+            ElastrecError: the routing table only gives the server buckets that it does not hold.
         """
         assert self.model is not None
         place = Place.under(routing, self.name) if self.name in routing.servers else Place.nothing(self.model.place)
         new, leaving = place.without(self.model.place), self.model.place.without(place)
-        if not new.is_empty:
+        if leaving.is_empty and not new.is_empty:
             raise ElastrecError(
                 f"server {self.name} is given buckets under epoch {routing.epoch} that it does not hold"
             )
@@ -198,11 +196,13 @@ class ParameterServer(RequestHandlers):
             self.left = Left(
                 order_id, routing.epoch, leaving, self.pushes.attendance(), marks_within(marks, leaving), layout, copies
             )
-            self._change_place(place, marks_within(marks, place))
+            kept = self.model.place.without(leaving)
+            self._change_place(kept, marks_within(marks, kept))
             log.info(
                 "given_away", buckets=int(leaving.owned.sum()), dense_buckets=len(numbers), epoch=routing.epoch
             )  # fmt: skip
         self._serve_under(routing, self.generation)
+        self.ready = new.is_empty
 
     def _change_place(self, place: Place, marks: Sequence[BucketMarks]) -> None:
         assert self.model is not None
@@ -261,6 +261,7 @@ class ParameterServer(RequestHandlers):
     def take_over(
         self,
         routing: RoutingTable,
+        order_id: str,
         generation: int,
         attendances: Sequence[Attendance],
         marks: Sequence[BucketMarks],
@@ -269,9 +270,11 @@ class ParameterServer(RequestHandlers):
     ) -> None:
         """Also serves the staged buckets, under a routing table that assigns them to this server.
 
-        Pushes that are not applied come again, laid out for the owners under that table.
+        Pushes that are not applied come again, laid out for the owners under that table. Buckets that the table assigns
+        to others are given away first, if nobody has requested them yet.
 
         Args:
+            order_id: of the change of servers.
             attendances: of the servers that gave the buckets away.
             marks: of the new buckets, virtual and dense; layout: of all dense parameters, empty without any.
             dense: the new dense buckets.
@@ -284,10 +287,13 @@ class ParameterServer(RequestHandlers):
             if self._staged is None:
                 raise ElastrecError(f"server {self.name} has staged nothing that it could take over")
             buckets, stores = self._staged
-            held = np.zeros(len(place.owned), np.bool_) if self.model is None else self.model.place.owned.copy()
+            leaving = None if self.model is None else self.model.place.without(place)
+            held = np.zeros(len(place.owned), np.bool_) if self.model is None else self.model.place.owned & place.owned
             held[buckets] = True
             if not np.array_equal(held, place.owned):
                 raise ElastrecError(f"server {self.name} has staged other buckets than epoch {routing.epoch} gives it")
+            if leaving is not None and not leaving.is_empty:
+                self.give_away(routing, order_id)
             self._staged = None
             if self.model is None:
                 self.begin(Model(self.spec, place, stores, self._dense_store(layout, place)), marks)
