@@ -45,6 +45,19 @@ class PlacesChange(msgspec.Struct, frozen=True, kw_only=True):
     cores: float | None = None
     memory_bytes: int | None = None
 
+    def changed(self, change: PlacesChange) -> PlacesChange:
+        """This change with what another one names."""
+        named = {field: value for field in self.__struct_fields__ if (value := getattr(change, field)) is not None}
+        return msgspec.structs.replace(self, **named)
+
+    def earlier(self, before: Places) -> PlacesChange:
+        """The change that undoes this one, to the places before it."""
+        return PlacesChange(
+            count=None if self.count is None else before.count,
+            cores=None if self.cores is None else before.size.cores,
+            memory_bytes=None if self.memory_bytes is None else before.size.memory_bytes,
+        )
+
 
 ShapeChange = Mapping[Role, PlacesChange]
 

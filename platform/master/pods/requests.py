@@ -8,7 +8,7 @@ import msgspec
 
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange, named_fields
+from elastrec.platform.specs.shape import PlacesChange, ShapeChange, named_fields
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import (
@@ -29,7 +29,8 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     """One request.
 
     Attributes:
-        asked: the time of the request; `change`, `moves`: its contents; `before`: the shape that was wanted before.
+        asked: the time of the request; `change`, `moves`: its contents.
+        before: the earlier values of its fields, and of those of requests that it superseded.
         roles: of the pods that it concerns; `moved_pods`: pods to be moved for it, or for requests that it superseded.
         avoided_nodes: names of the nodes on which its new pods must not run.
         losses: number of its new pods that were lost.
@@ -40,7 +41,7 @@ class RequestedShape(msgspec.Struct, kw_only=True):
     request_id: str
     asked: float
     change: dict[Role, PlacesChange]
-    before: Shape
+    before: dict[Role, PlacesChange]
     moves: list[PodMove] = []
     roles: list[Role] = []
     moved_pods: list[str] = []
@@ -68,10 +69,13 @@ class RequestedShape(msgspec.Struct, kw_only=True):
         return names_size(self.change.get(role))
 
     def is_about_same_as(self, other: RequestedShape) -> bool:
-        """Whether both requests name the same field of the shape, or the same pod to be moved."""
+        """Whether both requests name the same field of the shape, or the same pod to be moved.
+
+        The other one also has the fields of requests that it superseded.
+        """
         if set(self.moved_pods) & set(other.moved_pods):
             return True
-        return bool(named_fields(self.change).keys() & named_fields(other.change).keys())
+        return bool(named_fields(self.change).keys() & named_fields(other.before).keys())
 
     def reported(self) -> ShapeRequest:
         """For observers."""
@@ -165,12 +169,18 @@ def end(state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason:
 
 
 def supersede(state: JobState, earlier: RequestedShape, later: RequestedShape, effects: list[Effect]) -> None:
-    """A later request supersedes an earlier one for the same fields, and takes over its other fields."""
+    """A later request supersedes an earlier one for the same fields, and takes over its other fields.
+
+    If the later one is given up, nothing that the earlier one wanted remains: it could not be created either, and no
+    request would end because of it.
+    """
     for member in state.membership.members.values():
         if member.outgoing_for == earlier.request_id:
             member.outgoing_for = later.request_id
         if member.made_for == earlier.request_id:
             member.made_for = later.request_id
+    for role, places in earlier.before.items():
+        later.before[role] = later.before.get(role, PlacesChange()).changed(places)
     later.roles = [*later.roles, *(role for role in earlier.roles if role not in later.roles)]
     later.avoided_nodes = [*later.avoided_nodes, *earlier.avoided_nodes]
     later.moved_pods = sorted({*later.moved_pods, *earlier.moved_pods})

@@ -25,7 +25,7 @@ from elastrec.platform.master.pods import orders, requests, succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.master.pods.requests import RequestedShape, in_words, names_size, open_requests
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import PlacesChange, PodSize, Shape, ShapeChange
+from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.observer import ShapeOutcome
@@ -81,7 +81,7 @@ def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
         request_id=f"shape-{state.phases.next_order()}",
         asked=state.time,
         change=event.change,
-        before=state.wanted_shape,
+        before={role: places.earlier(state.wanted_shape[role]) for role, places in event.change.items()},
         moves=event.moves,
         roles=sorted(about),
         moved_pods=sorted(member.name for member, _ in moved),
@@ -155,24 +155,14 @@ def _lacking(state: JobState, request: RequestedShape, waiting: dict[str, str]) 
 def give_up(
     state: JobState, request: RequestedShape, outcome: ShapeOutcome, reason: str, effects: list[Effect]
 ) -> None:
-    """Gives a request up: the fields that it named return to their earlier values, and no pod leaves because of it."""
+    """Gives a request up: its fields return to their earlier values, and no pod leaves because of it."""
     for member in state.membership.members.values():
         if member.outgoing_for == request.request_id:
             succession.call_off(state, member)
-    before = {role: _undone(places, request.before, role) for role, places in request.change.items()}
-    want(state, state.wanted_shape.changed(before), before, "", effects)
+    want(state, state.wanted_shape.changed(request.before), request.before, "", effects)
     _let_surplus_go(state, request, effects)
     requests.end(state, request, outcome, reason, effects)
     migration.dismiss_spare(state, effects)
-
-
-def _undone(places: PlacesChange, before: Shape, role: Role) -> PlacesChange:
-    was = before[role]
-    return PlacesChange(
-        count=None if places.count is None else was.count,
-        cores=None if places.cores is None else was.size.cores,
-        memory_bytes=None if places.memory_bytes is None else was.size.memory_bytes,
-    )
 
 
 def note(state: JobState, wanted: Shape, asked_by: str) -> None:
@@ -294,13 +284,25 @@ def _difference(size: PodSize, present: PodSize) -> str:
 
 
 def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
-    """Ends the open request if only it wanted the pod, so that the job keeps its pods; returns whether this was so."""
+    """Ends the open request if only it wanted the pod, or the size of a pod that replaces a lost one.
+
+    So the job keeps its pods. Returns whether there was such a request.
+    """
     member = state.membership.members[event.pod]
-    request = succession.request_behind(state, member)
+    request = succession.request_behind(state, member) or _request_of_size(state, member)
     if request is None or member.is_registered:
         return False
     give_up(state, request, ShapeOutcome.REFUSED, f"{event.pod}: {event.reason}", effects)
     return True
+
+
+def _request_of_size(state: JobState, member: Member) -> RequestedShape | None:
+    """The open request for the size of a pod, if the pod would have another one without it."""
+    request = requests.newest(state, member.role, size_only=True)
+    if request is None:
+        return None
+    without = Places(1, member.asked).changed(request.before[member.role])
+    return request if without.size != member.asked else None
 
 
 def _staying_workers(state: JobState) -> list[Member]:

@@ -29,7 +29,7 @@ from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.transport.messages.ledger import Attempt
 
 log = structlog.get_logger(__name__)
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 _NO_ROOM = frozenset({"SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"})
 """A disk, a quota or a file size limit is exhausted, which may be temporary."""
 _FIRST_PAUSE_SECONDS = 0.1

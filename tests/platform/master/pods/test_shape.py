@@ -11,7 +11,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.pods.shape_checks import refusal
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
-from elastrec.platform.specs.shape import PlacesChange
+from elastrec.platform.specs.shape import Places, PlacesChange, PodSize
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
@@ -230,6 +230,70 @@ def test_a_worker_that_the_cluster_refuses_ends_the_request_and_not_the_job():
     assert len(world.state.membership.workers()) == 2
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
+
+
+def refuse(world: World, role: Role) -> None:
+    """The cluster refuses every pod of a role that has not started."""
+    while not world.state.phase.is_final:
+        members = world.state.membership.members.values()
+        new = [member.name for member in members if member.role is role and not member.is_registered]
+        if not new:
+            return
+        world.handle(events.PodRefused(time=world.time, pod=new[0], reason="no node is that large"))
+
+
+@pytest.mark.parametrize(
+    "role, first, second",
+    [
+        (Role.WORKER, {"workers": 3}, {"workers": 4}),
+        (Role.WORKER, {"workers": 3, "worker_memory_bytes": 5000}, {"workers": 4}),
+        (Role.PARAMETER_SERVER, {"parameter_servers": 3}, {"parameter_servers": 4}),
+    ],
+)
+def test_pods_of_a_superseded_request_are_not_wanted_either_once_the_cluster_refuses_the_later_one(
+    role: Role, first: dict[str, float], second: dict[str, float]
+):
+    world = long_job()
+    before = world.state.wanted_shape
+    ask(world, **first)
+    ask(world, **second)
+    refuse(world, role)
+    assert [request.outcome for request in world.state.shape_requests] == ["superseded", "refused"]
+    assert world.state.wanted_shape == before
+    world.live_on(2)
+    assert world.state.phase is Phase.TRAINING and len(world.state.membership.members) == 4
+
+
+def test_a_size_of_a_superseded_request_is_not_wanted_by_two_requests():
+    world = long_job()
+    ask(world, workers=3, worker_memory_bytes=5000)
+    ask(world, workers=4)
+    ask(world, worker_memory_bytes=7000)
+    refuse(world, Role.WORKER)
+    assert [request.outcome for request in world.state.shape_requests] == ["superseded", "superseded", "refused"]
+    assert world.state.wanted_shape[Role.WORKER] == Places(2, PodSize(1.0, 1000))
+
+
+@pytest.mark.parametrize("role", [Role.WORKER, Role.PARAMETER_SERVER])
+def test_a_refused_pod_of_a_requested_size_that_replaces_a_lost_one_ends_the_request_and_not_the_job(role: Role):
+    world = long_job()
+    if not world.plane.can_defer:
+        pytest.skip("this cluster refuses what has no room")
+    world.plane.defers_resizes = True
+    ask(world, **{f"{role.replace('-', '_')}_memory_bytes": 5000})
+    lost = next(member for member in world.state.membership.members.values() if member.role is role)
+    world.kill(lost.name)
+    (again,) = [member for member in world.state.membership.members.values() if not member.is_registered]
+    assert again.asked.memory_bytes == 5000
+    world.handle(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
+    assert last(world).outcome is ShapeOutcome.REFUSED and last(world).reason == f"{again.name}: no node is that large"
+    assert world.state.phase is not Phase.FAILED and again.asked.memory_bytes == 1000
+    world.live_on(8)
+    assert world.state.phase is Phase.TRAINING and len(world.state.membership.members) == 4
+    world.kill(again.name)
+    (again,) = [member for member in world.state.membership.members.values() if not member.is_registered]
+    world.handle(events.PodRefused(time=world.time, pod=again.name, reason="no node is that large"))
+    assert world.state.phase is Phase.FAILED
 
 
 def test_a_refused_replacement_of_a_worker_that_the_job_had_fails_it():
