@@ -194,23 +194,32 @@ def _is_reached(state: JobState, request: RequestedShape) -> bool:
 def want(state: JobState, target: Shape, change: ShapeChange, asked_by: str, effects: list[Effect]) -> None:
     """Changes the wanted shape, only in the fields that the change names."""
     note(state, target, asked_by)
-    workers = change.get(Role.WORKER)
-    if workers is not None and workers.count is not None:
+    sized = [role for role, places in change.items() if names_size(places)]
+    for role in sized:
+        _keep_in_another_size(state, role)
+    if Role.WORKER in sized:
+        # Their successors may already exist.
+        _retire_surplus_workers(state, effects)
+    if change.get(Role.WORKER, PlacesChange()).count is not None:
         _set_workers(state, effects)
-    for role, places in change.items():
-        if names_size(places):
-            _resize(state, role, target[role].size, effects)
+    for role in sized:
+        _resize(state, role, target[role].size, effects)
+
+
+def _keep_in_another_size(state: JobState, role: Role) -> None:
+    """Pods that were to leave because of their size stay, until the cluster refuses them the present one, too."""
+    for member in state.membership.members.values():
+        if member.role is not role or member.retiring or not member.outgoing:
+            continue
+        request = requests.find(state, member.outgoing_for)
+        if request is None or member.name not in request.moved_pods:
+            succession.call_off(state, member)
 
 
 def _resize(state: JobState, role: Role, size: PodSize, effects: list[Effect]) -> None:
-    """Requests a size for all remaining pods of a role; pods that were to leave because of their size stay."""
+    """Requests a size for all pods of a role that stay."""
     for member in state.membership.members.values():
-        if member.role is not role or member.retiring:
-            continue
-        request = requests.find(state, member.outgoing_for)
-        if member.outgoing and (request is None or member.name not in request.moved_pods):
-            succession.call_off(state, member)
-        if not member.stays:
+        if member.role is not role or not member.stays:
             continue
         if needs_other_locks(state, member, size):
             reason = f"a server that started for {_most_cores(state, member):g} cores cannot use more"
@@ -319,10 +328,14 @@ def _let_surplus_go(state: JobState, request: RequestedShape, effects: list[Effe
         succession.retire(state, worker, effects)
 
 
-def _set_workers(state: JobState, effects: list[Effect]) -> None:
-    count, staying = state.wanted_shape[Role.WORKER].count, _staying_workers(state)
-    for worker in staying[count:]:
+def _retire_surplus_workers(state: JobState, effects: list[Effect]) -> None:
+    for worker in _staying_workers(state)[state.wanted_shape[Role.WORKER].count :]:
         succession.retire(state, worker, effects)
+
+
+def _set_workers(state: JobState, effects: list[Effect]) -> None:
+    _retire_surplus_workers(state, effects)
+    count, staying = state.wanted_shape[Role.WORKER].count, _staying_workers(state)
     outgoing = sum(bool(worker.outgoing) and not worker.retiring for worker in state.membership.workers())
     if not outgoing:
         requests.add_pods(state, Role.WORKER, count - len(staying))

@@ -214,6 +214,27 @@ def test_a_cancelled_size_of_workers_keeps_the_working_ones(registered: bool):
 
 
 @pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize(
+    "later", [{"worker_cores": 1.0}, {"worker_cores": 1.0, "workers": 2}, {"workers": 1, "worker_cores": 1.0}]
+)
+@pytest.mark.parametrize("registered", [False, True])
+def test_workers_that_stay_in_another_size_are_not_more_than_are_wanted(
+    later: dict[str, float], registered: bool, monkeypatch: pytest.MonkeyPatch
+):
+    world = long_job()
+    ask(world, worker_cores=2.0)
+    if registered:
+        world.start_pod()  # the first one has its successor, and leaves
+    monkeypatch.undo()  # a smaller size is possible everywhere
+    ask(world, **later)
+    world.live_on(6)
+    assert outcome(world) is ShapeOutcome.DONE
+    workers = world.state.membership.workers()
+    assert len(workers) == world.state.wanted_shape[Role.WORKER].count == later.get("workers", 2)
+    assert not any(worker.outgoing or worker.made_for for worker in workers)
+
+
+@pytest.mark.usefixtures("crowded")
 @pytest.mark.parametrize("asked", [{"parameter_server_memory_bytes": 5000}, {"worker_cores": 2.0}])
 def test_successors_that_find_no_room_are_given_up_in_time_and_those_that_work_stay(asked: dict[str, float]):
     world = long_job(lease_seconds=1e6)
