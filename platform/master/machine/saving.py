@@ -64,6 +64,8 @@ def _begin_work(state: JobState, time: float, effects: list[Effect]) -> bool:
     state.reason = ""
     orders.give_due(state, effects)
     _move(state, state.phases.resume, effects)
+    # Of a change of servers that a rollback ended, and that was not wanted any more before its end.
+    migration.dismiss_spare(state, effects)
     state.training.rearm(time)
     state.evaluation.rearm(time)
     for worker in state.membership.workers():

@@ -340,3 +340,16 @@ def test_a_request_for_more_servers_waits_for_needed_memory_of_present_ones(stag
         at for at, (name, of) in enumerate(decided) if name == "migration_copies" and len(of["servers"]) == 3
     )
     assert max(done, ended) < next_copies, "the third server waits for the memory, and the memory for no third server"
+
+
+def test_new_servers_leave_if_they_are_not_wanted_any_more_when_a_rollback_ends():
+    world = long_job()
+    ask(world, 4)
+    go_on(world, until=COPYING)
+    world.kill(owners(world)[0])
+    assert world.state.phase is Phase.RECOVERING and len(world.state.membership.servers()) == 4
+    ask(world, 2)
+    world.live_on(10)
+    assert world.state.phase is Phase.TRAINING and world.state.migration is None
+    assert {server.name for server in world.state.membership.servers()} == set(owners(world))
+    assert world.state.shape_requests[-1].outcome is ShapeOutcome.DONE
