@@ -102,6 +102,8 @@ def newcomer_lost(
 ) -> None:
     """A new pod of a request is lost: another one is created, or the request is given up.
 
+    A pod that is itself being replaced has a successor already.
+
     Args:
         is_hopeless: whether another pod would be lost, too.
     """
@@ -111,6 +113,8 @@ def newcomer_lost(
     if is_hopeless or request.losses > state.plan.pod_restarts:
         times = "" if is_hopeless else f"its pods were lost {request.losses} times; the last one, "
         shape.give_up(state, request, ShapeOutcome.REFUSED, f"{times}{member.name}: {reason}", effects)
+        return
+    if member.outgoing:
         return
     again = state.membership.add(
         member.role, member.index, member.asked, state.time, made_for=member.made_for, avoids_nodes=member.avoids_nodes

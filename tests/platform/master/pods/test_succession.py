@@ -283,6 +283,18 @@ def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_jo
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
 
 
+def test_a_new_worker_that_is_lost_while_it_is_moved_is_succeeded_by_one_worker():
+    world = long_job()
+    ask(world, workers=4)
+    world.start_pod()
+    (new,) = [worker.name for worker in world.state.membership.workers() if worker.made_for and worker.is_registered]
+    ask(world, new)
+    world.kill(new)
+    world.live_on(6)
+    assert [request.outcome for request in world.state.shape_requests or []] == [ShapeOutcome.DONE] * 2
+    assert len(world.state.membership.workers()) == world.state.wanted_shape[Role.WORKER].count == 4
+
+
 def test_a_server_that_is_lost_while_it_is_moved_is_taken_over_by_its_successor():
     world = long_job()
     ask(world, SERVER)
