@@ -73,10 +73,9 @@ def _integers(values: pa.Array, column: str) -> Ids:
     if is_text(values.type):
         return _integers_of_text(values, column)
     missing_B = missing_of(values)
-    plain_B = plain_numbers(values)
-    if plain_B is not None and plain_B.dtype.kind != "f":
-        # Without a copy if they are 64-bit integers.
-        return plain_B.astype(np.int64, copy=False), missing_B, np.zeros(len(values), np.bool_)
+    plain_B = integer_ids(values)
+    if plain_B is not None:
+        return plain_B, missing_B, np.zeros(len(values), np.bool_)
     if pa.types.is_boolean(values.type):
         filled = pc.fill_null(values, False)
         return np.asarray(filled.cast(pa.int64())), missing_B, np.zeros(len(values), np.bool_)
@@ -86,6 +85,12 @@ def _integers(values: pa.Array, column: str) -> Ids:
     # A float64 is exact up to 2**53; beyond it two ids could have become one.
     wrong_B = wrong_B | ~(np.abs(value_B) <= 2.0**53) | (np.floor(value_B) != value_B)
     return np.where(wrong_B, 0.0, value_B).astype(np.int64), missing_B, wrong_B
+
+
+def integer_ids(values: pa.Array) -> NDArray[np.int64] | None:
+    """Ids int64 [B] of a column of integers, 0 where the field is empty, perhaps its memory; None for other types."""
+    plain_B = plain_numbers(values)
+    return None if plain_B is None or plain_B.dtype.kind == "f" else plain_B.astype(np.int64, copy=False)
 
 
 def _integers_of_text(values: pa.Array, column: str) -> Ids:
