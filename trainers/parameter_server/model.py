@@ -71,7 +71,7 @@ class Model:
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool) -> tuple[Array, list[Lookup]]:
         """Values [sum of U_g * D_g] float32 of ids [U] int64, counts [T] of them per table, and their lookups."""
-        sizes = [int(_part_of(store, counts).sum()) for store in self.stores]
+        sizes = [sum(_part_of(store, counts).tolist()) for store in self.stores]
         values = np.empty(
             sum(size * store.group.dimension for size, store in zip(sizes, self.stores, strict=True)), np.float32
         )

@@ -7,6 +7,7 @@ that order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,7 +59,7 @@ class TableGroup:
     admit_after: int
     evict_after_seconds: float  # 0: never
 
-    @property
+    @functools.cached_property
     def dimension(self) -> int:
         return sum(segment.width for segment in self.segments)
 
@@ -73,7 +74,7 @@ class TablePlan:
     seed: int
     by_name: Mapping[str, TableEntry] = field(repr=False, compare=False, default_factory=dict)
 
-    @property
+    @functools.cached_property
     def counts_sightings(self) -> bool:
         """Pushes must carry how often each id occurred."""
         return any(group.admit_after > 1 for group in self.groups)

@@ -44,7 +44,7 @@ from elastrec.trainers.parameter_server.messages import (
 )
 from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.plan import TablePlan
-from elastrec.trainers.parameter_server.serving.found_rows import FoundRows
+from elastrec.trainers.parameter_server.serving.found_rows import FoundPull, FoundRows
 from elastrec.trainers.parameter_server.serving.gate import Gate
 from elastrec.trainers.parameter_server.serving.global_batch import Pushed
 from elastrec.trainers.parameter_server.serving.gradients import average
@@ -205,7 +205,7 @@ class RequestHandlers:
                 stale = Stale(epoch=self.epoch, generation=self.generation, ready=self.ready)
                 return self._stale(stamp) or stale, []
             if not request.read_only:
-                found.remember(worker, counts, ids, lookups)
+                found.remember(worker, FoundPull(counts, ids, lookups))
         return Rows(offsets=list(offsets)), [values, dense]
 
     def _push(self, request: Push, arrays: list[Array], deadline: float) -> Message:
@@ -294,6 +294,7 @@ class RequestHandlers:
         assert model is not None
         with self.changed:
             lacking = [self.pushes.marks.lacking(push.origin) for push in pushes]
+            pulls = self._found.pulls(pushes[0].worker) if len(pushes) == 1 else []
         began = time.perf_counter()
         gradient = average(
             [
@@ -301,10 +302,10 @@ class RequestHandlers:
                 for push, places in zip(pushes, lacking, strict=True)
             ]
         )
-        lookups = None
-        if len(pushes) == 1:
-            with self.changed:
-                lookups = self._found.take(pushes[0].worker, gradient)
+        # Without `changed`: numpy releases the GIL while it compares, so that other requests would wait for the lock.
+        pull = next((each for each in pulls if each.is_of(gradient)), None)
+        with self.changed:
+            lookups = self._found.take(pushes[0].worker, pull) if pull is not None else None
         model.apply(gradient, lookups, self.now_seconds())
         seconds = time.perf_counter() - began
         with self.changed:

@@ -38,8 +38,11 @@ def check_ids(plan: TablePlan, arrays: Sequence[Array]) -> tuple[Array, Array]:
     _check_array("ids", ids, np.int64)
     if len(counts) != len(plan.tables):
         raise IncompatibleError(f"counts name {len(counts)} tables; the job has {len(plan.tables)}")
-    if (counts < 0).any() or int(counts.sum(dtype=np.int64)) != len(ids):
-        raise IncompatibleError(f"counts sum to {int(counts.sum(dtype=np.int64))}, but {len(ids)} ids were sent")
+    numbers = counts.tolist()
+    if (least := min(numbers, default=0)) < 0:
+        raise IncompatibleError(f"counts: {least} is not allowed; allowed: 0 or more")
+    if sum(numbers) != len(ids):
+        raise IncompatibleError(f"counts sum to {sum(numbers)}, but {len(ids)} ids were sent")
     return counts, ids
 
 
@@ -65,7 +68,7 @@ def check_push(plan: TablePlan, arrays: Sequence[Array], samples: int, rate_scal
     groups, at, position = [], 0, 0
     for group in plan.groups:
         mine = counts[group.first_table : group.end_table]
-        end = at + int(mine.sum())
+        end = at + sum(mine.tolist())
         size = (end - at) * group.dimension
         if position + size > len(gradients):
             raise IncompatibleError(f"{len(gradients)} gradient numbers are too few for {len(ids)} ids")

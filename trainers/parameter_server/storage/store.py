@@ -24,6 +24,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import COUNT, FRO
 from elastrec.trainers.parameter_server.storage.kernels.index import LOOKUP_BATCH
 from elastrec.trainers.parameter_server.storage.kernels.locks import Locks, unlock
 from elastrec.trainers.parameter_server.storage.kernels.serving import (
+    ALL,
     DROPS,
     HELD,
     order_ids,
@@ -183,11 +184,10 @@ class RowStore:
         with self.locks.held(stripe):
             yield stripe
 
-    def _new_lookup(self, ids: Array) -> Lookup:
-        size, stripes = len(ids), self.locks.count
-        # A copy, because ids of a frame are read-only, for which numba would compile all kernels again.
+    def _new_lookup(self, size: int) -> Lookup:
+        stripes = self.locks.count
         request = Request(
-            ids.copy(), np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
+            np.empty(size, np.int64), np.empty(size, np.uint64), np.empty(size, np.int32), np.empty(size, np.int32),
             np.empty(size, np.int32), np.zeros(stripes + 1, np.int64),
         )  # fmt: skip
         return self.lookup_of(request)
@@ -199,8 +199,11 @@ class RowStore:
 
     def look_up(self, counts: Array, ids: Array) -> Lookup:
         """Orders ids [U] int64, `counts` [T] int32 of them per table, by stripe. Does not search their rows."""
-        lookup = self._new_lookup(ids)
-        lookup.foreign = order_ids(self.handle, counts.copy(), lookup.request, np.empty(self.locks.count, np.int64))
+        lookup = self._new_lookup(len(ids))
+        lookup.foreign = order_ids(
+            self.handle, read_only_view(counts), read_only_view(ids), lookup.request,
+            np.zeros(len(self.load), np.int64), np.empty(self.locks.count, np.int64),
+        )  # fmt: skip
         return lookup
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool, out: Array | None = None) -> tuple[Array, Lookup]:
@@ -213,11 +216,12 @@ class RowStore:
         Raises:
             IncompatibleError: an id's bucket belongs to another server.
         """
-        lookup = self._new_lookup(ids)
+        lookup = self._new_lookup(len(ids))
         values = np.empty((len(ids), self.group.dimension), np.float32) if out is None else out
         lookup.foreign = pull_request(
-            self.handle, counts.copy(), lookup.request, read_only or self.group.admit_after > 1, lookup.places,
-            lookup.by_stripe, values, np.empty((2, LOOKUP_BATCH), np.int64),
+            self.handle, read_only_view(counts), read_only_view(ids), lookup.request,
+            read_only or self.group.admit_after > 1, lookup.places, lookup.by_stripe, values,
+            np.zeros(len(self.load), np.int64), np.empty((2, LOOKUP_BATCH), np.int64),
         )  # fmt: skip
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
@@ -249,9 +253,7 @@ class RowStore:
         lookup = self.look_up(counts, ids) if lookup is None else lookup
         if lookup.foreign:
             raise IncompatibleError(_FOREIGN)
-        starts = lookup.request.starts
-        left = sum(1 << stripe for stripe in range(self.locks.count) if starts[stripe] != starts[stripe + 1])
-        state, report = np.array([left, -1, 0, 0], np.int64), np.zeros(4, np.int64)
+        state, report = np.array([ALL, -1, 0, 0], np.int64), np.zeros(4, np.int64)
         sightings = read_only_view(sightings if self.group.admit_after > 1 else self._no_sightings)
         gradients = read_only_view(gradients)
         offsets, scratch = np.empty(AHEAD, np.int64), np.empty((2, LOOKUP_BATCH), np.int64)

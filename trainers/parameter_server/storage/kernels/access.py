@@ -49,14 +49,16 @@ _S16 = np.uint32(16)
 
 
 @kernel
-def order_request(counts, ids, salts, owned, stripe_of, load, request, at):  # type: ignore[no-untyped-def]
+def order_request(counts, ids, salts, owned, stripe_of, load, request, named, at):  # type: ignore[no-untyped-def]
     """Fills a request for ids [U], `counts` [T] of them per table, and orders them by stripe. Needs no lock.
 
     Returns the number of ids in buckets that are not `owned` [V]; these ids are in no stripe's order.
 
     Args:
-        load: [V] int64, incremented for each id; not atomic, so concurrent requests may lose counts.
+        load: [V] int64, increased by the ids in each bucket; not atomic, so concurrent requests may lose counts.
         request: to be filled; its `starts` are zero.
+        named: [V] int64, zeros, scratch: the ids in each bucket. Cores that incremented `load` for each id would wait
+            for its cache lines at each of them.
         at: [S] int64, scratch.
     """
     virtual_buckets = np.uint64(owned.shape[0])
@@ -70,16 +72,20 @@ def order_request(counts, ids, salts, owned, stripe_of, load, request, at):  # t
         for _ in range(counts[t]):
             row_hash = splitmix64(np.uint64(ids[j]) ^ salt)
             bucket = np.int64(row_hash & mask if is_power else row_hash % virtual_buckets)
+            request.ids[j] = ids[j]
             hashes[j] = row_hash
             buckets[j] = bucket
             tables[j] = t
             order[j] = j
-            load[bucket] += 1
+            named[bucket] += 1
             if owned[bucket]:
                 request.starts[stripe_of[bucket] + 1] += 1
             else:
                 foreign += 1
             j += 1
+    for v in range(named.shape[0]):
+        if named[v]:
+            load[v] += named[v]
     if stripes == 1 and foreign == 0:
         return 0
     for s in range(stripes):

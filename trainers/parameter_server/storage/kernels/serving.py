@@ -25,6 +25,8 @@ DONE, CREATE, APPLY, DROPPED = 0, 1, 2, 3
 """Why a push stopped: `create_rows` needs memory, `apply_rules` needs slabs, or a bucket was dropped."""
 DROPS, MOST_ROWS = 0, 1  # columns of Guarded.counters
 LEFT, HELD, STAGE, POSITION = 0, 1, 2, 3  # columns of `state` of `push_request`
+ALL = -1
+"""For state[LEFT]: all stripes with ids are left."""
 
 
 @kernel
@@ -55,20 +57,23 @@ def _count_rows(pool):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def order_ids(handle, counts, request, scratch):  # type: ignore[no-untyped-def]
+def order_ids(handle, counts, ids, request, named, scratch):  # type: ignore[no-untyped-def]
     """See `access.order_request`."""
     guarded = guarded_of(handle)
     return order_request(
-        counts, request.ids, settings_of(handle).salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch
+        counts, ids, settings_of(handle).salts, guarded.owned, guarded.stripe_of, guarded.load, request, named, scratch
     )
 
 
 @kernel
-def pull_request(handle, counts, request, zero_if_absent, places, by_stripe, out, scratch):  # type: ignore[no-untyped-def]
+def pull_request(  # type: ignore[no-untyped-def]
+    handle, counts, ids, request, zero_if_absent, places, by_stripe, out, named, scratch
+):
     """Orders the ids of a request and copies the values of their rows into `out`; see `access.pull`.
 
     Args:
         by_stripe: [S, 2] int64, out: see Lookup.
+        named: see `access.order_request`.
         scratch: [2, LOOKUP_BATCH] int64.
 
     Returns 0, or the number of ids known to be in buckets of other servers; `out` is then incomplete.
@@ -76,7 +81,7 @@ def pull_request(handle, counts, request, zero_if_absent, places, by_stripe, out
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
     drops = guarded.counters[DROPS]
     foreign = order_request(
-        counts, request.ids, settings.salts, guarded.owned, guarded.stripe_of, guarded.load, request, scratch[0]
+        counts, ids, settings.salts, guarded.owned, guarded.stripe_of, guarded.load, request, named, scratch[0]
     )
     if foreign:
         return foreign
@@ -116,12 +121,14 @@ def push_request(  # type: ignore[no-untyped-def]
     Args:
         drops, places, by_stripe: see Lookup.
         offsets, scratch: [AHEAD] and [2, LOOKUP_BATCH] int64.
-        state: [4] int64, in and out: the stripes that are left, as bits (first: all with ids); the stripe whose lock is
-            held (-1: none); CREATE or APPLY; the position in the stripe's order.
+        state: [4] int64, in and out: the stripes that are left, as bits (first: ALL); the stripe whose lock is held
+            (-1: none); CREATE or APPLY; the position in the stripe's order.
 
     Returns DONE; or why it stopped, while the lock of stripe state[HELD] is held. Called again, it continues there.
     """
     rows, settings, guarded = rows_of(handle), settings_of(handle), guarded_of(handle)
+    if state[LEFT] == ALL:
+        state[LEFT] = _stripes_of(request)
     while state[LEFT]:
         stripe = state[HELD]
         if stripe < 0:
