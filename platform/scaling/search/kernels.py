@@ -28,7 +28,8 @@ class Present(NamedTuple):
     Attributes:
         speed, remaining: Ψ now, and samples.
         payback: seconds in which a change has to pay for itself, unless the job ends earlier.
-        pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train.
+        pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train;
+            `copy`: of rows to other servers, after that.
         worker_start_work, server_start_work: core-seconds of a new one until then.
         least_change: as a logarithm; `grow_efficiency`, `save_efficiency`: of `Rules`.
         least_kept: the share by which Ψ may change at most for the worse; at most 0.
@@ -50,6 +51,7 @@ class Present(NamedTuple):
     pause: float
     worker_start: float
     server_start: float
+    copy: float
     worker_start_work: float
     server_start_work: float
     least_change: float
@@ -123,22 +125,18 @@ def overhead_of(table_FN, n, speed, cores_now, present):  # type: ignore[no-unty
     now = present
     workers, servers, worker_cores, server_cores = table_FN[0, n], table_FN[1, n], table_FN[2, n], table_FN[3, n]
     worker_bytes, server_bytes = table_FN[4, n], table_FN[5, n]
-    other_workers = worker_cores != now.worker_cores or worker_bytes != now.worker_memory_bytes
-    other_servers = (
-        servers != now.parameter_servers
-        or server_cores != now.parameter_server_cores
-        or server_bytes != now.parameter_server_memory_bytes
-    )
-    # Workers come and go without a pause.
-    pause = now.pause if other_servers else 0.0
-    start = now.worker_start if workers > now.workers or other_workers else 0.0
-    if other_servers:
-        start = max(start, now.server_start)
     # Pods whose size only falls are resized in place, so that none starts.
     larger_workers = worker_cores > now.worker_cores or worker_bytes > now.worker_memory_bytes
     larger_servers = server_cores > now.parameter_server_cores or server_bytes > now.parameter_server_memory_bytes
     new_workers = workers if larger_workers else max(workers - now.workers, 0.0)
     new_servers = servers if larger_servers else max(servers - now.parameter_servers, 0.0)
+    hands_over = larger_servers or servers != now.parameter_servers
+    start = now.worker_start if new_workers > 0.0 else 0.0
+    if hands_over:
+        start = max(start, (now.server_start if new_servers > 0.0 else 0.0) + now.copy)
+    # Workers come and go without a pause. New servers, and a pause, are needed to undo a wrong saving.
+    smaller_servers = server_cores < now.parameter_server_cores or server_bytes < now.parameter_server_memory_bytes
+    pause = now.pause if hands_over or smaller_servers else 0.0
     # Seconds in which the job's present cores would do the work of the starts.
     starting = (new_workers * now.worker_start_work + new_servers * now.server_start_work) / cores_now
     # A plan that makes the job faster also ends it earlier: it has less time to pay for itself.

@@ -11,10 +11,10 @@ another pause, and over three minutes, a pause of thirty seconds would forbid ev
 
 Each of the n starting pods computes for S core-seconds before it trains. In that time the job's present cores would
 train Ψ_now·S/cores samples: much for a job of half a core that ends in minutes, very little for a large job. Pods whose
-size only falls, in cores and in memory, are resized in place, so that none starts. Any other size counts as new pods,
-because a plan does not know which nodes have the room. A pause and a delay are charged for every other size, because
-new pods are needed to undo a wrong saving. (Without that charge for sizes that fall, mean completion times were 1 to 4
-per cent longer, on six seeds of `CHOSEN_ON`.)
+size only falls, in cores and in memory, are resized in place, so that none starts and nothing is delayed. Any other
+size counts as new pods, because a plan does not know which nodes have the room. The pause is charged for smaller
+servers, too, although they do not cause it, because one is needed to undo a wrong saving. (Without that charge, mean
+completion times of cold jobs were 1 to 4 per cent longer, on the seeds of `CHOSEN_ON`.)
 
 The paper only adds resources; here plans that save are allowed too. A plan that adds cost must raise log Ψ by at least
 `grow_efficiency` times log price, a plan that saves may lower it by at most `save_efficiency` times: with save < grow,
@@ -253,7 +253,8 @@ class Situation:
             payback=math.nan,
             pause=float(overheads.migration_pause_seconds),
             worker_start=float(overheads.worker_start_seconds),
-            server_start=float(overheads.server_start_seconds + overheads.migration_copy_seconds),
+            server_start=float(overheads.server_start_seconds),
+            copy=float(overheads.migration_copy_seconds),
             worker_start_work=float(overheads.worker_start_core_seconds),
             server_start_work=float(overheads.server_start_core_seconds),
             least_change=math.log1p(rules.least_change),

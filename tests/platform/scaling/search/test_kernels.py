@@ -103,16 +103,17 @@ def expected(asked: Situation, plan: Allocation) -> dict[str, float]:
     cost = 0.0 if abs(cost) < 1e-9 * price(now) else cost
     dearer = math.log((price(now) + cost) / price(now))
     changes = now.changes(plan)
-    moves = bool(changes & {Change.SERVERS, Change.SERVER_SIZE})
-    pause = overheads.migration_pause_seconds if moves else 0.0
+    pause = overheads.migration_pause_seconds if changes & {Change.SERVERS, Change.SERVER_SIZE} else 0.0
     workers, servers = plan.workers, plan.parameter_servers
     if all(getattr(plan, field) <= getattr(now, field) for field in ("worker_cores", "worker_memory_bytes")):
         workers -= min(workers, now.workers)
     size = ("parameter_server_cores", "parameter_server_memory_bytes")
     if all(getattr(plan, field) <= getattr(now, field) for field in size):
         servers -= min(servers, now.parameter_servers)
-    start = overheads.worker_start_seconds if plan.workers > now.workers or Change.WORKER_SIZE in changes else 0.0
-    start = max(start, overheads.server_start_seconds + overheads.migration_copy_seconds if moves else 0.0)
+    server_start = overheads.server_start_seconds if servers > 0 else 0.0
+    if servers > 0 or Change.SERVERS in changes:
+        server_start += overheads.migration_copy_seconds
+    start = max(overheads.worker_start_seconds if workers > 0 else 0.0, server_start)
     core_seconds = workers * overheads.worker_start_core_seconds + servers * overheads.server_start_core_seconds
     payback = max(rules.payback_seconds, job.until_next_change_seconds)
     horizon = min(job.remaining_samples / max(speed, then), payback)

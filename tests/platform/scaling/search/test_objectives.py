@@ -281,18 +281,33 @@ def test_a_plan_must_pay_within_the_remaining_time_of_the_job() -> None:
 
 
 def test_savings_count_from_when_the_new_pods_train() -> None:
-    large, small = allocation(worker_cores=16.0), allocation(worker_cores=8.0)
+    large = allocation(worker_cores=16.0)
+    smaller = msgspec.structs.replace(large, worker_cores=8.0)
+    other = msgspec.structs.replace(smaller, worker_memory_bytes=large.worker_memory_bytes + 2**28)
     bound = coefficients((0.05, 0.9, 0.0, 0.0, 0.05))
 
-    def violation(seconds: float) -> float:
+    def violations(seconds: float) -> list[float]:
         left = seconds * speed(bound, large)
         asked = situation(bound, allocation=large, remaining_samples=left)
-        return float(asked.outcomes(Columns.of([small])).violation[0])
+        return asked.outcomes(Columns.of([smaller, other])).violation.tolist()
 
-    assert violation(3600.0) <= 0
-    # Workers of another size train after a minute: of 55 s they save nothing, of 62 s less than the least change.
-    assert violation(62.0) > 0
-    assert violation(55.0) > 0
+    # Smaller workers are resized where they are, and save until the end.
+    assert [each <= 0 for each in violations(3600.0)] == [True, True]
+    # Workers with more memory train after a minute: of 55 s they save nothing, of 62 s less than the least change.
+    assert [each <= 0 for each in violations(62.0)] == [True, False]
+    assert [each <= 0 for each in violations(55.0)] == [True, False]
+
+
+@pytest.mark.parametrize(("costs", "saves"), [({"server_start_seconds": 3600.0}, True), ({"copy": 3600.0}, False)])
+def test_fewer_servers_save_when_their_rows_are_copied_without_a_start(costs: dict[str, float], saves: bool) -> None:
+    overheads = Overheads(
+        server_start_seconds=costs.get("server_start_seconds", 0.0), migration_copy_seconds=costs.get("copy", 0.0),
+        migration_pause_seconds=0.0,
+    )  # fmt: skip
+    bound = coefficients((0.9, 0.05, 0.0, 0.0, 0.05))
+    job = profile(allocation=allocation(2, 8), observations=())
+    fewer = Situation(job, known_model(bound), PRICES, overheads).outcomes(Columns.of([allocation(2, 4)]))
+    assert (fewer.violation[0] <= 0) == saves
 
 
 def test_fewer_workers_save_until_the_end() -> None:
