@@ -172,7 +172,7 @@ class Running:
         # As a master's, a measurement belongs to pods that are all at work; none is made while others start.
         if self.held == self.allocation and not self._down and trained >= _LEAST_MEASURED_SECONDS:
             steps = trained / rate.step_seconds
-            window = Steps(int(steps * self.allocation.workers), steps, trained, (steps * rate.compute_seconds,))
+            window = Steps(steps * self.allocation.workers, steps, trained, (steps * rate.compute_seconds,))
             # The weight of older windows decays, because slowness is often temporary.
             self._measured.add(self.allocation, window, share_kept(trained), now - trained, now)
         self._count_rows(trained_before, WINDOW_SECONDS * rate.samples)
@@ -218,7 +218,7 @@ class Running:
                 allocation=each,
                 iteration_seconds=sums.mean,
                 compute_seconds=sums.others[0] / sums.steps,
-                iterations=max(1, int(sums.steps)),
+                iterations=max(1, round(sums.steps)),
             )
             for each, sums in self._measured.sums.items()
         )
@@ -234,7 +234,7 @@ class Running:
             changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
             movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
             priority=self.job.priority, is_settled=self.settled, are_servers_settled=self._are_servers_settled,
-            steps=self._measured.sums.get(self.held, Steps()).ever, least_steps=self.settings.least_steps,
+            steps=int(self._measured.sums.get(self.held, Steps()).ever), least_steps=self.settings.least_steps,
         )  # fmt: skip
 
     def change_to(

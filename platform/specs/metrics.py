@@ -223,12 +223,13 @@ class Steps(msgspec.Struct, frozen=True):
     """Sums over steps of workers in one configuration of a job.
 
     Attributes:
-        ever: number of all steps of single workers; in all other sums, older steps may count less.
+        ever: number of all steps of single workers; a simulation counts parts of steps, too. In all other sums, older
+            steps may count less.
         steps, seconds: the quotient is the mean duration of a step.
         others: further sums, by the needs of the caller.
     """
 
-    ever: int = 0
+    ever: float = 0.0
     steps: float = 0.0
     seconds: float = 0.0
     others: tuple[float, ...] = ()

@@ -146,7 +146,7 @@ class SpeedProfile:
         """One entry per configuration, in the order in which they were first measured."""
         return [
             Measured(
-                configuration=configuration, steps_ever=sums.ever, steps=sums.steps, worker_seconds=sums.seconds,
+                configuration=configuration, steps_ever=int(sums.ever), steps=sums.steps, worker_seconds=sums.seconds,
                 samples=samples, pull_seconds=pull_seconds, push_seconds=push_seconds,
             )
             for configuration, sums in self._steps.sums.items()

@@ -5,11 +5,12 @@ import pytest
 import simpy
 
 from elastrec.platform.master.measuring.growth_profile import GrowthProfile
+from elastrec.platform.scaling.types import Coefficients
 from elastrec.platform.simulator.placing import Placing
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.specs.metrics import WINDOW_SECONDS
 from elastrec.platform.transport.messages.job import TableUsage
-from tests.platform.simulator.cluster import QUIET, growing, job
+from tests.platform.simulator.cluster import QUIET, asked, growing, job
 
 
 @pytest.mark.parametrize("passes", [1, 4])
@@ -36,3 +37,19 @@ def test_a_simulated_master_counts_rows_as_often_as_a_real_one(passes: int) -> N
     assert abs(len(simulated) - len(counted)) <= 0.2 * len(counted), (simulated, counted)
     assert simulated[0] == pytest.approx(counted[0], rel=1e-3)
     assert simulated[-1] == pytest.approx(counted[-1], rel=1e-3)
+
+
+def test_steps_that_are_longer_than_a_look_at_the_job_are_counted() -> None:
+    slow = Coefficients(gradient=0.0, update=0.0, synchronise=0.0, embedding=0.0, fixed=8.0)
+    environment = simpy.Environment()
+    start = asked(workers=1)
+    running = Running(job(coefficients=slow), start, None, environment, QUIET, np.random.default_rng(0))
+    running.take_place(Placing(), 0.0)
+    running.begin(0.0)
+    for number in range(100):
+        running.pass_time(WINDOW_SECONDS * (number + 1))
+    facts = running.facts(QUIET.interval_seconds, None)
+    # 500 s.
+    assert facts.steps == 62
+    (seen,) = facts.observations
+    assert seen.iteration_seconds == pytest.approx(8.0)
