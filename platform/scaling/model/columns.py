@@ -5,11 +5,10 @@ Shape legend: N allocations, K features. Planning looks at 10^5 allocations per 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,6 @@ from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.types import ModelShape
 
 Floats = npt.NDArray[np.float64]
-Value = TypeVar("Value")
-_MOST_KNOWN = 8
-"""Size of the cache of values: as many as an old job needs at once."""
 TERMS = ("gradient", "update", "synchronise", "embedding")
 """Columns of `features` before the fixed part; the fields of `Coefficients`."""
 
@@ -100,25 +96,6 @@ class Columns:
             parameter_server_memory_bytes=round(server_bytes),
         )
 
-    @cached_property
-    def _known(self) -> dict[Hashable, Any]:
-        return {}
-
-    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The cached result of `make` for these columns, because most of a job's ladders stay the same between rounds.
-        Do not write to the arrays.
-
-        Args:
-            key: the kind of the value, and what it depends on besides the columns.
-        """
-        if key in self._known:
-            return cast(Value, self._known[key])
-        made = make()
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = made
-        return made
-
 
 @lru_cache(maxsize=8192)
 def _columns_of(allocations: tuple[Allocation, ...]) -> Columns:
@@ -129,7 +106,7 @@ def _columns_of(allocations: tuple[Allocation, ...]) -> Columns:
 
 
 def forget_columns() -> None:
-    """Clears the cache of `Columns.of`, with the values computed from those columns."""
+    """Clears the cache of `Columns.of`."""
     _columns_of.cache_clear()
 
 

@@ -262,8 +262,9 @@ def least_relative(rows_RK, targets_R, weights_R):  # type: ignore[no-untyped-de
 
 
 @_kernel
-def rank_and_condition(rows_RK, seconds_R):  # type: ignore[no-untyped-def]
-    """Rank, number of columns in use, and condition of relative rows with columns of length 1."""
+def rank_and_condition(table_FN, constants, seconds_R):  # type: ignore[no-untyped-def]
+    """Rank, number of columns in use, and condition of the relative rows of R allocations, with columns of length 1."""
+    rows_RK = rows(table_FN, Constants(*constants))
     count, columns = rows_RK.shape
     lengths_K, used = np.zeros(columns), 0
     for k in range(columns):

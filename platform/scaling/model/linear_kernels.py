@@ -155,7 +155,13 @@ def _unscaled(found_K, length_K):  # type: ignore[no-untyped-def]
 
 @_kernel
 def singular_values(rows_RK):  # type: ignore[no-untyped-def]
-    """Lengths to which rotations bring the columns when they are orthogonal (one-sided Jacobi), falling; [K]."""
+    """Lengths to which rotations bring the columns when they are orthogonal (one-sided Jacobi), falling; [M].
+
+    Of more columns than rows, some would only come to 0, after many rotations of rounding errors. A transposed matrix
+    has the same singular values.
+    """
+    if rows_RK.shape[0] < rows_RK.shape[1]:
+        rows_RK = rows_RK.T.copy()
     columns_MK, _ = triangle(rows_RK, np.zeros(rows_RK.shape[0]))
     count = columns_MK.shape[1]
     for _ in range(_SWEEPS):

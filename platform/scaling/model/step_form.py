@@ -65,10 +65,8 @@ class Form:
         return (self.overlap != 1.0) + 2 * self.by_request
 
     def rows(self, shape: ModelShape, columns: Columns) -> Floats:
-        """The factors of the coefficients, float64 of shape (N, K); do not write to them."""
-        return columns.once(
-            (shape, self.by_request), lambda: rows_of(shape, columns, by_request=self.by_request)
-        )  # fmt: skip
+        """The factors of the coefficients, float64 of shape (N, K)."""
+        return rows_of(shape, columns, by_request=self.by_request)
 
     def seconds(self, rows_RK: Floats, theta_K: Floats) -> Floats:
         """T_iter, shape (R,)."""

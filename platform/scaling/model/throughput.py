@@ -159,8 +159,9 @@ def fit(
     """
     profile = summarise(observations)
     require_rows(profile, job_id)
-    summed_CK = Form().rows(shape, profile.columns)
-    rank, columns, condition = kernels().rank_and_condition(summed_CK, profile.iteration_seconds)
+    rank, columns, condition = kernels().rank_and_condition(
+        profile.columns.table_FN, tuple(constants_of(shape, by_request=False)), profile.iteration_seconds
+    )  # fmt: skip
     identified = rank == columns and condition <= CONDITION_LIMIT
     notes = list(profile.notes)
     if not identified:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-import numpy as np
-
 from elastrec.platform.scaling.amounts import Capacity, Resources
-from elastrec.platform.scaling.model.columns import features
+from elastrec.platform.scaling.model.columns import FIELDS
 from elastrec.platform.scaling.search.exploration import explore
 from elastrec.platform.scaling.search.front import Front, SearchSettings, pareto_front
 from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.pareto import thin
 from elastrec.platform.scaling.search.space import Space, space_of
-from elastrec.platform.scaling.types import Candidate, CandidateKind, ModelShape, Proposal
+from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DEFAULTS = SearchSettings()
-_SIZES_COMPARED = 200
-"""Points all over the space at which parts of a step are compared, to report which cannot be distinguished."""
-_SAME = 1e-6
-"""Parts of a step whose difference over all sizes is smaller count as one."""
+_DECISIONS_OF = {
+    "gradient": {"worker_cores"},
+    "update": {"workers", "parameter_servers", "parameter_server_cores"},
+    "synchronise": {"workers", "parameter_servers"},
+    "embedding": {"parameter_servers"},
+    "fixed": set[str](),
+}
+"""What each part of a step depends on (eq. 2–5)."""
 
 
 def stay(situation: Situation) -> Candidate:
@@ -61,19 +61,13 @@ def sizes_needed(situation: Situation, space: Space) -> int:
     """The number of different sizes that must be measured before all others can be predicted.
 
     The number of the parts of a step (eq. 2–5 and the fixed part) that differ within the allowed changes: with workers
-    alone two, one part that grows with their number and one that does not.
+    alone two, one part that grows with their number and one that does not. A part is a product of powers of decisions,
+    so that two parts are proportional where they depend on the same ones of those that may change.
     """
-    # The time of a step does not depend on memory: any value is correct.
-    return _parts_that_differ((*space.ladders[:-1], (1.0,)), situation.model.shape)
-
-
-@lru_cache(maxsize=1024)
-def _parts_that_differ(ladders: tuple[tuple[float, ...], ...], shape: ModelShape) -> int:
-    space = Space(ladders, (0,) * len(ladders), 1)
-    columns = space.points(space.spread(_SIZES_COMPARED)).columns
-    rows_NK = np.column_stack([features(shape, columns), np.ones(len(columns))])
-    lengths_K = np.linalg.norm(rows_NK, axis=0)
-    return int(np.linalg.matrix_rank(rows_NK[:, lengths_K > 0] / lengths_K[lengths_K > 0], tol=_SAME))
+    free = {name for name, ladder in zip(FIELDS, space.ladders, strict=False) if len(ladder) > 1}
+    synchronises = situation.model.shape.dense_bytes > 0
+    parts = (of for part, of in _DECISIONS_OF.items() if part != "synchronise" or synchronises)
+    return len({frozenset(decisions & free) for decisions in parts})
 
 
 def _trust(situation: Situation, space: Space) -> str:

@@ -1,20 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.model.columns import features
 from elastrec.platform.scaling.model.throughput import fit_job
-from elastrec.platform.scaling.search.candidates import propose
+from elastrec.platform.scaling.search.candidates import propose, sizes_needed
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules, Situation
+from elastrec.platform.scaling.search.space import Space
 from elastrec.platform.scaling.types import CandidateKind, Prior, Proposal
 from tests.platform.scaling.jobs import (
     PLENTY,
     PRICES,
+    SHAPE,
     allocation,
     coefficients,
     horizon_seconds,
+    known_model,
     measure,
     profile,
     situation,
@@ -136,3 +145,23 @@ def test_the_notes_describe_missing_measurements() -> None:
     assert "20 sizes measured, which the throughput model meets within" in settled
     for notes in (with_workers_alone, with_everything, settled):
         assert not any(word in notes for word in ("RMSLE", "rank", "condition", "inf"))
+
+
+LADDERS = st.tuples(
+    *(st.sampled_from([(each,), (each, 2 * each), (1.0, 2.0, 4.0, each)]) for each in (8.0, 6.0, 3.0, 1.5)),
+    st.just((1.0,)),
+)
+
+
+@given(LADDERS, st.sampled_from([0, 10_000_000]))
+def test_as_many_sizes_are_needed_as_parts_of_a_step_differ_in_the_space(
+    ladders: tuple[tuple[float, ...], ...], dense_bytes: int
+) -> None:
+    asked = Situation(profile(shape=msgspec.structs.replace(SHAPE, dense_bytes=dense_bytes)), known_model(), PRICES)
+    asked = replace(asked, model=replace(asked.model, shape=asked.job.shape))
+    space = Space(ladders, (0,) * 5, 1)
+    columns = space.points(space.whole()).columns
+    rows_NK = np.column_stack([features(asked.job.shape, columns), np.ones(len(columns))])
+    lengths_K = np.linalg.norm(rows_NK, axis=0)
+    rank = np.linalg.matrix_rank(rows_NK[:, lengths_K > 0] / lengths_K[lengths_K > 0], tol=1e-6)
+    assert sizes_needed(asked, space) == rank
