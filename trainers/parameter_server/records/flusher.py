@@ -73,7 +73,8 @@ class Flusher:
             while (report := self._read(process)) is None or not (report.is_done or report.problem):
                 if report is not None:
                     progress()
-                elif not is_wanted():
+                # Also while there is progress: a part of some gigabytes would keep the next save waiting.
+                if not is_wanted():
                     self.close()
                     raise CheckpointError(f"the part {part.file} of {part.uri} is not wanted any more")
         except (BrokenPipeError, EOFError):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from elastrec.checkpoints import open_store
-from elastrec.checkpoints.flash import PartMemory
+from elastrec.checkpoints.flash import HeldPart, PartMemory
 from elastrec.checkpoints.stores import local_store
+from elastrec.platform.specs.errors import CheckpointError
 from elastrec.trainers.parameter_server.records import flush
+from elastrec.trainers.parameter_server.records.flusher import Flusher
 
 
 def test_the_disk_begins_with_a_part_while_the_rest_of_it_is_copied(
@@ -31,3 +35,26 @@ def test_the_disk_begins_with_a_part_while_the_rest_of_it_is_copied(
     assert open_store(part.uri).get("part.bin") == data
     assert capsys.readouterr().out.count("written_bytes") == 3
     memory.close()
+
+
+WRITES_WITHOUT_END = """
+import sys, time
+sys.stdin.readline()
+while True:
+    sys.stdout.write('{"written_bytes":1}\\n')
+    sys.stdout.flush()
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.services
+@pytest.mark.timeout(60)
+def test_an_unwanted_copy_is_ended_although_it_makes_progress(tmp_path: Path) -> None:
+    flusher, reports = Flusher(tmp_path / "volume"), list[bool]()
+    command = [sys.executable, "-c", WRITES_WITHOUT_END]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    flusher._process = process
+    part = HeldPart("file:///store/record", "part.bin", 0, 1, 0, 1, 0)
+    with pytest.raises(CheckpointError, match="not wanted any more"):
+        flusher.flush(part, lambda: len(reports) < 3, lambda: reports.append(True))
+    assert len(reports) == 3 and process.returncode is not None
