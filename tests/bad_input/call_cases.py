@@ -102,6 +102,8 @@ CASES = [
          ("JOB", "'click-0'", "of the cluster", "no jobs")),
     Case(COMMANDS, "an agent with memory in another unit", call("agent", "start", "--memory", "8GB"),
          ("--memory", "'8GB'", "2Gi")),
+    Case(COMMANDS, "an agent with more memory than there is", call("agent", "start", "--memory", "99999999999Ti"),
+         ("--memory", "'99999999999Ti'", "at most 9223372036854775807 bytes")),
     Case(COMMANDS, "an agent without memory", call("agent", "start", "--memory", "0Gi"),
          ("--memory", "'0Gi'", "more than 0")),
     Case(COMMANDS, "an agent with negative cores", call("agent", "start", "--cores", "-1"), ("--cores", "-1", "x>0")),

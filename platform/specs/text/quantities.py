@@ -77,19 +77,26 @@ def _meant(value: Any, spellings: dict[str, str]) -> str | None:
     return f"{match.group(1)}{unit}" if match and unit is not None else None
 
 
+_MOST_BYTES = 2**63 - 1
+
+
 def parse_bytes(value: Any) -> int:
     """Bytes from `512Mi`, `2Gi`, `2GiB` or `1.5G`, or a whole number of bytes.
 
     Raises:
-        ValueError: another unit (`MB`, `gib`), a negative number or text that is no amount.
+        ValueError: another unit (`MB`, `gib`), a negative number, more than messages can contain, or text that is no
+            amount.
     """
     if isinstance(value, bool):
         raise ValueError("an amount of memory such as 512Mi or 2Gi")
-    if isinstance(value, int):
-        return value
+    amount: float | None = value if isinstance(value, int) else None
     if isinstance(value, str) and re.match(_BYTES_PATTERN, value):
         number, unit = re.match(r"^([0-9.]+)([A-Za-z]+)$", value).groups()  # type: ignore[union-attr]
-        return int(float(number) * _BYTES_AS_READ[unit])
+        amount = float(number) * _BYTES_AS_READ[unit]
+    if amount is not None:
+        if amount > _MOST_BYTES:
+            raise ValueError(f"an amount of memory such as 512Mi or 2Gi, at most {_MOST_BYTES} bytes")
+        return int(amount)
     allowed = "an amount of memory such as 512Mi or 2Gi (units k, M, G, T, Ki, Mi, Gi, Ti, KiB, MiB, GiB, TiB)"
     raise AmountError(allowed, _meant(value, _SPELT_BYTES))
 

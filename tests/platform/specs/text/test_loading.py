@@ -202,6 +202,13 @@ def test_wrong_units_of_memory_are_refused(value: Any) -> None:
         parse_bytes(value)
 
 
+@pytest.mark.parametrize("value", ["99999999999Ti", "9" * 400 + "Gi", 2**63])
+def test_more_memory_than_messages_can_contain_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="at most 9223372036854775807 bytes"):
+        parse_bytes(value)
+    assert parse_bytes(2**63 - 1) == 2**63 - 1
+
+
 def test_durations_and_cores_have_units() -> None:
     assert parse_seconds("1.5h") == 5400
     assert parse_seconds("250ms") == 0.25
