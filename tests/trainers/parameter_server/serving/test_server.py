@@ -27,6 +27,8 @@ from elastrec.trainers.parameter_server.messages import (
 )
 from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.serving import handlers
+from elastrec.trainers.parameter_server.serving.found_rows import FoundPull
+from elastrec.trainers.parameter_server.serving.gradients import Gradient
 from elastrec.trainers.parameter_server.serving.load import Served
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from tests.trainers.parameter_server.calls import (
@@ -271,6 +273,33 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(Model, "pull", taking(1.0, Model.pull))
     monkeypatch.setattr(Model, "apply", taking(10.0, Model.apply))
     return now
+
+
+def test_other_requests_are_answered_while_a_push_is_compared_with_earlier_pulls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server, compares, may_go_on = server_of(), threading.Event(), threading.Event()
+    is_of = FoundPull.is_of
+
+    def slow(found: FoundPull, gradient: Gradient) -> bool:
+        compares.set()
+        assert may_go_on.wait(10)
+        return is_of(found, gradient)
+
+    start = pull(server, "a", [5])[1][0]
+    monkeypatch.setattr(FoundPull, "is_of", slow)
+    pushing = threading.Thread(target=push, args=(server, "a", 0, [5], 0.25))
+    pushing.start()
+    try:
+        assert compares.wait(10)
+        other = threading.Thread(target=pull, args=(server, "b", [5]), daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive()
+    finally:
+        may_go_on.set()
+        pushing.join()
+    np.testing.assert_allclose(pull(server, "b", [5])[1][0], start - 0.25, atol=1e-6)
 
 
 def test_rows_of_pulls_and_pushes_are_counted_with_the_time_that_they_take(clock: list[float]) -> None:
