@@ -19,7 +19,7 @@ from elastrec.platform.history.database import (
     make_artifacts_folder,
 )
 from elastrec.platform.history.records import TAG_JOB_ID
-from elastrec.platform.specs.errors import CollisionError, HistoryError
+from elastrec.platform.specs.errors import CollisionError, ElastrecError, HistoryError
 from elastrec.platform.specs.text.uris import without_credentials
 
 if TYPE_CHECKING:
@@ -121,6 +121,12 @@ class Connection:
             raise kind(f"could not {what} at {self._tracking_uri}: {error}") from error
         except OSError as error:
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}; is it running?") from error
+        except Exception as error:
+            # Clients of artifact stores, such as boto3, raise errors of their own, which MLflow does not convert.
+            if isinstance(error, ElastrecError) or type(error).__module__ == "builtins":
+                raise
+            kind_of_error = type(error).__name__
+            raise HistoryError(f"could not {what} at {self._tracking_uri}: {kind_of_error}: {error}") from error
 
     @cached_property
     def _experiment_id(self) -> str:

@@ -225,6 +225,8 @@ class History(Connection):
     ) -> None:
         """Draws the pictures and closes the run with its final phase. Idempotent.
 
+        A run whose artifacts cannot be written, because their store is full or refuses, is closed without them.
+
         Args:
             reason: why it failed, with the traceback if there is one.
             story: events and where the time went, stored as `explanation.txt`.
@@ -232,17 +234,23 @@ class History(Connection):
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
         self.set_phase(run_id, phase, reason)
-        self.log_figures(run_id)
+        try:
+            self._log_artifacts(run_id, reason, story)
+        except HistoryError as error:
+            _log.warning("artifacts_not_written", run_id=run_id, error=str(error))
         with self._explained(f"close run {run_id}"):
+            self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
+        _log.info("run finished", run_id=run_id, phase=phase.value)
+
+    def _log_artifacts(self, run_id: str, reason: str, story: Story | None) -> None:
+        self.log_figures(run_id)
+        with self._explained(f"write the artifacts of run {run_id}"):
             if reason:
                 self._client.log_text(run_id, reason, "reason.txt")
             if story is not None:
                 self._client.log_text(run_id, story.text, "explanation.txt")
                 self._log_migrations(run_id, story)
         self._log_report(run_id, story)
-        with self._explained(f"close run {run_id}"):
-            self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
-        _log.info("run finished", run_id=run_id, phase=phase.value)
 
     def log_figures(self, run_id: str) -> list[str]:
         """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
