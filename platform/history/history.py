@@ -67,15 +67,19 @@ class History(Connection):
         ui_url: address of MLflow for browsers, if that is not the tracking URI.
     """
 
-    def start_run(self, prepared: Prepared, allocation: Allocation) -> str:
+    def start_run(self, prepared: Prepared, allocation: Allocation, *, begins: bool = False) -> str:
         """Starts the run of a job: requested and granted sizes, parameters, similarity tags, data sets, the job file.
 
         Idempotent by job id: returns the same run while it is open or after it succeeded; makes a new attempt after it
         failed or was stopped. Of two concurrent callers, the later one deletes its run and uses the earlier one. An
         existing run gets the caller's `run_tags`, because another task than before may wait for the job, or none.
+
+        Args:
+            begins: whether the job will train its rows from the first one. A run that succeeded then contains the
+                figures of another training, and a new attempt is made.
         """
         job = job_from_json(prepared.job_json)
-        run = self._live_run(prepared.job_id)
+        run = self._live_run(prepared.job_id, begins)
         if run is None:
             with self._explained(f"create the run of job {prepared.job_id}"):
                 attempt = len(self._runs(prepared.job_id)) + 1
@@ -88,7 +92,7 @@ class History(Connection):
                 }
                 created = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
                 # MLflow has no unique tags, so the earlier of two concurrent runs stays.
-                run = self._live_run(prepared.job_id) or created
+                run = self._live_run(prepared.job_id, begins) or created
                 if run.info.run_id != created.info.run_id:
                     self._client.delete_run(created.info.run_id)
         run_id = str(run.info.run_id)
@@ -151,12 +155,12 @@ class History(Connection):
                 )
             )
 
-    def _live_run(self, job_id: str) -> Any | None:
-        """The job's earliest open run, or its latest successful one."""
+    def _live_run(self, job_id: str, begins: bool) -> Any | None:
+        """The job's earliest open run, or its latest successful one unless the job begins anew."""
         runs = self._runs(job_id)
         opened = [run for run in runs if run.info.status in ("RUNNING", "SCHEDULED")]
         opened.sort(key=lambda run: (run.info.start_time, run.info.run_id))
-        succeeded = [run for run in runs if run.info.status == "FINISHED"]
+        succeeded = [run for run in runs if run.info.status == "FINISHED" and not begins]
         return (opened[:1] or succeeded[-1:] or [None])[0]
 
     def open_run(self, job_id: str) -> str:

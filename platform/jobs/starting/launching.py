@@ -141,7 +141,8 @@ def launch(
         request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
         record = next(iter(own_records(request, 1)), None)
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
-    run_id = _start_run(platform, history, prepared, allocation, names.launch_wait)
+    begins = existing is None and record is None
+    run_id = _start_run(platform, history, prepared, allocation, names.launch_wait, begins=begins)
     if existing is None:
         request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
         keep_launch(request.store, prepared, allocation, request.earlier_terms)
@@ -180,11 +181,17 @@ def launch(
 
 
 def _start_run(
-    platform: Platform, history: History, prepared: Prepared, allocation: Allocation, patience_seconds: float
+    platform: Platform,
+    history: History,
+    prepared: Prepared,
+    allocation: Allocation,
+    patience_seconds: float,
+    *,
+    begins: bool,
 ) -> str:
     if wait_for_tracking(platform, patience_seconds):
         try:
-            return history.start_run(prepared, allocation)
+            return history.start_run(prepared, allocation, begins=begins)
         except HistoryError as error:
             if tracking_answers(platform):
                 raise
