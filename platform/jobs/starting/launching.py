@@ -24,7 +24,7 @@ from elastrec.platform.jobs.watching.last_words import ending_of, keep_log
 from elastrec.platform.jobs.watching.masters import Answer, ask_pod, live_master, pod_of_master, wait_for_master
 from elastrec.platform.master.pods.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.master.service.resumption import finished_on_other_rows, own_records
-from elastrec.platform.specs.errors import HistoryError, TransportError
+from elastrec.platform.specs.errors import ClusterError, ElastrecError, HistoryError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
@@ -142,17 +142,21 @@ def launch(
         record = next(iter(own_records(request, 1)), None)
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
     begins = existing is None and record is None
-    run_id = _start_run(platform, history, prepared, allocation, names.launch_wait, begins=begins)
-    if existing is None:
-        request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
-        keep_launch(request.store, prepared, allocation, request.earlier_terms)
-        secret = new_job_secret(platform, prepared.job_id)
-        pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
-        labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
-        created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
-        # Another caller may have created it at the same time, with another run and another secret.
-        refuse_other_job(created, prepared)
-        existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
+    try:
+        run_id = _start_run(platform, history, prepared, allocation, names.launch_wait, begins=begins)
+        if existing is None:
+            request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
+            keep_launch(request.store, prepared, allocation, request.earlier_terms)
+            secret = new_job_secret(platform, prepared.job_id)
+            pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
+            labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
+            created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
+            # Another caller may have created it at the same time, with another run and another secret.
+            refuse_other_job(created, prepared)
+            existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
+    except ElastrecError as error:
+        _close_run_without_job(platform, history, prepared.job_id, error)
+        raise
     if existing is None:
         goes_on_from = record.uri if record else "nothing"
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner, goes_on_from=goes_on_from)
@@ -204,6 +208,19 @@ def _start_run(
         consequence="its figures are delivered when MLflow is back",
     )
     return ""
+
+
+def _close_run_without_job(platform: Platform, history: History, job_id: str, error: ElastrecError) -> None:
+    """Closes the run of a job that was not launched; nobody else would, because no pod has its id."""
+    try:
+        if (
+            tracking_answers(platform)
+            and pod_of_master(platform, job_id) is None
+            and (run_id := history.open_run(job_id))
+        ):
+            history.finish_run(run_id, Phase.FAILED, f"the job could not be launched: {error}")
+    except (ClusterError, HistoryError) as refused:
+        log.warning("run_not_closed", job_id=job_id, phase=Phase.FAILED.value, error=str(refused))
 
 
 def job_page(platform: Platform, prepared: Prepared) -> str:

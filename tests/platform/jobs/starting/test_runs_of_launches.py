@@ -10,11 +10,12 @@ import pytest
 
 from elastrec.checkpoints import conclude
 from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.history import History
 from elastrec.platform.jobs import Platform, Prepared, launch
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.specs.errors import ClusterError
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from tests.operators.steps import ALLOCATION
 from tests.platform.jobs.starting.test_resuming import prepared as prepared_in
 from tests.platform.jobs.starting.test_resuming import saved, term_taken
@@ -92,3 +93,32 @@ def test_a_job_that_continues_from_its_record_keeps_its_run(
     term_taken(str(tmp_path / "store"), JOB_ID)
     saved(launch_request(prepared, ALLOCATION), 20, "final")
     assert launched() == [FIRST]
+
+
+def test_a_launch_that_the_cluster_refuses_leaves_no_open_run(
+    history: History, launched: Callable[[], list[str]]
+) -> None:
+    launched()
+    (record,) = history.job_records()
+    assert history.open_run(JOB_ID) == "" and record.phase is Phase.FAILED
+    assert record.reason == "the job could not be launched: the quota is exhausted"
+
+
+def test_the_run_of_a_job_that_runs_stays_open_if_another_launch_of_it_is_refused(
+    platform: Platform, cluster: FakeCluster, history: History, prepared: Prepared
+) -> None:
+    """Of two launches at once, one creates the pod; the other one gets no answer of the cluster."""
+    refuse = cluster.before
+
+    def create_and_refuse(operation: str, name: str) -> None:
+        if operation == "create":
+            cluster.before = lambda operation, name: None
+            pod = PodSpec(name=name, job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+            cluster.create(pod)
+            cluster.before = refuse
+            refuse(operation, name)
+
+    cluster.before = create_and_refuse
+    with pytest.raises(ClusterError, match="quota"):
+        launch(platform, prepared, ALLOCATION)
+    assert history.open_run(JOB_ID)
