@@ -4,7 +4,7 @@ an interval."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -147,9 +147,14 @@ def refuse_unknown(conf: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def scheduled_moment(day: str) -> str:
-    """The logical date of the scheduled run that evaluates on a day, `2026-01-31`, of the click log."""
-    after = datetime.fromisoformat(day) + _DAY
-    return after.replace(hour=settings.DAILY_HOUR, tzinfo=ZoneInfo(settings.LOG_TIMEZONE)).isoformat()
+    """The logical date of the scheduled run that evaluates on a day, `2026-01-31`, of the click log.
+
+    Of an hour that a clock change repeats, this is the second one, in which Airflow's cron timetables start the run.
+    """
+    zone = ZoneInfo(settings.LOG_TIMEZONE)
+    after = (datetime.fromisoformat(day) + _DAY).replace(hour=settings.DAILY_HOUR, tzinfo=zone)
+    # Of an hour that a clock change leaves out, fold=1 would be the earlier moment.
+    return max(after.replace(fold=fold).astimezone(UTC) for fold in (0, 1)).astimezone(zone).isoformat()
 
 
 def read_interval(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import msgspec
+import pendulum
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.timetables.base import TimeRestriction
+from airflow.timetables.trigger import CronTriggerTimetable
 
-from elastrec.operators.params import read_interval, read_job, refuse_unknown, training_params
+from elastrec.operators import settings
+from elastrec.operators.params import read_interval, read_job, refuse_unknown, scheduled_moment, training_params
 from elastrec.platform.specs.errors import SpecError
 from tools.stack.services import default_dags_folder
 
@@ -118,6 +123,25 @@ def test_the_last_complete_day_of_a_runs_data_interval_is_evaluated_on(
     interval = read_interval(None, None, (start, end))
     assert interval is not None
     assert [moment.day for moment in interval.moments()] == days
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_the_logical_date_of_a_day_is_that_of_its_scheduled_run_also_on_days_of_clock_changes(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two logical dates, the day would be trained twice. In Berlin, 02:00 comes twice on October 25th."""
+    monkeypatch.setattr(settings, "LOG_TIMEZONE", zone)
+    timetable = CronTriggerTimetable(f"0 {settings.DAILY_HOUR} * * *", timezone=zone)
+    restriction = TimeRestriction(pendulum.datetime(2026, 1, 2), None, True)
+    last, scheduled = None, []
+    for _ in range(365):
+        run = timetable.next_dagrun_info(last_automated_data_interval=last, restriction=restriction)
+        assert run is not None and run.logical_date is not None
+        last = run.data_interval
+        scheduled.append(run.logical_date)
+    evaluated = [(moment.astimezone(ZoneInfo(zone)).date() - timedelta(days=1)).isoformat() for moment in scheduled]
+    assert len(set(evaluated)) == 365
+    assert [datetime.fromisoformat(scheduled_moment(day)) for day in evaluated] == scheduled
 
 
 def test_a_run_without_a_logical_date_and_days_uses_all_data() -> None:
