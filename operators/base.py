@@ -182,8 +182,24 @@ def log_tag(context: Context) -> dict[str, str]:
 
 
 def take(kind: type[Value], output: Any) -> Value:
-    """The value of another task's output."""
-    return msgspec.convert(_job_as_text(output), kind)
+    """The value of another task's output.
+
+    Raises:
+        AirflowFailException: there is no output, because the task was marked successful without having run; or the
+            output is of another kind, or of another version of elastrec.
+    """
+    if output is None:
+        raise AirflowFailException(
+            f"the task before this one has no output, of which this task needs the {kind.__name__}: it was marked "
+            "successful or skipped, or its XCom was deleted. Clear that task, and the following ones"
+        )
+    try:
+        return msgspec.convert(_job_as_text(output), kind)
+    except msgspec.ValidationError as error:
+        raise AirflowFailException(
+            f"the output of the task before this one is no {kind.__name__}: {error}. If another version of elastrec "
+            "wrote it, clear that task, and the following ones"
+        ) from error
 
 
 def give(value: msgspec.Struct) -> dict[str, Any]:

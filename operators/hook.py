@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow.sdk.bases.hook import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
 from elastrec.operators import settings
@@ -48,11 +49,16 @@ class ElastrecHook(BaseHook):
         """The platform; no request is made yet.
 
         Raises:
-            SpecError: fields of the connection are missing or wrong; names all of them.
+            SpecError: there is no such connection, or fields of it are missing or wrong; names all of them.
         """
         from elastrec.platform.jobs import Platform
 
-        connection = self.get_connection(self.elastrec_conn_id)
+        try:
+            connection = self.get_connection(self.elastrec_conn_id)
+        except AirflowNotFoundException:
+            remedy = f"add it: airflow connections add {self.elastrec_conn_id} --conn-type {self.conn_type} …"
+            problem = FieldProblem("elastrec_conn_id", repr(self.elastrec_conn_id), "a connection of Airflow", remedy)
+            raise SpecError([problem], "Airflow's connections") from None
         extra: dict[str, Any] = connection.extra_dejson
         problems = [
             FieldProblem(f"extra.{name}", MISSING, "a URI", "add it to the connection")

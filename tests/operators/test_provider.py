@@ -18,6 +18,7 @@ import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk._shared.secrets_masker import redact
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval
 
@@ -25,8 +26,10 @@ from elastrec.operators import settings
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.params import read_interval
 from elastrec.operators.provider_info import get_provider_info
+from elastrec.operators.training import PrepareDataOperator
 from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
 from elastrec.platform.specs.errors import ClusterError, SpecError
+from tests.operators.steps import context
 from tests.remote_cluster import FarConfig, install
 from tools.stack.services import default_dags_folder
 
@@ -94,6 +97,14 @@ def test_a_password_in_a_connections_tracking_uri_is_hidden_in_task_logs(
     assert "s3cr" not in repr(platform)
     for text in ("http://user:s3cr%2Fet-of-mlflow@host:5000/api failed", "the password s3cr/et-of-mlflow was refused"):
         assert "et-of-mlflow" not in str(redact(text))
+
+
+def test_a_connection_that_is_not_defined_fails_without_a_retry_and_says_how_to_add_it() -> None:
+    operator = PrepareDataOperator(
+        task_id="task", jobs_folder=default_dags_folder() / "jobs", job_file="dlrm.yaml", elastrec_conn_id="nowhere"
+    )
+    with pytest.raises(AirflowFailException, match="'nowhere' is not allowed.*airflow connections add nowhere"):
+        operator.execute(context())  # type: ignore[arg-type]
 
 
 def test_an_incomplete_connection_names_every_missing_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.operators.base import give, take
+from elastrec.operators.training import WarmStartOperator
 from elastrec.operators.values import JudgedJob
 from elastrec.platform.jobs import Prepared
 from elastrec.platform.specs import job_to_json, load_job
-from tests.operators.steps import JUDGED_JOB, PREPARED
+from tests.operators.steps import JUDGED_JOB, PREPARED, context
 
 JOBS = sorted((Path(__file__).parents[2] / "dags" / "jobs").glob("*.yaml"))
 
@@ -45,3 +47,17 @@ def test_no_number_or_text_of_a_job_changes_on_its_way(options: dict[str, object
     job = load_job({"metadata": {"name": "clicks"}, "spec": spec})
     prepared = msgspec.structs.replace(PREPARED, job_json=job_to_json(job))
     assert take(Prepared, json.loads(json.dumps(give(prepared)))).job_json == prepared.job_json
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        (None, r"has no output, .* Prepared: it was marked successful .* Clear that task"),
+        ({"job_id": "clicks-1"}, r"is no Prepared: .*job_json.* another version of elastrec .* clear that task"),
+    ],
+)
+def test_an_output_that_is_missing_or_of_another_version_fails_the_task_without_a_retry(
+    output: object, words: str
+) -> None:
+    with pytest.raises(AirflowFailException, match=words):
+        WarmStartOperator(task_id="task", prepared=output).execute(context())  # type: ignore[arg-type]
