@@ -122,8 +122,10 @@ class Connection:
         except OSError as error:
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {error}; is it running?") from error
         except Exception as error:
-            # Clients of artifact stores, such as boto3, raise errors of their own, which MLflow does not convert.
-            if isinstance(error, ElastrecError) or type(error).__module__ == "builtins":
+            # Clients of artifact stores and databases raise errors of their own, which MLflow does not convert; or
+            # they are not installed.
+            is_own = isinstance(error, ElastrecError) or type(error).__module__ == "builtins"
+            if is_own and not isinstance(error, ImportError):
                 raise
             kind_of_error = type(error).__name__
             raise HistoryError(f"could not {what} at {self._tracking_uri}: {kind_of_error}: {error}") from error

@@ -55,3 +55,16 @@ def test_a_run_is_closed_without_the_artifacts_that_cannot_be_written(
 def test_an_error_of_this_program_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(KeyError), Connection("http://127.0.0.1:9", EXPERIMENT)._explained("read"):
         raise KeyError("a mistake")
+
+
+def test_a_database_whose_driver_is_not_installed_is_an_error_of_one_line() -> None:
+    history = History("mssql+nosuchdriver://user:s3cret@host/mlflow", EXPERIMENT)
+    with pytest.raises(HistoryError, match=r"could not .* at mssql\+nosuchdriver://user:\*\*\*@host") as caught:
+        history.job_records()
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_client_of_a_store_that_is_not_installed_is_an_error_of_one_line() -> None:
+    with pytest.raises(HistoryError, match="No module named 'google'"):
+        with Connection("http://127.0.0.1:9", EXPERIMENT)._explained("write"):
+            raise ModuleNotFoundError("No module named 'google'")
