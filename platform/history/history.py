@@ -41,6 +41,7 @@ from elastrec.platform.specs.errors import CollisionError, DataError, HistoryErr
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
     # At run time, jobs import history.
@@ -134,7 +135,7 @@ class History(Connection):
             self._client.log_batch(run_id, params=[Param(*pair) for pair in description.params.items()])
             self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
             self._client.set_tag(run_id, "mlflow.note.content", note(prepared))
-            self._client.log_text(run_id, json.dumps(json.loads(prepared.job_json), indent=2), "job.json")
+            self._client.log_text(run_id, json.dumps(json.loads(masked(prepared.job_json)), indent=2), "job.json")
         path = job.spec.data.path
         for context, manifest, rows in (
             ("training", prepared.training_manifest, prepared.training_rows),
@@ -204,7 +205,7 @@ class History(Connection):
             name=name,
             digest=digest,
             source_type="elastrec_manifest",
-            source=json.dumps({"uri": path, "manifest": manifest_uri}),
+            source=json.dumps({"uri": masked(path), "manifest": masked(manifest_uri)}),
             profile=json.dumps({"num_rows": rows}),
         )
         with self._explained(f"write the {context} data set of run {run_id}"):
@@ -216,7 +217,7 @@ class History(Connection):
 
         tags = [RunTag(TAG_PHASE, phase.value)]
         if reason:
-            tags.append(RunTag(TAG_REASON, reason[:_LONGEST_REASON]))
+            tags.append(RunTag(TAG_REASON, masked(reason)[:_LONGEST_REASON]))
         with self._explained(f"write the phase of run {run_id}"):
             self._client.log_batch(run_id, tags=tags)
 
@@ -250,9 +251,9 @@ class History(Connection):
         self.log_figures(run_id)
         with self._explained(f"write the artifacts of run {run_id}"):
             if reason:
-                self._client.log_text(run_id, reason, "reason.txt")
+                self._client.log_text(run_id, masked(reason), "reason.txt")
             if story is not None:
-                self._client.log_text(run_id, story.text, "explanation.txt")
+                self._client.log_text(run_id, masked(story.text), "explanation.txt")
                 self._log_migrations(run_id, story)
         self._log_report(run_id, story)
 

@@ -11,6 +11,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.inspection_picture import inspection_picture
 from elastrec.platform.history.sink import POINTS_PER_CALL
+from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
     from elastrec.platform.data.clustering.inspection import DataFacts
@@ -48,7 +49,7 @@ class Inspections(Connection):
             run = self._client.create_run(
                 self._experiment_id,
                 run_name=f"inspection {path.rstrip('/').rsplit('/', 1)[-1]} {partition}".rstrip(),
-                tags={TAG_PATH: path, TAG_PARTITION: partition, "mlflow.source.name": "elastrec"},
+                tags={TAG_PATH: masked(path), TAG_PARTITION: partition, "mlflow.source.name": "elastrec"},
             )
             run_id = str(run.info.run_id)
             now = int(time.time() * 1000)

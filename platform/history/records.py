@@ -14,6 +14,7 @@ from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
     # At run time jobs import history.
@@ -225,7 +226,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> Description:
-    """Parameters and tags of a job that is about to start."""
+    """Parameters and tags of a job that is about to start, without passwords of URIs."""
     spec = job.spec
     asked, granted = Sizes.asked(job), Sizes.granted(allocation)
     rows, dense, weights = spec.optimizers.rows, spec.optimizers.dense, spec.first_order_rule
@@ -288,13 +289,13 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         **{names.named(_LABEL + "{key}", key=key): value for key, value in job.metadata.labels.items()},
     }
     return Description(
-        params={key: str(value)[:_LONGEST_PARAM] for key, value in params.items()},
-        tags={key: value[:_LONGEST_TAG] for key, value in tags.items()},
+        params={key: masked(str(value))[:_LONGEST_PARAM] for key, value in params.items()},
+        tags={key: masked(value)[:_LONGEST_TAG] for key, value in tags.items()},
     )
 
 
 def note(prepared: Prepared) -> str:
-    """The run's description, in Markdown."""
+    """The run's description, in Markdown, without passwords of URIs."""
     interval = prepared.interval
     trained, evaluated = days(interval.start, interval.end), days(interval.end, interval.evaluation_end)
     lines = [
@@ -308,7 +309,7 @@ def note(prepared: Prepared) -> str:
     if prepared.start_record:
         lines.append(f"Continued from `{prepared.start_record}`.")
     lines += [f"```\n{table}\n```" for table in prepared.tables]
-    return "\n\n".join(lines)
+    return masked("\n\n".join(lines))
 
 
 def read_record(run: Any) -> JobRecord:

@@ -16,6 +16,7 @@ from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.points import calibration_points
+from elastrec.platform.history.report import Story
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
@@ -299,6 +300,27 @@ def test_a_password_in_the_tracking_uri_is_in_no_link_and_nowhere_in_the_run(
     with pytest.raises(HistoryError, match=r"user:\*\*\*@") as caught:
         guarded.record("nowhere")
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_password_in_a_uri_of_the_job_file_is_nowhere_in_the_run(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation, tmp_path: Path
+) -> None:
+    secret = "webhdfs://ann:s3cret@host:9870"
+    prepared = make_prepared()
+    job = msgspec.json.decode(prepared.job_json)
+    job["spec"]["data"]["path"], job["spec"]["checkpoint"]["store"] = f"{secret}/clicks", f"{secret}/store"
+    prepared = msgspec.structs.replace(
+        prepared, job_json=msgspec.json.encode(job).decode(), start_record=f"{secret}/store/records/0"
+    )
+    run_id = history.start_run(prepared, allocation)
+    story = Story(text=f"read {secret}/clicks", wall_seconds=1.0, goodput=0.0, parts=[], timeline=[])
+    history.finish_run(run_id, Phase.FAILED, f"could not read {secret}/clicks", story=story)
+    run = client.get_run(run_id)
+    assert run.data.params["data.path"] == "webhdfs://ann:***@host:9870/clicks"
+    assert "s3cret" not in str(run.to_dictionary())
+    files = [file for file in Path(client.download_artifacts(run_id, "", str(tmp_path))).rglob("*") if file.is_file()]
+    assert {"job.json", "reason.txt", "explanation.txt", "report.html"} <= {file.name for file in files}
+    assert [file for file in files if b"s3cret" in file.read_bytes()] == []
 
 
 def test_a_database_file_serves_as_tracking_uri_too(
