@@ -14,6 +14,7 @@ from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
 
 Amount = TypeVar("Amount", int, float)
+_ASKED, _GONE = "asked", "gone"
 
 
 @click.command()
@@ -92,7 +93,10 @@ def scale(
         done = asking.cancel(platform, job)
         if not done.accepted:
             raise click.ClickException(done.reason)
-        click.echo(f"{job}: the last request is cancelled")
+        if output == "json":
+            echo_json({"job_id": job, "outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0})
+        else:
+            click.echo(f"{job}: the last request is cancelled")
         return
     answer = asking.ask_for_shape(
         platform,
@@ -108,11 +112,14 @@ def scale(
         _report(output, job, "possible", "nothing was changed", 0.0, answer.prospects)
         return
     began = time.monotonic()
-    outcome, reason = ShapeOutcome.OPEN, ""
-    for request in asking.follow_request(platform, job, answer.request_id) if wait else ():
-        outcome, reason = request.outcome, request.reason
-    _report(output, job, "asked" if outcome is ShapeOutcome.OPEN else str(outcome), reason, time.monotonic() - began)
-    if outcome not in (ShapeOutcome.OPEN, ShapeOutcome.DONE):
+    outcome, reason = _ASKED, ""
+    if wait:
+        outcome, reason = _GONE, "the job has ended, or its master has forgotten the request"
+        for request in asking.follow_request(platform, job, answer.request_id):
+            if request.outcome is not ShapeOutcome.OPEN:
+                outcome, reason = str(request.outcome), request.reason
+    _report(output, job, outcome, reason, time.monotonic() - began)
+    if outcome not in (_ASKED, ShapeOutcome.DONE):
         raise click.exceptions.Exit(1)
 
 

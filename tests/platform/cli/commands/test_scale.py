@@ -2,13 +2,80 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from elastrec.platform import jobs
 from elastrec.platform.cli.app import root
+from elastrec.platform.cli.commands import scale
 from elastrec.platform.specs.errors import ElastrecError
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import (
+    CancelShape,
+    ChangeShape,
+    GetStatus,
+    ShapeAnswer,
+    ShapeOutcome,
+    ShapeRequest,
+    Status,
+)
+from tests.platform.jobs.scaling.masters import Masters, masters
+
+JOB = "clicks-1"
+
+
+@pytest.fixture
+def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ShapeOutcome]]:
+    """The outcomes of a request that the master of JOB reports, one after the other; then it ends."""
+    reported = list[ShapeOutcome]()
+    metrics = TrainingMetrics(job=JOB, phase=Phase.TRAINING).model_dump_json().encode()
+
+    def status(cluster: Masters) -> Status:
+        request = ShapeRequest(request_id="s-1", wanted="2 workers", outcome=reported.pop(0), reason="why")
+        if not reported:
+            cluster._addresses.clear()
+        return Status(metrics_json=metrics, shape_requests=[request])
+
+    with masters(tmp_path) as cluster:
+        cluster.serve(
+            JOB,
+            {
+                ChangeShape: lambda _: ShapeAnswer("s-1"),
+                GetStatus: lambda _: status(cluster),
+                CancelShape: lambda _: Done(),
+            },
+        )
+        monkeypatch.setattr(jobs.Platform, "from_environment", lambda **options: cluster.platform)
+        monkeypatch.setattr(scale, "pods_of", lambda platform, job: [])
+        yield reported
+
+
+@pytest.mark.parametrize(
+    ("reported", "outcome", "code"),
+    [
+        ([ShapeOutcome.OPEN, ShapeOutcome.DONE], "done", 0),
+        ([ShapeOutcome.OPEN, ShapeOutcome.REFUSED], "refused", 1),
+        ([ShapeOutcome.OPEN, ShapeOutcome.OPEN], "gone", 1),
+    ],
+)
+def test_waiting_ends_with_the_outcome_also_of_a_job_that_ends_first(
+    outcomes: list[ShapeOutcome], reported: list[ShapeOutcome], outcome: str, code: int
+) -> None:
+    outcomes.extend(reported)
+    done = CliRunner().invoke(root, ["scale", JOB, "--workers", "2", "-o", "json"])
+    assert (json.loads(done.stdout)["outcome"], done.exit_code) == (outcome, code)
+
+
+def test_a_cancelled_request_is_reported_as_json_too(outcomes: list[ShapeOutcome]) -> None:
+    outcomes.extend([ShapeOutcome.OPEN, ShapeOutcome.OPEN])
+    done = CliRunner().invoke(root, ["scale", JOB, "--cancel", "--output", "json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["outcome"] == "cancelled"
 
 
 @pytest.mark.parametrize(
