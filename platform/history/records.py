@@ -29,6 +29,8 @@ TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
 TAG_CHAMPION_RUN = "elastrec.champion_run"
 """Run of the champion with which the model was compared on the evaluation rows."""
+TAG_EVALUATION_END = "elastrec.interval.evaluation_end"
+"""End of the rows for evaluation, which begin where the training rows end."""
 TAG_AIRFLOW_URL = "airflow.url"
 """Page of the DAG run to which the job belongs."""
 TAG_AIRFLOW_LOG = "airflow.log_url"
@@ -284,6 +286,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "elastrec.data.label": ", ".join(label.name for label in spec.data.label_columns),
         "elastrec.interval.start": prepared.interval.start,
         "elastrec.interval.end": prepared.interval.end,
+        TAG_EVALUATION_END: prepared.interval.evaluation_end,
         "elastrec.start": "continued" if prepared.start_record else "fresh",
         TAG_PHASE: Phase.STARTING.value,
         **{names.named(_LABEL + "{key}", key=key): value for key, value in job.metadata.labels.items()},

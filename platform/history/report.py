@@ -6,6 +6,7 @@ what the run holds; nothing is measured here. Pure but for reading the template.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import PlanPictures
-from elastrec.platform.history.records import TAG_GATE, TAG_GATE_REASON, JobRecord
+from elastrec.platform.history.records import TAG_EVALUATION_END, TAG_GATE, TAG_GATE_REASON, JobRecord
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
 from elastrec.platform.specs.metrics import FaultCost
@@ -172,8 +173,24 @@ def render(
             gains_picture=gains_picture,
             links=[(words, url) for words, url in links if url],
             memory_kills=record.metrics.get(names.MEMORY_KILLS),
+            command=_command(record, params, tags),
         )
     )
+
+
+def _command(record: JobRecord, params: Mapping[str, str], tags: Mapping[str, str]) -> str:
+    """The command that trains the same rows from the same record, and evaluates on the same rows."""
+    begin, end = record.interval
+    words = ["elastrec", "run", "job.json"]
+    for option, moment in (("--from", begin), ("--until", end), ("--evaluate-until", tags.get(TAG_EVALUATION_END, ""))):
+        words += [option, _day_or_moment(moment)] if moment else []
+    return shlex.join([*words, "--set", f"spec.continual.start_from={params.get('start_from', 'nothing')}"])
+
+
+def _day_or_moment(text: str) -> str:
+    """`2026-01-31` for its beginning in the time zone of the log; other moments as they are."""
+    day, midnight, _ = text.partition("T00:00:00")
+    return day if midnight else text
 
 
 _CAPTIONS = {

@@ -19,7 +19,7 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.report import REPORT_FILE, Story, StoryEntry, StoryPart
 from elastrec.platform.history.scaling_figures import Decision
-from elastrec.platform.jobs.types import Allocation, GateDecision, ModelScore, Prepared
+from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, ModelScore, Prepared
 from elastrec.platform.scaling import amounts
 from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
@@ -152,7 +152,7 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         "2 min 30 s", "redoing lost work", "in 75 %",
         "three-stage", "1 → 3 workers", "1 → 0.5 cores per server", "two more workers pay", "30,000",
         "lost clicks-ps-0", "killed &lt;kill -9&gt;",
-        "elastrec run job.json --from 2026-01-01 --until 2026-01-02",
+        "elastrec run job.json --from 2026-01-01 --until 2026-01-02 --evaluate-until 2026-01-03",
         'aria-label="Loss"', 'aria-label="Samples per second"',
     ):  # fmt: skip
         assert words in text, words
@@ -161,6 +161,15 @@ def test_the_report_of_a_finished_job_has_its_figures_decisions_faults_and_costs
         assert base64.b64decode(encoded).startswith(b"\x89PNG") and len(encoded) < 2**18
     assert "Pods that were killed for memory: 2." in text
     assert "began without a record" not in text, "a beginning is no fault"
+
+
+def test_the_command_of_an_hourly_job_has_its_hours(
+    history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
+) -> None:
+    hours = Interval("2026-01-01T22:00:00+01:00", "2026-01-02T00:00:00+01:00", "2026-01-02T01:00:00+01:00")
+    run_id = history.start_run(msgspec.structs.replace(make_prepared(), interval=hours), allocation)
+    command = "--from 2026-01-01T22:00:00+01:00 --until 2026-01-02 --evaluate-until 2026-01-02T01:00:00+01:00 --set"
+    assert f"elastrec run job.json {command} spec.continual.start_from=file:///store" in text_of(history.report(run_id))
 
 
 def test_every_fault_is_one_line_with_its_cost_or_unknown() -> None:
