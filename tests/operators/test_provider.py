@@ -103,7 +103,7 @@ def test_a_connection_that_is_not_defined_fails_without_a_retry_and_says_how_to_
     operator = PrepareDataOperator(
         task_id="task", jobs_folder=default_dags_folder() / "jobs", job_file="dlrm.yaml", elastrec_conn_id="nowhere"
     )
-    with pytest.raises(AirflowFailException, match="'nowhere' is not allowed.*airflow connections add nowhere"):
+    with pytest.raises(AirflowFailException, match=r"'nowhere' is not allowed.*airflow connections add nowhere"):
         operator.execute(context())  # type: ignore[arg-type]
 
 

@@ -65,6 +65,6 @@ def test_a_database_whose_driver_is_not_installed_is_an_error_of_one_line() -> N
 
 
 def test_a_client_of_a_store_that_is_not_installed_is_an_error_of_one_line() -> None:
-    with pytest.raises(HistoryError, match="No module named 'google'"):
-        with Connection("http://127.0.0.1:9", EXPERIMENT)._explained("write"):
-            raise ModuleNotFoundError("No module named 'google'")
+    connection = Connection("http://127.0.0.1:9", EXPERIMENT)
+    with pytest.raises(HistoryError, match="No module named 'google'"), connection._explained("write"):
+        raise ModuleNotFoundError("No module named 'google'")
