@@ -126,6 +126,17 @@ def look_at_request(platform: Platform, job_id: str, request_id: str) -> tuple[S
     return request, TrainingMetrics.model_validate_json(status.metrics_json).reason
 
 
+def request_of_plan(platform: Platform, job_id: str, plan_id: str) -> str:
+    """The id of the request that the job's master has accepted for a plan; empty if it knows none.
+
+    Raises:
+        ClusterError: the master does not answer.
+    """
+    status = _status(platform, job_id)
+    known = [] if status is None else [each.request_id for each in status.shape_requests if each.plan_id == plan_id]
+    return known[-1] if known else ""
+
+
 def pause_of(platform: Platform, job_id: str, request_id: str) -> float:
     """Seconds in which rows were handed over because of a request; 0 where none were.
 

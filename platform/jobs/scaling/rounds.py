@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import structlog
 
+from elastrec.platform.jobs.scaling.asking import request_of_plan
 from elastrec.platform.jobs.scaling.learned import Learned, learned
 from elastrec.platform.jobs.scaling.masters import ask_profiles, largest_bytes_of, masters_of
 from elastrec.platform.jobs.scaling.profiles import holders_of, profile_of
@@ -161,7 +162,8 @@ def with_forecasts(decided: Round, profiles: Sequence[JobProfile | NotNow], stra
 def apply(platform: Platform, wanted: Plan) -> Applied:
     """Sends a plan to the job's master, which refuses it if the wanted shape of the job has changed.
 
-    A plan that is sent again, after a lost answer or by a retry of a task, is the same request.
+    A plan that is sent again, after a lost answer or by a retry of a task, is the same request, also if the plan has
+    expired since the master accepted it.
 
     Raises:
         ClusterError: the master does not answer.
@@ -180,6 +182,8 @@ def apply(platform: Platform, wanted: Plan) -> Applied:
         return answer(changed=False, reason=wanted.reason)
     expires = wanted.expires_unix_seconds
     if expires is not None and (late := time.time() - expires) > 0:
+        if wanted.plan_id and (known := request_of_plan(platform, wanted.job_id, wanted.plan_id)):
+            return answer(changed=True, reason=wanted.reason, request_id=known)
         return answer(
             changed=False, reason=f"the plan is stale: its time was over {late:.0f} s ago (plan_lifetime); plan again"
         )

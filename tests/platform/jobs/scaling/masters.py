@@ -14,9 +14,9 @@ from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.master.pods.launch import pod_name
 from elastrec.platform.specs.environment import TOKEN_FILE
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.transport import RpcServer
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, ShapeRequest, Status
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 TOKEN = "a-token-for-tests"
@@ -24,11 +24,12 @@ SIZE = PodSize(16.0, 2**36)
 
 
 class Masters:
-    """By job id; `asked` is what each was asked for, in order."""
+    """By job id; `asked` is what each was asked for, in order; `requests` is what each reports in its status."""
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self._opened, self._addresses = opened, dict[str, str]()
         self.asked: list[tuple[str, ChangeShape]] = []
+        self.requests: list[ShapeRequest] = []
         launcher = SimpleNamespace(
             jobs=self._pods, find=lambda job: next((pod for pod in self._pods() if pod.job == job), None),
             address=lambda pod: self._addresses[pod.job], secrets=lambda name, uid: {TOKEN_FILE: TOKEN},
@@ -54,7 +55,11 @@ class Masters:
             self.asked.append((job_id, message))
             return change(message)
 
-        self.serve(job_id, {GetProfile: lambda _: profile, ChangeShape: changed})
+        def status(_: GetStatus) -> Status:
+            metrics = TrainingMetrics(job=job_id, phase=Phase.TRAINING).model_dump_json().encode()
+            return Status(metrics_json=metrics, shape_requests=self.requests)
+
+        self.serve(job_id, {GetProfile: lambda _: profile, ChangeShape: changed, GetStatus: status})
 
     def serve(self, job_id: str, handlers: dict[type[Any], Callable[[Any], Any]]) -> None:
         """One that answers with these."""

@@ -17,7 +17,7 @@ from elastrec.platform.specs.errors import JobNotFoundError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.shape import PlacesChange
-from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer
+from elastrec.platform.transport.messages.observer import ChangeShape, ShapeAnswer, ShapeOutcome, ShapeRequest
 from elastrec.platform.transport.messages.profile import Measured
 from tests.platform.jobs.scaling.masters import Masters, masters
 from tests.platform.jobs.scaling.test_profiles import measured_profile
@@ -178,3 +178,15 @@ def test_a_plan_that_is_too_old_is_not_even_sent(cluster: Masters) -> None:
     done = rounds.apply(cluster.platform, old)
     assert not done.changed and cluster.asked == []
     assert "stale: its time was over 6" in done.reason and "plan_lifetime" in done.reason
+
+
+def test_a_plan_that_expired_after_its_master_accepted_it_is_still_its_request(cluster: Masters) -> None:
+    """As a retry does, after the wait of the first try has ended because the cluster did not answer for long."""
+    cluster.add("clicks-1", measured_profile())
+    cluster.requests = [
+        ShapeRequest(request_id=f"shape-{number}", wanted="2 workers", outcome=ShapeOutcome.OPEN, plan_id=plan_id)
+        for number, plan_id in enumerate(("", "plan-1", "plan-2"))
+    ]
+    done = rounds.apply(cluster.platform, msgspec.structs.replace(PLAN, expires_unix_seconds=time.time() - 60.0))
+    assert (done.changed, done.request_id) == (True, "shape-1")
+    assert cluster.asked == []
