@@ -136,7 +136,6 @@ class _ChangingOperator(WaitingOperator):
     def _changed(self, event: Mapping[str, str], proposed: str, chosen: str) -> ChangedJob:
         """The outcome of an accepted request."""
         from elastrec.operators.values import ChangedJob
-        from elastrec.platform.jobs.scaling.asking import pause_of
         from elastrec.platform.transport.messages.observer import ShapeOutcome
 
         is_done = event["outcome"] == ShapeOutcome.DONE
@@ -148,8 +147,19 @@ class _ChangingOperator(WaitingOperator):
             migrated=is_done,
             outcome=event["outcome"],
             reason=event["reason"],
-            pause_seconds=pause_of(self.platform, event["job_id"], event["request_id"]) if is_done else None,
+            pause_seconds=self._pause(event["job_id"], event["request_id"]) if is_done else None,
         )
+
+    def _pause(self, job_id: str, request_id: str) -> float | None:
+        from elastrec.platform.jobs.scaling.asking import pause_of
+        from elastrec.platform.specs.errors import CheckpointError
+
+        try:
+            return pause_of(self.platform, job_id, request_id)
+        except CheckpointError as error:
+            # The job has ended since then, and its story is in a store that its job file names.
+            self.log.warning("the pause of job %s is unknown: %s", job_id, error)
+            return None
 
     def _show(self, context: Context, changed: ChangedJob) -> dict[str, Any]:
         name_in_grid(context, changed)

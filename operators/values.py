@@ -46,7 +46,8 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
         proposed: the candidates; `chosen`: the requested shape.
         migrated: whether the job has the requested shape.
         outcome: a `ShapeOutcome`; "open": the task did not wait to the end; "gone": the job ended before.
-        pause_seconds: total time of the request's hand-overs of rows; None unless the shape was reached.
+        pause_seconds: total time of the request's hand-overs of rows; None unless the shape was reached, and if it is
+            unknown because the job has ended since.
     """
 
     job_id: str
@@ -69,7 +70,7 @@ class ChangedJob(msgspec.Struct, frozen=True, kw_only=True):
         Each part keeps its beginning, so that a long proposal hides neither the choice nor the pause.
         """
         if self.migrated:
-            end = f"migrated, pause {self.pause_seconds or 0.0:.2f} s"
+            end = "migrated" if self.pause_seconds is None else f"migrated, pause {self.pause_seconds:.2f} s"
         else:
             end = self.outcome + (f": {self.reason}" if self.reason else "")
         parts = [self.chosen, end] if self.proposed == self.chosen else [f"proposed {self.proposed}", self.chosen, end]

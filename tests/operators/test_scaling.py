@@ -21,6 +21,7 @@ from elastrec.platform.jobs.scaling import asking
 from elastrec.platform.jobs.scaling import rounds as scaling
 from elastrec.platform.jobs.scaling import story as scaling_story
 from elastrec.platform.jobs.scaling.rounds import Applied
+from elastrec.platform.jobs.watching.past import NothingLeftError
 from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.policy import Round
@@ -160,6 +161,19 @@ def test_a_plan_is_requested_and_awaited_and_the_grid_shows_its_outcome(
     assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
     assert ran["ti"].pushed[MIGRATION_URL_KEY].endswith("/jobs/clicks-1?connection=elastrec_default#migrations")
     assert ran["map_index_name"] == "clicks-1: proposed three-stage; 1 → 2 workers; migrated, pause 0.25 s"
+
+
+def test_a_change_of_a_job_that_has_ended_since_is_done_with_an_unknown_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    Master(monkeypatch, request(ShapeOutcome.DONE))
+
+    def over(*of: Any) -> float:
+        raise NothingLeftError("job clicks-1: it is not in the cluster, and nothing of it was left in the store")
+
+    monkeypatch.setattr(asking, "pause_of", over)
+    ran = context()
+    output = migrate(ran)
+    assert (output["migrated"], output["outcome"], output["pause_seconds"]) == (True, "done", None)
+    assert ran["map_index_name"] == "clicks-1: proposed three-stage; 1 → 2 workers; migrated"
 
 
 def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
