@@ -169,6 +169,23 @@ class History(Connection):
         opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
         return str(opened[0].info.run_id) if opened else ""
 
+    def present_run(self, run_id: str) -> str:
+        """The run itself; if somebody has deleted it, the job's open run in the same experiment, or an empty text."""
+        from mlflow.exceptions import MlflowException
+
+        with self._explained(f"read run {run_id}"):
+            try:
+                run = self._client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                    return ""
+                raise
+            if run.info.lifecycle_stage == "active":
+                return run_id
+            same_job = f"tags.`{TAG_JOB_ID}` = '{run.data.tags.get(TAG_JOB_ID, '')}' AND attributes.status = 'RUNNING'"
+            opened = self._client.search_runs([run.info.experiment_id], same_job, max_results=1)
+        return str(opened[0].info.run_id) if opened else ""
+
     def log_series(self, run_id: str, points: Iterable[Point], model_id: str | None = None) -> None:
         """Writes points immediately, in as few calls as MLflow allows. A running job uses a Reporter instead.
 

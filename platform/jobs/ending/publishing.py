@@ -76,18 +76,27 @@ def away_message(platform: Platform, prepared: Prepared) -> str:
 def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Launched:
     """The same job with its run in MLflow, which is created if necessary; sends figures that were kept. Idempotent.
 
+    A run that somebody has deleted meanwhile is replaced, without the figures that it had.
+
     Raises:
         HistoryError: MLflow does not answer or refuses.
     """
     job = job_from_json(prepared.job_json)
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
-    if not launched.run_id:
+    if not launched.run_id or not _is_present(history, launched):
         allocation = launched.allocation or allocation_asked_for(job)
         run_id = history.start_run(prepared, allocation)
         launched = msgspec.structs.replace(launched, run_id=run_id, run_url=history.run_url(run_id))
         _name_run(platform, prepared.job_id, run_id)
     _deliver(history, job.spec.checkpoint.store, job.metadata.name, launched)
     return launched
+
+
+def _is_present(history: History, launched: Launched) -> bool:
+    is_present = history.present_run(launched.run_id) == launched.run_id
+    if not is_present:
+        log.warning("run_was_deleted", job_id=launched.job_id, run_id=launched.run_id, consequence="it has another run")
+    return is_present
 
 
 def _name_run(platform: Platform, job_id: str, run_id: str) -> None:

@@ -314,8 +314,10 @@ def _close_run(
     if not run_id:
         return
     error = "it does not answer"
+    history = History(platform.tracking_uri, "", platform.ui_url)
     if tracking_answers(platform):
         try:
+            run_id = history.present_run(run_id) or run_id
             decisions = Decisions(platform.tracking_uri, "")
             if measured is not None and any(each.steps for each in measured.measured):
                 # Imported here, because it loads scipy, which a launch does not need.
@@ -337,7 +339,7 @@ def _close_run(
 
         story = None if explained is None else story_of(explained)
         try:
-            History(platform.tracking_uri, "", platform.ui_url).finish_run(run_id, phase, reason, story=story)
+            history.finish_run(run_id, phase, reason, story=story)
             return
         except HistoryError as refused:
             error = str(refused)

@@ -10,15 +10,17 @@ import pytest
 from mlflow import MlflowClient
 
 from elastrec.platform.clusters.local.config import LocalConfig
+from elastrec.platform.clusters.pods import PodSize, PodSpec
 from elastrec.platform.history import metric_names
 from elastrec.platform.history.points import Point
 from elastrec.platform.jobs.ending import publishing, tracking
+from elastrec.platform.jobs.starting.launching import RUN_LABEL, finish
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Launched, Prepared
 from elastrec.platform.jobs.watching.past import is_trained, result_of
 from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points, write_result
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError
-from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeLauncher
 
@@ -76,6 +78,34 @@ def test_undelivered_metrics_reach_the_run_that_is_created_later(
     assert client.get_run(launched.run_id).info.status == "RUNNING"
     publishing.finish_job(platform, prepared)
     assert client.get_run(launched.run_id).info.status == "FINISHED"
+
+
+def test_a_run_that_was_deleted_in_mlflow_is_replaced_and_the_new_one_closed(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    left(tmp_path)
+    launched = publishing.with_run(platform, prepared, LAUNCHED)
+    client = MlflowClient(platform.tracking_uri)
+    client.delete_run(launched.run_id)
+    replaced = publishing.with_run(platform, prepared, launched)
+    assert replaced.run_id not in ("", launched.run_id)
+    assert publishing.with_run(platform, prepared, launched).run_id == replaced.run_id
+    # The pod of the job's master has the run of the launch.
+    pod = PodSpec(
+        name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1),
+        labels={RUN_LABEL: launched.run_id},
+    )  # fmt: skip
+    platform.launcher.submit(pod)
+    platform.launcher.cluster.end(pod.name)  # type: ignore[attr-defined]
+    finish(platform, JOB_ID)
+    assert client.get_run(replaced.run_id).info.status == "FAILED"
+
+
+def test_a_run_that_is_gone_for_good_is_replaced(platform: Platform, prepared: Prepared, tmp_path: Path) -> None:
+    left(tmp_path)
+    gone = msgspec.structs.replace(LAUNCHED, run_id="0" * 32)
+    replaced = publishing.with_run(platform, prepared, gone)
+    assert replaced.run_id not in ("", gone.run_id)
 
 
 def test_a_trained_job_without_a_master_counts_as_trained_until_it_is_published(
