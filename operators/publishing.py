@@ -135,6 +135,9 @@ class EvaluateAndGateOperator(_PublishingOperator):
             raise AirflowException(
                 "the evaluator lost MLflow; the next try waits for MLflow and starts another evaluator"
             )
+        if event["outcome"] == EvaluatorState.LOST:
+            words = event["reason"].splitlines()[0]
+            raise AirflowException(f"the evaluator was lost; the next try starts another one: {words}")
         if event["outcome"] == TIMED_OUT:
             stop(self.platform, event["job_id"], event["reason"], owner=event["owner"])
             raise AirflowFailException(f"job {event['job_id']} was stopped: {event['reason']}")

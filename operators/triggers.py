@@ -267,7 +267,10 @@ class JobTrigger(BaseTrigger):
 
 
 class JobPhaseTrigger(JobTrigger):
-    """Fires when the job is over (`succeeded`, `failed`, `stopped`) or cannot be observed any more (see `Doubt`)."""
+    """Fires when the job is over (`succeeded`, `failed`, `stopped`) or cannot be observed any more (see `Doubt`).
+
+    A job whose master the cluster has ended, for example with its node, is `lost` at once.
+    """
 
     path = "elastrec.operators.triggers.JobPhaseTrigger"
 
@@ -286,7 +289,7 @@ class JobPhaseTrigger(JobTrigger):
                 metrics = observation.metrics
                 reason = observation.failure or metrics.reason
                 if metrics.phase.is_final:
-                    return metrics.phase.value.lower(), reason
+                    return str(Doubt.LOST) if observation.is_lost else metrics.phase.value.lower(), reason
                 doubt = None if observation.reachable else Doubt.SILENT
                 if observation.reachable and progress.is_due(metrics, time.monotonic()):
                     self.log.info(progress_line(metrics))

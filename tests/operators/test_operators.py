@@ -372,6 +372,12 @@ def test_an_evaluator_that_lost_mlflow_is_retried(platform: Platform) -> None:
     assert not isinstance(failed.value, AirflowFailException)
 
 
+def test_an_evaluator_whose_node_was_lost_is_retried(platform: Platform) -> None:
+    with pytest.raises(AirflowException, match=r"another one: --- clicks-1-evaluator: Failed NodeLost$") as failed:
+        evaluate().resume(context(), event("lost", "--- clicks-1-evaluator: Failed NodeLost\nlast line"))
+    assert not isinstance(failed.value, AirflowFailException)
+
+
 def test_without_mlflow_publishing_waits_deferred_and_then_fails_without_another_try(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,13 @@ def test_a_failed_job_fires_with_its_reason(script: Callable[..., None], phase: 
     assert (event["outcome"], event["reason"]) == (outcome, "ZeroDivisionError")
 
 
+def test_a_job_whose_master_the_cluster_has_ended_is_lost_at_once(script: Callable[..., None]) -> None:
+    failed = Observation(TrainingMetrics(job="clicks", phase=Phase.FAILED), "the master failed: NodeLost", is_lost=True)
+    script(failed)
+    event = first_event(JobPhaseTrigger(**ARGUMENTS))
+    assert (event["outcome"], event["reason"]) == ("lost", "the master failed: NodeLost")
+
+
 def test_nothing_fires_before_the_grace_is_over(script: Callable[..., None]) -> None:
     script(seen(Phase.SUCCEEDED))
     begin = time.monotonic()

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import structlog
 
-from elastrec.platform.clusters.pods import PodPhase, PodSpec, PodStatus, RestartPolicy
+from elastrec.platform.clusters.pods import EndCause, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.history.model_registry import Champion
 from elastrec.platform.jobs.ending.gate import decide
@@ -52,6 +52,8 @@ class EvaluatorState(StrEnum):
     FAILED = "failed"
     WITHOUT_HISTORY = "without history"
     """It could not write to MLflow, and must be started again."""
+    LOST = "lost"
+    """The cluster has ended its pod, for example with its node, or does not know it; it must be started again."""
 
 
 def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
@@ -77,7 +79,8 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
     """Submits the evaluator of a job that has succeeded, unless it exists.
 
-    An evaluator is replaced if it failed because MLflow was not reachable, or if it has scored an earlier champion.
+    An evaluator is replaced if it failed because MLflow was not reachable, if the cluster has ended it, or if it has
+    scored an earlier champion.
 
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
@@ -87,7 +90,7 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
     if (pod := platform.launcher.find(evaluator_job(prepared.job_id))) is not None:
         state, _ = evaluator_state(platform, prepared.job_id)
         is_outdated = state is EvaluatorState.DONE and not _scores_champion(pod, _champion(platform, job))
-        if state is not EvaluatorState.WITHOUT_HISTORY and not is_outdated:
+        if state not in (EvaluatorState.WITHOUT_HISTORY, EvaluatorState.LOST) and not is_outdated:
             return
     launched = with_run(platform, prepared, launched)
     metrics = result_of(platform, prepared)
@@ -117,12 +120,16 @@ def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, st
     """The state of the evaluator, and why it failed."""
     pod = platform.launcher.find(evaluator_job(job_id))
     if pod is None:
-        return EvaluatorState.FAILED, "the evaluator pod is gone"
+        return EvaluatorState.LOST, "the evaluator pod is gone"
     if pod.phase is PodPhase.SUCCEEDED:
         return EvaluatorState.DONE, ""
     if pod.phase is PodPhase.FAILED:
-        away = pod.exit_code == EXIT_HISTORY
-        return EvaluatorState.WITHOUT_HISTORY if away else EvaluatorState.FAILED, pod_last_words(platform, pod)
+        state = EvaluatorState.FAILED
+        if pod.end is not None and pod.end.cause is EndCause.CLUSTER:
+            state = EvaluatorState.LOST
+        elif pod.exit_code == EXIT_HISTORY:
+            state = EvaluatorState.WITHOUT_HISTORY
+        return state, pod_last_words(platform, pod)
     return EvaluatorState.RUNNING, f"{pod.phase.value} {pod.reason} {pod.message}".strip()
 
 

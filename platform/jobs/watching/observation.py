@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.clusters.pods import EndCause, PodPhase
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.job_pods import pods_of_job
 from elastrec.platform.jobs.watching.last_words import ending_of, pod_last_words, whole_log
@@ -22,11 +22,13 @@ class Observation:
         metrics: from the master; only job name and phase if it does not answer.
         failure: reason and, if there is one, the user's traceback; empty unless the job failed.
         reachable: whether the master answers; it does not, for example, while its node restarts it.
+        is_lost: whether the cluster has ended the master, for example with its node; another launch continues the job.
     """
 
     metrics: TrainingMetrics
     failure: str = ""
     reachable: bool = True
+    is_lost: bool = False
 
 
 def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Observation:
@@ -41,7 +43,8 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
         raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
     if pod.phase is PodPhase.FAILED:
         reason = f"the master failed: {ending_of(platform, pod)}"
-        return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason)
+        is_lost = pod.end is not None and pod.end.cause is EndCause.CLUSTER
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.FAILED, reason=reason), reason, is_lost=is_lost)
     try:
         status = ask_pod(platform, pod, GetStatus(), Status, timeout_seconds=timeout_seconds)
     except TransportError as error:

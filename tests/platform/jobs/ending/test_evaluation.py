@@ -12,7 +12,10 @@ from elastrec.platform.clusters.pods import EndReason, PodSpec, PodStatus
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.jobs.ending.evaluation import (
     CHAMPION_LABEL,
+    EvaluatorState,
     evaluate_and_gate,
+    evaluator_pod,
+    evaluator_state,
     gate_decision,
     register,
     start_evaluator,
@@ -23,7 +26,8 @@ from elastrec.platform.master.pods.launch import evaluator_job
 from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.specs.errors import ChampionChangedError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
-from elastrec.platform.transport.messages.export import EvaluationResult, ExportResult, result_line
+from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.platform.transport.messages.export import EvaluationResult, ExportRequest, ExportResult, result_line
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 
@@ -138,6 +142,32 @@ def test_an_evaluator_that_has_scored_the_champion_is_not_started_again(
     first = launcher.find(evaluator_job(JOB_ID))
     start_evaluator(platform, prepared, launched)
     assert launcher.find(evaluator_job(JOB_ID)) == first
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [
+        (EndReason.NODE_LOST, EvaluatorState.LOST),
+        (EndReason.PREEMPTED, EvaluatorState.LOST),
+        (EndReason.ERROR, EvaluatorState.FAILED),
+        (EndReason.OUT_OF_MEMORY, EvaluatorState.FAILED),
+    ],
+)
+def test_an_evaluator_that_the_cluster_has_ended_is_started_again(
+    platform: Platform,
+    launcher: Evaluators,
+    prepared: Prepared,
+    launched: Launched,
+    reason: EndReason,
+    state: EvaluatorState,
+) -> None:
+    request = ExportRequest(job_json=prepared.job_json, job_id=JOB_ID, store_uri="", record_uri="")
+    lost = FakeLauncher.submit(launcher, evaluator_pod(job_from_json(prepared.job_json), request))
+    launcher.cluster.end(lost.name, reason)
+    assert evaluator_state(platform, JOB_ID)[0] is state
+    start_evaluator(platform, prepared, launched)
+    started = launcher.find(evaluator_job(JOB_ID))
+    assert started is not None and (started.uid != lost.uid) == (state is EvaluatorState.LOST)
 
 
 def test_registering_again_does_not_take_the_alias_from_a_later_champion(

@@ -57,7 +57,7 @@ def test_an_evaluator_outlives_the_masters_pod_and_ends_with_its_job(
     assert evaluator_state(platform, JOB)[0] is EvaluatorState.RUNNING
     assert remove_job(platform, JOB) == [evaluator.name]
     assert platform.launcher.pods() == []
-    assert evaluator_state(platform, JOB) == (EvaluatorState.FAILED, "the evaluator pod is gone")
+    assert evaluator_state(platform, JOB) == (EvaluatorState.LOST, "the evaluator pod is gone")
 
 
 def test_an_evaluator_that_lost_mlflow_is_replaced(platform: Platform) -> None:
