@@ -129,7 +129,8 @@ def main(arguments: list[str] | None = None) -> None:
     except (SpecError, DataError, OtherJobError) as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
-    except ElastrecError as error:
+    except (ElastrecError, OSError) as error:
+        # An OSError is of a file that the user has named, or of standard output: a full disk, a missing folder.
         click.echo(f"Error: {error}", err=True)
         sys.exit(EXIT_FAILED)
     sys.exit(code if isinstance(code, int) else 0)

@@ -117,3 +117,14 @@ def test_completion_is_offered_for_bash(tmp_path: Path) -> None:
         check=False,
     )
     assert "complete" in shown.stdout
+
+
+def test_output_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"ELASTREC_HOME": str(tmp_path / "home")}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "elastrec.platform.cli", "schema"], stdout=full, stderr=subprocess.PIPE, text=True,
+            env=environment, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "Error: [Errno 28] No space left on device\n"
