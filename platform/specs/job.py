@@ -43,7 +43,7 @@ class Metadata(Spec):
     team: Label = DEFAULT_TEAM
     """The team that owns the job. It determines the share of the cluster and the priority when jobs are scaled, and is
     a tag of the run in MLflow."""
-    labels: dict[str, Label] = Field(default_factory=dict)
+    labels: dict[Annotated[str, Field(min_length=1, max_length=200)], Label] = Field(default_factory=dict)
     """Tags of any meaning; they are used to find similar jobs in the history."""
 
 
@@ -286,10 +286,10 @@ class Gate(Spec):
 class HistorySpec(Spec):
     """Names in MLflow, how long a job waits for MLflow, and prices of the job's resources."""
 
-    experiment: Annotated[str, Field(min_length=1)] = "elastrec"
+    experiment: Annotated[str, Field(min_length=1, max_length=500)] = "elastrec"
     """The experiment of the job's run."""
-    registered_model: Annotated[str, Field(min_length=1)] | None = None
-    """Default: the job's name."""
+    registered_model: Annotated[str, Field(max_length=250, pattern=r"^[^/:.][^/:]*$")] | None = None
+    """Default: the job's name. MLflow allows neither `/` nor `:`."""
     launch_wait: Seconds = 30.0
     """A job waits this long for MLflow before it starts; then it starts without a run, and its figures are sent
     later."""

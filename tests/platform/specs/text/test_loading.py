@@ -30,6 +30,18 @@ def problems(content: Any) -> dict[str, str]:
     return {problem.path: str(problem) for problem in error.value.problems}
 
 
+@pytest.mark.parametrize("name", ["ads/clicks", "ads:clicks", ".", "c" * 251])
+def test_a_name_that_mlflow_refuses_is_refused_before_anything_is_trained(name: str) -> None:
+    assert set(problems(job(history={"registered_model": name}))) == {"spec.history.registered_model"}
+    assert load_job(job(history={"registered_model": "Clicks ü of ads-v1.2"})).registered_model[-4:] == "v1.2"
+
+
+def test_a_label_or_an_experiment_that_is_too_long_for_mlflow_is_refused() -> None:
+    assert set(problems(job(history={"experiment": "e" * 501}))) == {"spec.history.experiment"}
+    (path,) = problems(job() | {"metadata": {"name": "click", "labels": {"k" * 201: "v"}}})
+    assert path.startswith("metadata.labels.kkk")
+
+
 def test_a_minimal_job_gets_documented_defaults() -> None:
     loaded = load_job(job())
     assert loaded.spec.training.batch_size == 512
