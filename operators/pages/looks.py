@@ -201,12 +201,14 @@ def _all_jobs(connection: str) -> AllJobs:
     except Exception as error:  # includes errors of Airflow's secrets backends
         return AllJobs(away=[f"the connection {connection} cannot be used: {error}"])
     try:
-        names = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
+        masters = [pod for pod in platform.launcher.jobs() if pod.role is Role.MASTER]
     except ClusterError as error:
         away.append(f"the cluster does not answer: {error}")
-        names = []
+        masters = []
+    names = sorted(pod.job for pod in masters)
     history = _history(platform, away)
     records = _records(history, away)
+    _add_other_experiments(records, history, masters, away)
     with ThreadPoolExecutor(_SIDE_BY_SIDE, "look") as pool:
         running = list(pool.map(lambda name: _look(platform, name, records.get(name)), names))
         decided = list(pool.map(lambda job: _decisions(platform, history, job.record), running))
@@ -229,10 +231,14 @@ def _one_job(connection: str, job_id: str) -> OneJob:
     except Exception as error:
         return OneJob(JobLook(job_id), away=[f"the connection {connection} cannot be used: {error}"])
     history = _history(platform, away)
-    record, url = _records(history, away, job_id).get(job_id, (None, ""))
+    records = _records(history, away, job_id)
+    record, url = records.get(job_id, (None, ""))
     job, failure, pods, explained = JobLook(job_id, record=record, run_url=url), "", [], None
     try:
         pods = jobs.pods_of_job(platform, job_id)
+        _add_other_experiments(records, history, [pod for pod in pods if pod.role is Role.MASTER], away)
+        record, url = records.get(job_id, (None, ""))
+        job = JobLook(job_id, record=record, run_url=url)
         if pods:
             observation = jobs.observe(platform, job_id, _MASTER_SECONDS)
             failure, job = observation.failure, JobLook(job_id, observation.metrics, observation.reachable, record, url)
@@ -285,6 +291,24 @@ def _records(history: History | None, away: list[str], job_id: str = "") -> dict
     except HistoryError as error:
         away.append(str(error))
     return records
+
+
+def _add_other_experiments(
+    records: dict[str, tuple[JobRecord, str]], history: History | None, masters: list[PodStatus], away: list[str]
+) -> None:
+    """Adds the runs of running jobs whose job files name another experiment; the master's pod has the id of its run."""
+    from elastrec.platform.jobs.starting.launching import RUN_LABEL
+
+    if history is None:
+        return
+    for pod in masters:
+        run_id = pod.labels.get(RUN_LABEL, "")
+        if not run_id or pod.job in records:
+            continue
+        try:
+            records[pod.job] = history.record(run_id), history.page(run_id)
+        except HistoryError as error:
+            away.append(str(error))
 
 
 def _decisions(

@@ -158,8 +158,14 @@ class Connection:
         """Page of a run; empty if no server shows MLflow's pages (a database file as tracking URI)."""
         return self._page(self._experiment_id, run_id) if self._ui else ""
 
+    def page(self, run_id: str) -> str:
+        """Page of a run of any experiment; empty if no server shows MLflow's pages."""
+        with self._explained(f"read run {run_id}"):
+            experiment_id = self._client.get_run(run_id).info.experiment_id
+        return self._page(experiment_id, run_id)
+
     def _page(self, experiment_id: str, run_id: str) -> str:
-        """The same of a run of any experiment."""
+        """The same of a run whose experiment is known."""
         return f"{self._ui}/#/experiments/{experiment_id}/runs/{run_id}?workflowType={_VIEW}" if self._ui else ""
 
     def job_url(self, job_id: str) -> str:

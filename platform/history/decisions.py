@@ -197,12 +197,6 @@ class Decisions(Connection):
         """Draws when which server started, copied rows, took them over and left."""
         self._log_figures(run_id, {scaling_figures.MIGRATIONS_PICTURE: scaling_figures.migrations(seen)})
 
-    def page(self, run_id: str) -> str:
-        """Address of the run's page; empty if no server shows pages."""
-        with self._explained(f"read run {run_id}"):
-            experiment_id = self._client.get_run(run_id).info.experiment_id
-        return self._page(experiment_id, run_id)
-
     def _timed(self, run_id: str, name: str) -> list[Timed]:
         with self._explained(f"read {name} of run {run_id}"):
             points = self._client.get_metric_history(run_id, name)

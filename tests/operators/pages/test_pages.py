@@ -15,9 +15,11 @@ from elastrec.operators.pages import looks
 from elastrec.operators.pages.app import app
 from elastrec.operators.pages.looks import AllJobs, JobLook, OneJob
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
+from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.jobs import Observation
+from elastrec.platform.jobs.starting.launching import RUN_LABEL
 from elastrec.platform.master.measuring.time_profile import PARTS
 from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import FaultCost, Phase, PodMetrics, Role, TrainingMetrics
@@ -274,7 +276,10 @@ class Cluster:
     def jobs(self) -> list[Any]:
         if self.is_away:
             raise ClusterError("connection refused")
-        return [SimpleNamespace(job=job_id, role=Role.MASTER) for job_id in self.job_ids]
+        return [
+            SimpleNamespace(job=job_id, role=Role.MASTER, labels={RUN_LABEL: f"run of {job_id}"})
+            for job_id in self.job_ids
+        ]
 
 
 @pytest.fixture
@@ -304,6 +309,27 @@ def test_an_unreachable_cluster_or_mlflow_is_named(cluster: Cluster) -> None:
     cluster.is_away = True
     away = looks.all_jobs(CONNECTION).away
     assert any("the cluster does not answer" in each for each in away) and any("MLflow" in each for each in away)
+
+
+def test_a_running_job_of_another_experiment_has_its_record_and_its_link(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def record(history: History, run_id: str) -> Any:
+        asked.append(run_id)
+        return SimpleNamespace(job_id="views-2", run_id=run_id)
+
+    monkeypatch.setattr("elastrec.platform.jobs.tracking_answers", lambda platform: True)
+    known = [SimpleNamespace(job_id="clicks-1", run_id="1")]
+    monkeypatch.setattr(History, "job_records", lambda history, wanted, limit: known)
+    monkeypatch.setattr(History, "run_url", lambda history, run_id: "")
+    monkeypatch.setattr(History, "record", record)
+    monkeypatch.setattr(History, "page", lambda history, run_id: f"http://mlflow/{run_id}")
+    monkeypatch.setattr(looks, "_decisions", lambda *of: ([], ""))
+    seen = {job.job_id: job for job in looks.all_jobs(CONNECTION).running}
+    assert asked == ["run of views-2"]
+    assert seen["views-2"].record is not None and seen["views-2"].run_url == "http://mlflow/run of views-2"
 
 
 def test_one_observation_serves_all_viewers(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
