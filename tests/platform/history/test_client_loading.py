@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from elastrec.platform.history.connection import Connection, client_loaded_beside
+from elastrec.platform.specs.errors import HistoryError
 
 
 def test_mlflow_is_there_when_the_other_work_is_done() -> None:
@@ -27,5 +28,5 @@ def test_the_first_use_of_an_mlflow_that_cannot_be_loaded_raises(monkeypatch: py
     monkeypatch.delitem(sys.modules, "mlflow.tracking", raising=False)
     with client_loaded_beside():
         pass
-    with pytest.raises(ImportError):
+    with pytest.raises(HistoryError, match="ModuleNotFoundError: import of mlflow halted"):
         Connection("http://127.0.0.1:1", "experiment").run_url("1")
