@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from elastrec.platform.scaling.amounts import Capacity, Resources, require
+from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.specs.errors import ScalingError
 
 _ROUNDED_CORES = 1e-3
@@ -70,15 +72,21 @@ class Nodes:
         self._is_open = self._is_open.copy()
         self._cores[node], self._bytes[node], self._is_open[node] = 0.0, 0.0, False
 
+    def may_hold(self, pods_K: Floats, cores_K: Floats) -> npt.NDArray[np.bool_]:
+        """Of K groups of equal pods, those for which enough nodes have the cores of one; `place` refuses all others.
+
+        Args:
+            pods_K: numbers of pods; `cores_K`: of one, above 0.
+        """
+        rising = np.sort(self._cores + 1e-6)
+        nodes_K = len(rising) - np.searchsorted(rising, cores_K)
+        found: npt.NDArray[np.bool_] = nodes_K * ((self.size.cores + 2 * _ROUNDED_CORES) // cores_K) >= pods_K
+        return found
+
     def place(self, pods: int, each: Resources) -> list[int] | None:
         """Places equal pods and returns their nodes, one entry per pod; None, without any change, if not all fit."""
         if not pods:
             return []
-        # In a full cluster most requests are refused, and to count the nodes with enough cores is a third of the work.
-        if each.cores > 0:
-            most = (self.size.cores + 2 * _ROUNDED_CORES) // each.cores
-            if np.count_nonzero(self._cores + 1e-6 >= each.cores) * most < pods:
-                return None
         # The number of pods that fit on every node; a thousandth of a core is rounding.
         fits = np.minimum(
             (self._cores + 1e-6) // each.cores if each.cores > 0 else pods,

@@ -207,14 +207,13 @@ class Simulation:
         self._refill()
         again = len(self._waiting) > 0
         while again:
-            again, least = False, None
-            room = self._nodes.free.cores + 1e-3
-            for running in self._waiting.tries():
+            again, room, least = False, self._nodes.free.cores + 1e-3, math.inf
+            if self._settings.preemption:
+                least = min((each.job.priority for each in self._running.values()), default=math.inf)
+            for running in self._waiting.tries(self._nodes, least):
                 placing = place(self._nodes, running.held) if running.held_cores <= room else None
                 # Preemption is only considered without free capacity, because thousands of jobs may run.
-                if placing is None and least is None and self._settings.preemption:
-                    least = min((each.job.priority for each in self._running.values()), default=math.inf)
-                if placing is None and least is not None and running.job.priority > least:
+                if placing is None and running.job.priority > least:
                     again = self._preempt(running)
                     placing = place(self._nodes, running.held) if again else None
                 if placing is not None:

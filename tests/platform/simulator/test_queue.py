@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
+import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.platform.scaling.amounts import Resources
+from elastrec.platform.scaling.amounts import GIBIBYTE, Resources
+from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.placing import place
 from elastrec.platform.simulator.queue import Queue
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.settings import Settings
+from tests.platform.simulator.cluster import NODE
 from tests.platform.simulator.made_up import synthetic
 
 (JOB,) = synthetic(1)
@@ -23,32 +29,47 @@ def waiting(number: int, priority: float, arrival: int, workers: int) -> Running
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(ASKED, max_size=25), st.integers(0, 40))
+@given(st.lists(ASKED, max_size=25), st.integers(1, 12), st.integers(4, 12))
 def test_the_queue_places_the_jobs_that_trying_each_in_order_would(
-    asked: list[tuple[float, int, int]], room: int
+    asked: list[tuple[float, int, int]], count: int, cores: int
 ) -> None:
     jobs = [waiting(number, *each) for number, each in enumerate(asked)]
-    queue, free, found = Queue(), room, []
+    nodes = Nodes(count, Resources(float(cores), 64.0 * GIBIBYTE))
+    queue, same, found = Queue(), nodes.copy(), []
     for number, each in enumerate(jobs):
         queue.add(number, each)
-    for each in queue.tries():
-        if each.held.workers <= free:
-            free -= each.held.workers
+    for each in queue.tries(nodes, math.inf):
+        if place(nodes, each.held) is not None:
             queue.take(each)
             found.append(each)
-    free, expected = room, []
-    for _, _, _, each in sorted((-e.job.priority, e.job.arrival_seconds, n, e) for n, e in enumerate(jobs)):
-        if each.held.workers <= free:
-            free -= each.held.workers
-            expected.append(each)
+    expected = [
+        each
+        for _, _, _, each in sorted((-e.job.priority, e.job.arrival_seconds, n, e) for n, e in enumerate(jobs))
+        if place(same, each.held) is not None
+    ]
     assert found == expected
     assert len(queue) == len(jobs) - len(found)
     left = sum((each.held.resources for each in jobs if each not in found), Resources())
     assert abs(queue.asked().cores - left.cores) < 1e-6
 
 
-def test_only_one_of_many_equal_jobs_is_tried_without_capacity() -> None:
-    queue = Queue()
+@pytest.mark.parametrize(("least_priority", "count"), [(1.0, 2), (2.0, 0)])
+def test_without_capacity_one_of_equal_jobs_is_tried_where_others_may_make_room(
+    least_priority: float, count: int
+) -> None:
+    queue, full = Queue(), Nodes(1, NODE)
+    full.place(1, NODE)
     for number in range(100):
-        queue.add(number, waiting(number, 1.0, number, 1 + number % 2))
-    assert len(list(queue.tries())) == 2
+        queue.add(number, waiting(number, 2.0, number, 1 + number % 2))
+    assert len(list(queue.tries(full, least_priority))) == count
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(1, 20), st.integers(1, 8))
+def test_only_groups_of_pods_that_nodes_refuse_are_ruled_out(used: list[int], pods: int, cores: int) -> None:
+    nodes = Nodes(len(used), Resources(8.0, 64.0 * GIBIBYTE))
+    for node, each in enumerate(used):
+        nodes.resize([node], Resources(), Resources(float(each), 0.0))
+    (may,) = nodes.may_hold(np.array([float(pods)]), np.array([float(cores)]))
+    has = sum(8 - each >= cores for each in used)
+    assert may == (has * (8 // cores) >= pods)
+    assert may or nodes.place(pods, Resources(float(cores), 0.0)) is None
