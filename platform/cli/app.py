@@ -73,7 +73,7 @@ def root(verbose: bool) -> None:
 
     \b
     A first job, start to end:
-      elastrec data generate clicks --rows-per-day 200000     a click log with a known best AUC
+      elastrec data generate clicks --rows-per-day 200000    a click log with a known best AUC
       elastrec validate clicks/job.yaml                      check the job file
       elastrec render clicks/job.yaml                        see the pods it would create
       elastrec run clicks/job.yaml                           train, evaluate, register

@@ -89,8 +89,7 @@ class DenseFeature(Spec):
         value = (self.missing - self.mean) / self.scale if self.transform == "standardize" else self.missing
         if self.transform in ("none", "standardize") and abs(value) > _LARGEST_FLOAT32:
             raise ValueError(
-                f"a value for `missing` of at most {_LARGEST_FLOAT32:g} after the transform, which is what float32 "
-                f"holds; this one becomes {value:g}"
+                f"`missing` becomes {value:g} by the transform; float32 holds at most {_LARGEST_FLOAT32:g}"
             )
         return self
 
@@ -294,7 +293,9 @@ class TrainingData(Spec):
             try:
                 _ = self.folders
             except ValueError as error:
-                raise ValueError(f"for partition_folder {self.partition_folder!r}: {error}") from error
+                raise ValueError(
+                    f"partition_folder {self.partition_folder!r} is not allowed; allowed: {error}"
+                ) from error
         elif self.partition_folder is not None:
             raise ValueError("partition_folder has a meaning only with partitioning: day or hour; remove it")
         return self
@@ -302,7 +303,7 @@ class TrainingData(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> TrainingData:
         if self.labels and self.label != "label":
-            raise ValueError(f"label {self.label!r} or labels, not both: name that column among labels")
+            raise ValueError(f"label and labels are both set; name the column {self.label!r} among labels")
         names = [*(feature.name for feature in self.dense), *(feature.name for feature in self.sparse)]
         names += [target.name for target in self.targets]
         doubled = repeated(names)

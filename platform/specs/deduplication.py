@@ -36,14 +36,14 @@ class Deduplication(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.features is not None and self.groups is not None:
-            raise ValueError("features or groups, not both; groups say which features there are")
+            raise ValueError("set features or groups, not both: groups name their features")
         if self.features == ():
-            raise ValueError("at least one feature; write off for none")
+            raise ValueError("features is empty: name at least one, or write off")
         if self.groups and not all(self.groups):
-            raise ValueError("groups of at least one feature")
+            raise ValueError("every group needs at least one feature")
         doubled = repeated(self.named)
         if doubled:
-            raise ValueError(f"each feature once; {doubled} stand in several places")
+            raise ValueError(f"{doubled} are named more than once")
         return self
 
     @model_serializer

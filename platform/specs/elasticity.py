@@ -52,7 +52,7 @@ class Resources(Spec):
     @classmethod
     def _single(cls, resources: PodResources) -> PodResources:
         if resources.count != 1:
-            raise ValueError("count 1: a job has exactly one pod of this role; remove the field count")
+            raise ValueError("count must be 1: a job has exactly one pod of this role; remove the field count")
         return resources
 
     @model_validator(mode="after")

@@ -24,12 +24,17 @@ class ElastrecError(Exception):
 
 
 MISSING = "absent"
+COMBINATION = "this combination"
 """The value of a `FieldProblem` whose field is missing."""
 
 
 @dataclass(frozen=True)
 class FieldProblem:
-    """A problem of one field of a spec or of another input."""
+    """A problem of one field of a spec or of another input.
+
+    Attributes:
+        value: as in the input; MISSING; or COMBINATION, if fields contradict each other: then `allowed` says how.
+    """
 
     path: str
     value: str
@@ -40,6 +45,8 @@ class FieldProblem:
         text = f"{self.path}: {self.value} is not allowed; allowed: {self.allowed}"
         if self.value == MISSING:
             text = f"{self.path} is missing; needed: {self.allowed}"
+        elif self.value == COMBINATION:
+            text = f"{self.path}: {self.allowed}"
         return f"{text}; {self.remedy}" if self.remedy else text
 
 

@@ -82,9 +82,9 @@ class Clip(Step):
     @model_validator(mode="after")
     def _consistent(self) -> Clip:
         if self.low is None and self.high is None:
-            raise ValueError("low, high or both")
+            raise ValueError("set low, high or both")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise ValueError(f"low at most high; low is {self.low:g} and high {self.high:g}")
+            raise ValueError(f"low {self.low:g} is above high {self.high:g}")
         return self
 
 
@@ -109,7 +109,7 @@ class Standardize(Step):
     @model_validator(mode="after")
     def _consistent(self) -> Standardize:
         if (self.mean is None) != (self.scale is None):
-            raise ValueError("both mean and scale, or neither; without them they are fitted on the training rows")
+            raise ValueError("set both mean and scale, or neither; without them they are fitted on the training rows")
         return self
 
 
@@ -175,10 +175,10 @@ class Vocabulary(Step):
     @model_validator(mode="after")
     def _consistent(self) -> Vocabulary:
         if bool(self.values) == (self.file is not None):
-            raise ValueError("values or file, one of the two")
+            raise ValueError("set either values or file")
         doubled = [value for value, count in Counter(self.values).items() if count > 1]
         if doubled:
-            raise ValueError(f"each value once; {doubled[:3]} stand in values several times")
+            raise ValueError(f"values has {doubled[:3]} more than once")
         return self
 
 

@@ -80,7 +80,7 @@ class ModelSpec(Spec):
         if self.unpooled_features and self.architecture in BUILT_IN_MODELS:
             option = SEQUENCE_OPTIONS.get(self.architecture)
             instead = f"name the features in options.{option}" if option else "this model pools all of its features"
-            raise ValueError(f"unpooled_features only with a model of your own: {instead}")
+            raise ValueError(f"unpooled_features applies only to a model of your own: {instead}")
         return self
 
     @property

@@ -51,7 +51,7 @@ class OptimizerSpec(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSpec:
         if self.kind is OptimizerKind.FTRL and not self.beta + self.initial_accumulator + self.l2:
-            raise ValueError("one of beta, initial_accumulator and l2 above 0: ftrl divides by them")
+            raise ValueError("one of beta, initial_accumulator and l2 must be above 0: ftrl divides by them")
         return self
 
 
@@ -73,7 +73,7 @@ class Optimizers(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> Optimizers:
         if self.dense.kind is OptimizerKind.FTRL:
-            raise ValueError("dense.kind adagrad, adam or sgd: ftrl is a rule of embedding rows")
+            raise ValueError("dense.kind must be adagrad, adam or sgd: ftrl is a rule of embedding rows")
         return self
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def plan(job: tuple[str, ...], file: str | None, policy: str | None, explain: bool, applies: bool, output: str) -> None:
     """Show how scaling would change running JOBs.
 
-    The plans are based on the measurements of the JOBs (default: all). They compete for the free cores. Jobs with too
+    The plans are based on the measurements of the JOBs (default: all), which compete for the free cores. Jobs with too
     few measurements are not changed, and the reason is shown.
     """
     from elastrec.platform.jobs.scaling import rounds as scaling

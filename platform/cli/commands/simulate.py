@@ -40,13 +40,13 @@ def simulate(
     \b
     The other policies are compared with the first one:
       by-hand             the requested sizes, without remedies for faults and slow pods
-    static              the requested sizes, but slow pods are replaced and memory is forecast
-    elastic-scheduler   adds or removes one worker per round
-    optimus             adds or removes one worker or server per round
-    optimus-greedy      adds as many workers or servers per round as pay
-    three-stage         the default policy
-    NAME                a policy that a package registers as elastrec.scaling_policies
-    FILE.py:CLASS       your own policy in a file
+      static              the requested sizes, but slow pods are replaced and memory is forecast
+      elastic-scheduler   adds or removes one worker per round
+      optimus             adds or removes one worker or server per round
+      optimus-greedy      adds as many workers or servers per round as pay
+      three-stage         the default policy
+      NAME                a policy that a package registers as elastrec.scaling_policies
+      FILE.py:CLASS       your own policy in a file
 
     All results are simulated: ratios between policies are more reliable than hours.
     """

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.errors import MISSING, FieldProblem, near
+from elastrec.platform.specs.errors import COMBINATION, MISSING, FieldProblem, near
+from elastrec.platform.specs.text.some import counted
 
 _LONGEST_VALUE = 80
 _DEEPEST_SECTION = 5
@@ -62,7 +63,7 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
     if error == "value_error":
         reason = str(context.get("error", detail["msg"]))
         if isinstance(detail["input"], Mapping | Spec):
-            return FieldProblem(path, "this combination", reason)
+            return FieldProblem(path, COMBINATION, reason)
         return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
     if error in ("enum", "literal_error"):
         return FieldProblem(path, value, f"one of {context['expected']}")
@@ -93,10 +94,12 @@ def _allowed(detail: Any) -> str:
             return f"{words} {context[key]}"
     for key, words in {"min_length": "at least", "max_length": "at most"}.items():
         if key in context:
-            return f"{words} {context[key]} characters or elements"
+            unit = "character" if isinstance(detail["input"], str) else "element"
+            return f"{words} {counted(context[key], unit)}"
     if "pattern" in context:
         return f"text that matches {context['pattern']}"
-    message: str = detail["msg"].removeprefix("Input should be ")
+    # After the comma, pydantic repeats what is wrong with the value.
+    message: str = detail["msg"].removeprefix("Input should be ").partition(", ")[0]
     return message[0].lower() + message[1:]
 
 
