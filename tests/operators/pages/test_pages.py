@@ -99,6 +99,9 @@ def test_a_finished_job_shows_the_days_of_its_data_with_the_last_one(
     show(monkeypatch, AllJobs(recent=[JobLook("clicks-1", record=record)]))
     page = client.get("/").text
     assert "2026-01-01 to 2026-01-03" in page and "2026-01-04" not in page
+    show(monkeypatch, OneJob(JobLook("clicks-1", record=record)))
+    page = client.get("/jobs/clicks-1").text
+    assert "<b>9</b>samples" in page and "of the training rows" not in page, "its progress is not known any more"
 
 
 def test_a_running_job_shows_its_cost_and_its_last_decision(
