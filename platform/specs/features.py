@@ -178,7 +178,7 @@ class Vocabulary(Step):
             raise ValueError("set either values or file")
         doubled = [value for value, count in Counter(self.values).items() if count > 1]
         if doubled:
-            raise ValueError(f"values has {doubled[:3]} more than once")
+            raise ValueError(f"the values {doubled[:3]} occur more than once")
         return self
 
 

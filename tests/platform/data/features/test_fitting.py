@@ -132,7 +132,7 @@ def test_the_values_of_a_vocabulary_file_are_written_into_the_job(tmp_path: Path
     [
         (b"", "string", "has 0 lines"),
         (b"a\n\nb\n", "string", "empty line 2"),
-        (b"a\nb\na\n", "string", r"each value once; \['a'\]"),
+        (b"a\nb\na\n", "string", r"the values \['a'\] occur more than once"),
         (b"5\nfive\n", "integer", "no whole number"),
         ("Köln".encode("latin-1"), "string", "no UTF-8"),
     ],
