@@ -105,6 +105,7 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     effects.extend(saving.commit_effect(state, save) for save in committing)
     stages.begin_anew(state)
     migration.keep_time(state)
+    succession.keep_time(state)
     stalls.restarted(state, event.suspended_seconds)
     if not phases.phase.is_final:
         effects.extend(saving.commit_effect(state, save) for save in state.saves.unknown)
@@ -154,6 +155,8 @@ def _reported(state: JobState, event: PodReported, effects: list[Effect]) -> Non
     if member is None or member.incarnation != event.incarnation:
         return
     state.take_progress(event.pod, event.generation, event.progress, effects)
+    if event.progress:
+        member.leaving_since = state.time
     member.reached_version = max(member.reached_version, event.reached_version)
     member.orders_version = max(member.orders_version, event.orders_version)
     orders.let_go(state, member, event.let_go_version, effects)

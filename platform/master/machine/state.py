@@ -27,7 +27,7 @@ from elastrec.platform.master.machine.shards import Ended, ShardQueue
 from elastrec.platform.master.measuring.fault_profile import FaultProfile
 from elastrec.platform.master.measuring.sketches import merge_sketches
 from elastrec.platform.master.measuring.time_profile import TimeProfile
-from elastrec.platform.master.pods import losses, more_memory, orders, shape
+from elastrec.platform.master.pods import losses, more_memory, orders, shape, succession
 from elastrec.platform.master.pods.membership import Member, Membership, MemberStage
 from elastrec.platform.master.pods.requests import RequestedShape
 from elastrec.platform.specs.metrics import Phase, Role
@@ -322,7 +322,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         if phases.phase.is_final:
             return self.exit_deadline
         deadlines: list[float] = []
-        for part in (shape, stages, migration, more_memory, notice, stalls):
+        for part in (shape, stages, migration, more_memory, notice, stalls, succession):
             if (late := part.deadline(self)) is not None:
                 deadlines.append(late)
         if not self.saves.is_paused and phases.phase in (Phase.TRAINING, Phase.EVALUATING, Phase.SAVING):

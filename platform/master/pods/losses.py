@@ -108,6 +108,7 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
     shape.ticked(state, event, effects)
     stalls.ticked(state, event, effects)
     more_memory.ticked(state, event, effects)
+    succession.ticked(state, effects)
     pausing = state.saves.quiescing
     for save in list(state.saves.under_way.values()):
         saving.ticked(state, save, effects)

@@ -61,6 +61,8 @@ class Member(msgspec.Struct, kw_only=True):
         transfers: of a server, counted by its process (see Heartbeat); `active`: when the count last increased, or its
             process registered.
         ends_at: when its process will be ended, by its notice (see Heartbeat), on the job's clock; None: no notice.
+        leaving_since: of a worker that was ordered to leave for good (RETIRING): when, or when it last reported
+            progress, on the job's clock.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Member(msgspec.Struct, kw_only=True):
     transfers: int = 0
     active: float = 0.0
     ends_at: float | None = None
+    leaving_since: float = 0.0
 
     @property
     def has_notice(self) -> bool:

@@ -78,8 +78,36 @@ def leave_slow_node(state: JobState, event: PodSlow, effects: list[Effect]) -> N
 def retire(state: JobState, worker: Member, effects: list[Effect]) -> None:
     """A worker finishes its step and leaves; one that has not registered cannot leave by itself."""
     state.membership.move(worker, MemberStage.RETIRING)
+    worker.leaving_since = state.time
     if not worker.is_registered:
         losses.dismiss(state, worker, effects, delete=True)
+
+
+def deadline(state: JobState) -> float | None:
+    """When the next worker that does not leave by itself is deleted."""
+    return min((_left_until(state, worker) for worker in _leaving(state)), default=None)
+
+
+def ticked(state: JobState, effects: list[Effect]) -> None:
+    """Deletes workers that were ordered to leave and still run, as after an end that a thread of the model holds up."""
+    for worker in _leaving(state):
+        if _left_until(state, worker) <= state.time:
+            losses.dismiss(state, worker, effects, delete=True)
+
+
+def keep_time(state: JobState) -> None:
+    """Restarts the time of workers that leave."""
+    for worker in _leaving(state):
+        worker.leaving_since = state.time
+
+
+def _leaving(state: JobState) -> list[Member]:
+    # While a worker has shards, their leases limit the time without progress.
+    return [w for w in state.membership.workers() if w.retiring and not any(w.name in q.held for q in state.queues)]
+
+
+def _left_until(state: JobState, worker: Member) -> float:
+    return worker.leaving_since + state.plan.lease_seconds + state.plan.exit_seconds
 
 
 def request_behind(state: JobState, member: Member) -> RequestedShape | None:

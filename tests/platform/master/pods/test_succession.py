@@ -11,7 +11,7 @@ from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, ST
 from elastrec.platform.master.pods.operations import PodOperations
 from elastrec.platform.master.pods.shape import IN_PLACE_SECONDS
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
-from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
+from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome, WorkerOrder
 from tests.platform.master.machine.test_migration import check, go_on, long_job, owners
 from tests.platform.master.world import World
 from tests.shapes import change
@@ -281,6 +281,49 @@ def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_jo
     assert world.state.membership.losses == {}
     world.live_on(2)
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
+
+
+def test_a_worker_without_shards_that_never_leaves_is_deleted():
+    world = long_job(lease_seconds=60.0)
+    pod = "j-worker-1"
+    world.handle(events.PodOrdered(time=world.time, pod=pod, order=WorkerOrder(is_idle=True)))
+    world.act(pod)
+    assert pod not in world.state.training.held
+    ask(world, workers=1)
+    leaving = world.state.membership.members[pod]
+    assert leaving.retiring
+    stuck = world.up.pop(pod)  # its process sends heartbeats, and does nothing else
+    for _ in range(10):
+        world.live_on(2)
+        world.time += 6.9
+        world.tick()
+    assert pod in world.state.membership.members and outcome(world) is ShapeOutcome.OPEN
+    world.time = leaving.leaving_since + world.state.plan.lease_seconds + world.state.plan.exit_seconds
+    assert world.state.next_deadline() == world.time
+    world.up[pod] = stuck
+    world.tick()
+    assert pod not in world.state.membership.members and pod not in world.up
+    assert outcome(world) is ShapeOutcome.DONE and world.state.phase is Phase.TRAINING
+
+
+def test_a_worker_that_leaves_has_time_after_its_last_progress():
+    world = long_job(lease_seconds=60.0)
+    ask(world, workers=1)
+    (leaving,) = [worker for worker in world.state.membership.workers() if worker.retiring]
+    pod = world.up.pop(leaving.name)
+    for _ in range(3):
+        world.time += 50.0
+        shard, offset = pod["shards"][0]
+        pod["shards"][0][1] = offset + 1
+        world.handle(
+            events.PodReported(
+                time=world.time, pod=leaving.name, incarnation=pod["incarnation"], generation=0, reached_version=1,
+                progress=[world.progress(shard, offset + 1)],
+            )
+        )  # fmt: skip
+        world.live_on(1)
+    assert leaving.leaving_since == world.time
+    assert leaving.name in world.state.membership.members
 
 
 def test_a_new_worker_that_is_lost_while_it_is_moved_is_succeeded_by_one_worker():
