@@ -14,6 +14,7 @@ import msgspec
 from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.text.some import counted
 
 GIBIBYTE = 2**30
 """Bytes."""
@@ -127,8 +128,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return (
-            f"{self.workers} workers × {self.worker_cores:g} cores, {self.worker_memory_bytes / GIBIBYTE:.3g} GiB; "
-            f"{self.parameter_servers} servers × {self.parameter_server_cores:g} cores, "
+            f"{counted(self.workers, 'worker')} × {self.worker_cores:g} cores, "
+            f"{self.worker_memory_bytes / GIBIBYTE:.3g} GiB; "
+            f"{counted(self.parameter_servers, 'server')} × {self.parameter_server_cores:g} cores, "
             f"{self.parameter_server_memory_bytes / GIBIBYTE:.3g} GiB"
         )
 

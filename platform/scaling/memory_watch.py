@@ -63,7 +63,7 @@ def look(known: JobFacts, plan_seconds: float) -> Look:
         spare = wish.seconds_to_limit - plan_seconds
         trusted = min(trusted, spare / 2)
         if spare <= LEAST_SECONDS and not _was_given_up(known):
-            why = f"a plan takes up to {plan_seconds:.0f} s, and no round has come before"
+            why = f"this takes up to {plan_seconds:.0f} s, so it does not wait for the next round"
             plan = msgspec.structs.replace(plan, reason=f"{plan.reason}; {why}")
             return Look(plan=plan, seconds=LEAST_SECONDS)
     return Look(plan=None, seconds=min(max(trusted, LEAST_SECONDS), round_seconds))

@@ -11,6 +11,7 @@ import msgspec
 from elastrec.platform.scaling.amounts import Allocation, Resources
 from elastrec.platform.scaling.executors.strategy import Done, StrategySettings, Urgency, Wish, objection
 from elastrec.platform.scaling.types import EXPLORING, Candidate, CandidateKind, JobProfile, Proposal
+from elastrec.platform.specs.text.some import counted
 
 URGENCY = {
     CandidateKind.GROW: Urgency.REMOVE_BOTTLENECK,
@@ -74,5 +75,5 @@ def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: Strate
             kept.append(each)
     if not reasons:
         return proposal
-    left_out = tuple(f"{count} candidate(s) left out: {why}" for why, count in reasons.items())
+    left_out = tuple(f"{counted(count, 'candidate')} left out: {why}" for why, count in reasons.items())
     return msgspec.structs.replace(proposal, candidates=tuple(kept), notes=(*proposal.notes, *left_out))

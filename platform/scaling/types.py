@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, Resources, is_positive, require
+from elastrec.platform.specs.text.some import counted
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,7 +232,7 @@ class JobProfile(msgspec.Struct, frozen=True, kw_only=True):
                 servers = min(servers, now.parameter_servers)
             needed = need.server_bytes(servers)
             if each < needed:
-                return f"{servers} servers with {_gib(each)} each; its rows need {_gib(needed)} in each"
+                return f"{counted(servers, 'server')} with {_gib(each)} each; its rows need {_gib(needed)} in each"
         worker = planned.worker_memory_bytes
         if worker != now.worker_memory_bytes and worker < need.worker_bytes:
             return f"{_gib(worker)} per worker; each needs {_gib(need.worker_bytes)}"

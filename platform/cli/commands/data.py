@@ -159,9 +159,11 @@ def convert(
 def _layout(by_time: bool, fractions: str | None, rows_per_day: int | None, start: str) -> Layout:
     from elastrec.platform.data.convert import ByFractions, ByRows, ByTime
 
-    if (fractions and rows_per_day is not None) or not (by_time or fractions or rows_per_day is not None):
+    named = {"--by-time": by_time, "--fractions": fractions, "--rows-per-day": rows_per_day is not None}
+    if not any(named.values()) or (fractions and rows_per_day is not None):
         allowed = "--by-time, --fractions (with or without --by-time) or --rows-per-day"
-        raise SpecError([FieldProblem("layout", "not clear", allowed)], "the command line")
+        given = " with ".join(name for name, value in named.items() if value) or "no option"
+        raise SpecError([FieldProblem("layout", given, allowed)], "the command line")
     if fractions:
         parts = fractions.split(",")
         return validate(ByFractions, {"fractions": parts, "by_time": by_time, "start": start}, "the command line")

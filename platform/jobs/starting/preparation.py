@@ -35,6 +35,7 @@ from elastrec.platform.specs.features import Vocabulary
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
 from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.specs.text.some import counted
 
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
@@ -279,7 +280,7 @@ def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Pa
     if len(partitions) < 2:
         problem = FieldProblem(
             "spec.data.path",
-            f"{job.spec.data.path!r} ({len(partitions)} partition(s))",
+            f"{job.spec.data.path!r} ({counted(len(partitions), 'partition')})",
             "at least two partitions: one to train on and the next to evaluate on",
             "generate or convert more data, or check the path",
         )

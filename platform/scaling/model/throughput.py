@@ -30,6 +30,7 @@ from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equ
 from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form, vector
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation, Prior
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.text.some import counted
 
 FADED_AFTER = 10
 """Number of measured configurations at which a prior has no weight. Chosen: from this number on, a job's own
@@ -166,7 +167,7 @@ def fit(
     notes = list(profile.notes)
     if not identified:
         notes.append(
-            f"{rank} of {columns} parts of a step can be distinguished by the {len(profile)} size(s) measured"
+            f"{rank} of {columns} parts of a step can be distinguished by the {counted(len(profile), 'size')} measured"
             if rank < columns
             else "the sizes measured are too much alike to distinguish the parts of a step"
         )

@@ -43,7 +43,7 @@ def test_memory_is_added_only_if_a_later_plan_would_be_too_late() -> None:
     assert look(reaching_its_limit_in(106.0), PLAN_SECONDS).plan is None
     plan = look(reaching_its_limit_in(104.0), PLAN_SECONDS).plan
     assert plan is not None
-    assert "a plan takes up to 100 s, and no round has come before" in plan.reason
+    assert "this takes up to 100 s, so it does not wait for the next round" in plan.reason
 
 
 def test_the_master_gives_the_memory_that_a_round_would_give() -> None:

@@ -68,7 +68,7 @@ def test_candidates_with_too_little_memory_are_removed_for_every_policy() -> Non
     proposal, problem = propose_safely(Thrifty(), profile(memory=need), VIEW)
     assert proposal is not None and not problem
     assert GIB not in {each.allocation.parameter_server_memory_bytes for each in proposal.candidates}
-    assert any("left out: 1 servers with 1 GiB each; its rows need 2 GiB" in note for note in proposal.notes)
+    assert any("left out: 1 server with 1 GiB each; its rows need 2 GiB" in note for note in proposal.notes)
 
 
 def test_a_plan_of_a_foreign_policy_with_too_little_memory_is_refused_with_the_amounts() -> None:
@@ -81,7 +81,7 @@ def test_a_plan_of_a_foreign_policy_with_too_little_memory_is_refused_with_the_a
     need = MemoryNeed(worker_bytes=1, server_base_bytes=0, embedding_bytes=2 * GIB, imbalance=1.0)
     decided = decide(Thrifty(), [profile(memory=need)], VIEW)
     assert not decided.plans[0].changes
-    assert "1 servers with 1 GiB each; its rows need 2 GiB in each" in decided.problems["job"]
+    assert "1 server with 1 GiB each; its rows need 2 GiB in each" in decided.problems["job"]
 
 
 def test_a_fixed_size_does_not_forbid_more_workers() -> None:
