@@ -90,13 +90,19 @@ def scale(
     platform = jobs.Platform.from_environment(start=False)
     pods_of(platform, job)
     if cancel:
-        done = asking.cancel(platform, job)
+        last = asking.last_request(platform, job)
+        if last is None:
+            raise click.ClickException(f"job {job} was not asked for another shape")
+        done = asking.cancel_request(platform, job, last.request_id)
         if not done.accepted:
             raise click.ClickException(done.reason)
         if output == "json":
-            echo_json({"job_id": job, "outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0})
+            cancelled = {"request_id": last.request_id, "wanted": last.wanted, "asked_by": last.asked_by}
+            outcome = {"outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0}
+            echo_json({"job_id": job, **outcome, **cancelled})
         else:
-            click.echo(f"{job}: the last request is cancelled")
+            by = f" (requested by {last.asked_by})" if last.asked_by else ""
+            click.echo(f"{job}: cancelled: {last.wanted}{by}")
         return
     answer = asking.ask_for_shape(
         platform,

@@ -61,8 +61,8 @@ def ask_for_shape(
         return master.call(message, ShapeAnswer, timeout_seconds=_CALL_SECONDS, remember=True)
 
 
-def cancel(platform: Platform, job_id: str) -> Done:
-    """Cancels the job's last open request for a shape; `Done.reason` is empty if that was possible.
+def last_request(platform: Platform, job_id: str) -> ShapeRequest | None:
+    """The job's last request for a shape, an open one if there is one; None: it was not asked for another shape.
 
     Raises:
         ClusterError: as of `ask_for_shape`.
@@ -70,10 +70,8 @@ def cancel(platform: Platform, job_id: str) -> Done:
     status = _status(platform, job_id)
     if status is None:
         raise _not_running(job_id)
-    if not status.shape_requests:
-        return Done(accepted=False, reason=f"job {job_id} was not asked for another shape")
     still_open = [request for request in status.shape_requests if request.outcome is ShapeOutcome.OPEN]
-    return cancel_request(platform, job_id, (still_open or status.shape_requests)[-1].request_id)
+    return next(reversed(still_open or status.shape_requests), None)
 
 
 def cancel_request(platform: Platform, job_id: str, request_id: str, *, frees_plan: bool = False) -> Done:

@@ -36,7 +36,9 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[S
     metrics = TrainingMetrics(job=JOB, phase=Phase.TRAINING).model_dump_json().encode()
 
     def status(cluster: Masters) -> Status:
-        request = ShapeRequest(request_id="s-1", wanted="2 workers", outcome=reported.pop(0), reason="why")
+        request = ShapeRequest(
+            request_id="s-1", wanted="2 workers", outcome=reported.pop(0), reason="why", asked_by="notice"
+        )
         if not reported:
             cluster._addresses.clear()
         return Status(metrics_json=metrics, shape_requests=[request])
@@ -71,11 +73,17 @@ def test_waiting_ends_with_the_outcome_also_of_a_job_that_ends_first(
     assert (json.loads(done.stdout)["outcome"], done.exit_code) == (outcome, code)
 
 
-def test_a_cancelled_request_is_reported_as_json_too(outcomes: list[ShapeOutcome]) -> None:
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_a_cancelled_request_is_named(outcomes: list[ShapeOutcome], output: str) -> None:
     outcomes.extend([ShapeOutcome.OPEN, ShapeOutcome.OPEN])
-    done = CliRunner().invoke(root, ["scale", JOB, "--cancel", "--output", "json"])
+    done = CliRunner().invoke(root, ["scale", JOB, "--cancel", "--output", output])
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["outcome"] == "cancelled"
+    if output == "text":
+        assert done.stdout == f"{JOB}: cancelled: 2 workers (requested by notice)\n"
+    else:
+        told = json.loads(done.stdout)
+        named = [told[name] for name in ("outcome", "request_id", "wanted", "asked_by")]
+        assert named == ["cancelled", "s-1", "2 workers", "notice"]
 
 
 @pytest.mark.parametrize(
