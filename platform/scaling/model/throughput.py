@@ -167,7 +167,7 @@ def fit(
     notes = list(profile.notes)
     if not identified:
         notes.append(
-            f"{rank} of {columns} parts of a step can be distinguished by the {counted(len(profile), 'size')} measured"
+            f"{rank} of {columns} parts of a step can be distinguished by {counted(len(profile), 'measured size')}"
             if rank < columns
             else "the sizes measured are too much alike to distinguish the parts of a step"
         )
