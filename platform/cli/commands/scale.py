@@ -98,8 +98,8 @@ def scale(
             raise click.ClickException(done.reason)
         if output == "json":
             cancelled = {"request_id": last.request_id, "wanted": last.wanted, "asked_by": last.asked_by}
-            outcome = {"outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0}
-            echo_json({"job_id": job, **outcome, **cancelled})
+            ended = {"outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0}
+            echo_json({"job_id": job, **ended, **cancelled})
         else:
             by = f" (requested by {last.asked_by})" if last.asked_by else ""
             click.echo(f"{job}: cancelled: {last.wanted}{by}")
