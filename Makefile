@@ -97,10 +97,10 @@ TYPED ?= .mypy_cache/rooms
 types: setup
 	@if [ "$(TYPED)" = .mypy_cache/rooms ]; then rm -rf $(TYPED) && mkdir -p $(TYPED)/elastrec && \
 	for room in platform operators trainers checkpoints dags; do ln -s $(CURDIR)/$$room $(TYPED)/elastrec/$$room; done && \
-	ln -s $(CURDIR)/tools $(TYPED)/tools; fi
+	for room in tools benchmarks; do ln -s $(CURDIR)/$$room $(TYPED)/$$room; done; fi
 	cd $(TYPED) && MYPYPATH=. $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	--cache-dir $(CURDIR)/.mypy_cache --explicit-package-bases --namespace-packages -p elastrec \
-	$(if $(filter .mypy_cache/rooms,$(TYPED)),-p tools)
+	$(if $(filter .mypy_cache/rooms,$(TYPED)),-p tools -p benchmarks)
 
 demo: setup
 	$(BIN)/python -m tools.stack.demo $(if $(filter 0,$(WAIT)),--no-wait)

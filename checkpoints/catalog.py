@@ -100,15 +100,36 @@ def _complete(uri: str) -> tuple[str, RecordManifest] | None:
     store = open_store(uri)
     try:
         manifest = read_manifest(store)
-        for part in manifest.parts:
-            if (size := store.size(part.file)) != part.size_bytes:
-                raise DamagedRecordError(
-                    f"{uri}/{part.file}: the part has {size} bytes, the record says {part.size_bytes}"
-                )
+        _check_sizes(store, manifest)
     except DamagedRecordError as error:
         _log.warning("checkpoint record skipped", record=uri, reason=str(error))
         return None
     return uri, manifest
+
+
+def _check_sizes(store: Store, manifest: RecordManifest) -> None:
+    """Raises DamagedRecordError if a part is missing or of another length."""
+    for part in manifest.parts:
+        if (size := store.size(part.file)) != part.size_bytes:
+            raise DamagedRecordError(
+                f"{store.uri}/{part.file}: the part has {size} bytes, the record says {part.size_bytes}"
+            )
+
+
+def _is_unusable(uri: str) -> bool:
+    """Whether a periodic record with a readable manifest lacks bytes, its own or those on which it builds."""
+    store = open_store(uri)
+    try:
+        manifest = read_manifest(store)
+    except DamagedRecordError:
+        return False
+    if manifest.kind is not RecordKind.PERIODIC:
+        return False
+    try:
+        _check_sizes(store, manifest)
+    except DamagedRecordError:
+        return True
+    return bool(manifest.base) and not open_store(f"{uri.rpartition('/')[0]}/{manifest.base}").exists(MANIFEST)
 
 
 def latest_record(
@@ -166,15 +187,16 @@ def prune(
     damaged: Iterable[str] = (),
     check: Callable[[], object] = lambda: None,
 ) -> list[str]:
-    """Deletes a job's old periodic records, its torn folders and unfinished objects; final records stay.
+    """Deletes a job's old and unusable periodic records, torn folders and unfinished objects; final records stay.
 
     Returns the URIs of the deleted folders.
 
     Args:
         keep: number of complete periodic records of this job that stay, the newest; records on which they build also
             stay.
-        in_progress: returns the URIs of records that are being written, or were just written; they always stay. Called
-            before each deletion, because another record may have been begun since the store was listed.
+        in_progress: returns the URIs of records that are being written, or were just written; they always stay, and
+            so do records on which they build. Called before each deletion, because another record may have been begun
+            since the store was listed.
         damaged: URIs of damaged records, which are deleted and do not count as kept.
         check: called before each deletion; an exception ends the pruning.
 
@@ -206,8 +228,10 @@ def prune(
         key = f"{folder}/{name}"
         uri = opened.child_uri(key)
         # An unreadable manifest may have a newer format, or the error may be temporary, so the record is not deleted.
+        # One whose manifest is readable and whose parts have other sizes is never usable again.
         to_delete = uri in periodic or uri in bad
-        if uri in {open_store(written).uri for written in in_progress()}:
+        written = {open_store(other).uri for other in in_progress()}
+        if uri in written or any(name in chains.get(other, ()) for other in written):
             continue
         if uri in spared:
             if name in unfinished:
@@ -216,7 +240,7 @@ def prune(
                 check()
                 opened.delete_unfinished(key)
             continue
-        if not to_delete and opened.exists(f"{key}/{MANIFEST}"):
+        if not to_delete and opened.exists(f"{key}/{MANIFEST}") and not _is_unusable(uri):
             continue
         # After the listing, because a master takes its term before it writes records.
         check()

@@ -47,9 +47,12 @@ class Record:
         """The shard states given to `commit_record`.
 
         Raises:
-            CheckpointError: missing or damaged.
+            DamagedRecordError: missing or damaged.
+            StoreError: the store could not be asked.
         """
-        data = self._store.get(self.manifest.positions_file)
+        data = self._store.get_if_exists(self.manifest.positions_file)
+        if data is None:
+            raise DamagedRecordError(f"{self.uri}/{self.manifest.positions_file}: the file is missing")
         if xxhash.xxh3_64_intdigest(data) != self.manifest.positions_checksum:
             raise DamagedRecordError(f"{self.uri}/{self.manifest.positions_file}: damaged (checksum differs)")
         return data

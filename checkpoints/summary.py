@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
+from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.features import Steps
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.optimizers import OptimizerKind, row_state
@@ -139,5 +140,17 @@ def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> Mode
 
 
 def steps_of(model: ModelSummary) -> dict[str, Steps]:
-    """The steps of a recorded model's features, as `TrainingData.all_steps` gives them; see `ModelSummary`."""
-    return _STEPS.validate_json(model.steps_json) if model.steps_json else {}
+    """The steps of a recorded model's features, as `TrainingData.all_steps` gives them; see `ModelSummary`.
+
+    Raises:
+        CheckpointError: another version of elastrec has written them.
+    """
+    try:
+        return _STEPS.validate_json(model.steps_json) if model.steps_json else {}
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"the record's feature steps ({'.'.join(map(str, first['loc']))}: {first['msg']}) are not known to this "
+            "version of elastrec; read the record with the version that wrote it, or start afresh "
+            "(continual.start_from: nothing)"
+        ) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, CronTriggerTimetable
 
+from elastrec.operators.runs import ALL_BUT_BACKFILLS
 from elastrec.operators.scaling import MigratePodsOperator, PlanRoundOperator
 
 SETTINGS = Path(__file__).parent / "scaling.yaml"
@@ -37,6 +38,7 @@ with DAG(
     schedule=CronTriggerTimetable("*/3 * * * *", timezone="UTC"),
     catchup=False,
     max_active_runs=1,
+    allowed_run_types=ALL_BUT_BACKFILLS,
     # A round that has not ended during the following rounds is outdated, because jobs have new measurements.
     dagrun_timeout=timedelta(minutes=10),
     render_template_as_native_obj=True,

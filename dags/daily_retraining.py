@@ -9,6 +9,7 @@ from pathlib import Path
 from airflow.sdk import DAG, CronTriggerTimetable
 
 from elastrec.operators.params import training_params
+from elastrec.operators.runs import ALL_BUT_BACKFILLS
 from elastrec.operators.settings import DAILY_HOUR, JOB_FILE_VARIABLE, LOG_TIMEZONE
 from elastrec.operators.training_job import training_tasks
 
@@ -43,6 +44,9 @@ Each task has a button that opens the job's **MLflow run**. If a job fails, its 
 task that waited for it. *Clear* and retries attach to the running job; there is never a second job for the same logical
 date. If the job file has changed meanwhile, the task fails.
 
+**Days that were missed:** *Trigger* a run for each, the earliest first, with the logical date that it would have had.
+The runs wait for each other. A backfill is refused, because Airflow would run several of its days at the same time.
+
 The schedule trains on one day and evaluates on the next, so a run needs two complete days of the click log. The DAG
 `click_log_arrived` starts the same run as soon as there is an event for a day.
 """
@@ -56,6 +60,7 @@ with DAG(
     catchup=False,
     # Each day continues from the checkpoint of the day before, so days are trained one after the other.
     max_active_runs=1,
+    allowed_run_types=ALL_BUT_BACKFILLS,
     render_template_as_native_obj=True,
     params=training_params(JOBS),
     tags=["elastrec", "training"],

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from pydantic import TypeAdapter
 
 from elastrec.operators import settings
-from elastrec.operators.hook import ElastrecHook
+from elastrec.operators.hook import ElastrecHook, hide_passwords
 from elastrec.operators.links import MlflowRunLink
 from elastrec.operators.triggers import TIMED_OUT, JobTrigger
 from elastrec.platform.specs.errors import DataError, JobFailedError, SpecError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from airflow.sdk import Context
+    from jinja2 import Environment
 
     from elastrec.platform.jobs import Platform
 
@@ -64,6 +65,11 @@ class ElastrecOperator(BaseOperator):
     @cached_property
     def _hook(self) -> ElastrecHook:
         return ElastrecHook(self.elastrec_conn_id)
+
+    def render_template_fields(self, context: Context, jinja_env: Environment | None = None) -> None:
+        """Jobs among the rendered fields may hold passwords, which Airflow's page of them is not to show."""
+        super().render_template_fields(context, jinja_env)
+        hide_passwords([getattr(self, field, None) for field in self.template_fields])
 
     @property
     def platform(self) -> Platform:
@@ -130,6 +136,11 @@ def owner_token(context: Context) -> str:
     return f"{_task_key(context)}/{context['ti'].try_number}"
 
 
+def owner_tokens(context: Context) -> list[str]:
+    """The tokens of this try of this task and of its earlier tries, the newest first."""
+    return [f"{_task_key(context)}/{number}" for number in range(context["ti"].try_number, 0, -1)]
+
+
 def plan_id(context: Context) -> str:
     """The id of this task's request to a master: all tries of the task make the same request.
 
@@ -193,6 +204,8 @@ def take(kind: type[Value], output: Any) -> Value:
             f"the task before this one has no output, of which this task needs the {kind.__name__}: it was marked "
             "successful or skipped, or its XCom was deleted. Clear that task, and the following ones"
         )
+    # Mapped tasks render their fields without `render_template_fields`.
+    hide_passwords(output)
     try:
         return msgspec.convert(_job_as_text(output), kind)
     except msgspec.ValidationError as error:
@@ -206,6 +219,7 @@ def give(value: msgspec.Struct) -> dict[str, Any]:
     """A value as the output of this task. Jobs are JSON objects instead of texts, because people read them on Airflow's
     XCom page."""
     output: dict[str, Any] = _job_as_object(msgspec.to_builtins(value))
+    hide_passwords(output)
     return output
 
 

@@ -15,13 +15,21 @@ from airflow.sdk.log import mask_secret
 from elastrec.operators import settings
 from elastrec.platform.specs.environment import CA_FILE
 from elastrec.platform.specs.errors import MISSING, ClusterError, FieldProblem, SpecError
-from elastrec.platform.specs.text.uris import credentials
+from elastrec.platform.specs.text.uris import passwords
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from elastrec.platform.clusters import ClusterConfig
     from elastrec.platform.jobs import Platform
+
+
+def hide_passwords(value: object) -> None:
+    """Lets Airflow mask the passwords of all URIs in a value, in every log of the task, including tracebacks of other
+    libraries, and among its rendered templates."""
+    for password in passwords(str(value)):
+        mask_secret(password)
+        mask_secret(quote(password, safe=""))
 
 
 class ElastrecHook(BaseHook):
@@ -67,11 +75,7 @@ class ElastrecHook(BaseHook):
         ]
         if problems:
             raise SpecError(problems, f"the connection {self.elastrec_conn_id}")
-        for field in ("tracking_uri", "mlflow_ui_url"):
-            if named := credentials(str(extra.get(field) or "")):
-                # Airflow masks both spellings in every log of the task, including tracebacks of MLflow's client.
-                mask_secret(named[1])
-                mask_secret(quote(named[1], safe=""))
+        hide_passwords([extra.get(field) for field in ("tracking_uri", "mlflow_ui_url", "work_uri")])
         return Platform.connect(
             self._cluster(connection, extra, _tls_folder(extra)),
             str(extra["tracking_uri"]),

@@ -23,7 +23,8 @@ from elastrec.operators.base import (
 )
 from elastrec.operators.links import push_link
 from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, TrackingTrigger
-from elastrec.platform.specs.errors import ChampionChangedError, JobNotFoundError
+from elastrec.platform.specs.errors import ChampionChangedError, HistoryAwayError, JobNotFoundError
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
@@ -135,9 +136,11 @@ class EvaluateAndGateOperator(_PublishingOperator):
             raise AirflowException(
                 "the evaluator lost MLflow; the next try waits for MLflow and starts another evaluator"
             )
-        if event["outcome"] == EvaluatorState.LOST:
-            words = event["reason"].splitlines()[0]
-            raise AirflowException(f"the evaluator was lost; the next try starts another one: {words}")
+        if event["outcome"] in (EvaluatorState.LOST, EvaluatorState.INTERRUPTED):
+            words, *lines = event["reason"].splitlines()
+            for line in lines:
+                self.log.warning(line)
+            raise AirflowException(f"the evaluator was {event['outcome']}; the next try starts another one: {words}")
         if event["outcome"] == TIMED_OUT:
             stop(self.platform, event["job_id"], event["reason"], owner=event["owner"])
             raise AirflowFailException(f"job {event['job_id']} was stopped: {event['reason']}")
@@ -229,8 +232,10 @@ class RegisterModelOperator(_PublishingOperator):
                 context["outlet_events"][outlet].extra = about
 
 
-class FinishJobOperator(ElastrecOperator):
+class FinishJobOperator(WaitingOperator):
     """Removes everything of the job from the cluster, whether the DAG run succeeded or not; a running job is stopped.
+
+    Then it closes the job's run in MLflow; if MLflow does not answer, it waits for it (`spec.history.publish_wait`).
 
     Args:
         launched: output of `LaunchJobOperator`.
@@ -244,6 +249,28 @@ class FinishJobOperator(ElastrecOperator):
 
     def execute(self, context: Context) -> None:
         """Idempotent."""
+        from elastrec.operators.values import LaunchedJob
+        from elastrec.platform.jobs import publish_patience_seconds
+
+        try:
+            self._finish(context)
+        except HistoryAwayError as error:
+            prepared = take(LaunchedJob, self.launched).prepared
+            patience = publish_patience_seconds(prepared)
+            self.log.warning("%s; waiting up to %.0f s for MLflow", error, patience)
+            arguments = watched(self, context, prepared.job_id, owner_token(context))
+            self.wait_for(TrackingTrigger(patience_seconds=patience, **arguments), context)
+
+    def resume(self, context: Context, event: Mapping[str, str]) -> None:
+        """Called with the trigger's event; fails without a retry if MLflow did not become reachable."""
+        if event["outcome"] in ("away", TIMED_OUT):
+            raise AirflowFailException(
+                f"job {event['job_id']} is removed from the cluster, and its run in MLflow stays open, because MLflow "
+                "does not answer. When MLflow is back, clear this task: it closes the run"
+            )
+        self._finish(context)
+
+    def _finish(self, context: Context) -> None:
         from elastrec.operators.values import LaunchedJob
         from elastrec.platform.jobs import finish_job, is_trained, observe, stop
 
@@ -261,4 +288,4 @@ class FinishJobOperator(ElastrecOperator):
         if not phase.is_final and not is_trained(self.platform, prepared):
             stop(self.platform, job_id, "the DAG run ended before the job did")
         finish_job(self.platform, prepared)
-        self.log.info("job %s was %s and is removed from the cluster", job_id, phase.value)
+        self.log.info("job %s %s and is removed from the cluster", job_id, plain_words.phase(phase))

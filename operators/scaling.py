@@ -28,12 +28,14 @@ from elastrec.operators.base import (
 )
 from elastrec.operators.links import MigrationLink, MlflowRunLink, push_link, push_migration_link
 from elastrec.operators.triggers import GONE, TIMED_OUT, ShapeTrigger
+from elastrec.platform.specs.text import plain_words
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from elastrec.operators.values import ChangedJob
     from elastrec.platform.scaling.types import Plan
+    from elastrec.platform.specs.metrics import Role
     from elastrec.platform.specs.shape import PlacesChange
 
 _ARGUMENTS = "the operator's arguments"
@@ -172,7 +174,7 @@ class _ChangingOperator(WaitingOperator):
 
         if self._asked is not None:
             done = asking.cancel_request(self.platform, *self._asked, frees_plan=True)
-            self.log.info("request %s: %s", self._asked[1], "cancelled" if done.accepted else done.reason)
+            self.log.info("%s: %s", plain_words.numbered(self._asked[1]), "cancelled" if done.accepted else done.reason)
 
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
@@ -227,15 +229,11 @@ class ScaleJobOperator(_ChangingOperator):
         """Asks and waits."""
         from elastrec.platform.jobs.scaling import asking
         from elastrec.platform.specs.errors import FieldProblem, SpecError
-        from elastrec.platform.specs.metrics import Role
         from elastrec.platform.specs.shape import named_fields
         from elastrec.platform.transport.messages.observer import PodMove
 
         with no_retry_for_bad_input():
-            change = {
-                Role.WORKER: self._places("worker", self.workers),
-                Role.PARAMETER_SERVER: self._places("parameter_server", self.parameter_servers),
-            }
+            change = self._change()
             pods = self._moved_pods()
             if not named_fields(change) and not pods:
                 problem = FieldProblem(
@@ -269,12 +267,16 @@ class ScaleJobOperator(_ChangingOperator):
             raise AirflowFailException(changed.words())
         return output
 
+    def _change(self) -> dict[Role, PlacesChange]:
+        from elastrec.platform.specs.metrics import Role
+
+        return {
+            Role.WORKER: self._places("worker", self.workers),
+            Role.PARAMETER_SERVER: self._places("parameter_server", self.parameter_servers),
+        }
+
     def _words(self) -> str:
-        names = (
-            "workers", "worker_cores", "worker_memory", "parameter_servers", "parameter_server_cores",
-            "parameter_server_memory",
-        )  # fmt: skip
-        words = [f"{name} {value}" for name in names if (value := getattr(self, name)) not in (None, "")]
+        words = plain_words.places(self._change())
         words += [f"{pod} moved{' to another node' if self.other_node else ''}" for pod in self._moved_pods()]
         return ", ".join(words)
 

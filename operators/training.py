@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from elastrec.operators.base import (
     BAD_INPUT,
@@ -20,6 +22,7 @@ from elastrec.operators.base import (
     no_retry_for_bad_input,
     owner_key,
     owner_token,
+    owner_tokens,
     run_tags,
     take,
     watched,
@@ -27,7 +30,7 @@ from elastrec.operators.base import (
 from elastrec.operators.links import push_link
 from elastrec.operators.params import read_interval, read_job, refuse_unknown
 from elastrec.operators.progress import progress_line
-from elastrec.operators.triggers import TIMED_OUT, JobPhaseTrigger
+from elastrec.operators.triggers import ENDED, TIMED_OUT, JobPhaseTrigger
 from elastrec.platform.specs.errors import OtherJobError
 
 if TYPE_CHECKING:
@@ -183,7 +186,8 @@ class LaunchJobOperator(ElastrecOperator):
     def __init__(self, *, allocation: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.allocation = allocation
-        self._owner = ""
+        self._owners: list[str] = []
+        self._is_launching = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Launches; a job of an earlier try that has failed or was stopped is removed first."""
@@ -192,10 +196,15 @@ class LaunchJobOperator(ElastrecOperator):
 
         prepared, allocation = take(AllocatedJob, self.allocation).prepared, take(Allocation, self.allocation)
         job_id = prepared.job_id
-        self._owner = owner_token(context)
+        self._owners = owner_tokens(context)
         attaches = remove_unsuccessful(self.platform, job_id)
+        self._is_launching = True
         try:
             launched = _attach(self, context, prepared, allocation)
+        except AirflowTaskTerminated:
+            # The launch may have created the job after `on_kill` looked for it.
+            self._stop(job_id)
+            raise
         except OtherJobError as error:
             # The running job differs from the job of this task, which must not stop it.
             raise AirflowFailException(str(error)) from error
@@ -209,16 +218,33 @@ class LaunchJobOperator(ElastrecOperator):
             if is_bad_input:
                 raise AirflowFailException(str(error)) from error
             raise
+        finally:
+            self._is_launching = False
         push_link(context, launched.run_url)
         self.log.info("job %s runs; MLflow run %s", launched.job_id, launched.run_url)
         return give(launched)
 
     def on_kill(self) -> None:
-        """Stops the job that was started."""
+        """Stops the job that was started, also if an earlier try of this task still owns it: Airflow runs no teardown
+        for a killed set-up task.
+
+        Airflow lets a task go on after this call, so a launch that is under way is interrupted; otherwise it would
+        create a job that nobody stops.
+
+        Raises:
+            AirflowTaskTerminated: a launch is under way.
+        """
         from elastrec.operators.values import AllocatedJob
 
-        if self._owner:
-            _stop_owned(self, take(AllocatedJob, self.allocation).prepared.job_id, self._owner)
+        if self._owners:
+            self._stop(take(AllocatedJob, self.allocation).prepared.job_id)
+        if self._is_launching:
+            raise AirflowTaskTerminated("the task was ended while it launched its job")
+
+    def _stop(self, job_id: str) -> None:
+        for owner in self._owners:
+            if _stop_owned(self, job_id, owner):
+                return
 
 
 class OfflinePhaseOperator(WaitingOperator):
@@ -254,19 +280,30 @@ class OfflinePhaseOperator(WaitingOperator):
         if task.try_number > 1:
             remove_unsuccessful(self.platform, earlier.job_id)
         launched = _attach(self, context, earlier.prepared, earlier.allocation)
+        # A job that is launched again after it failed has another run.
+        push_link(context, launched.run_url)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
         return self.wait_for(JobPhaseTrigger(**watched(self, context, launched.job_id, self._owner)), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> dict[str, Any]:
         """Called with the trigger's event: returns the result, or fails with the last log lines of the pods."""
         from elastrec.operators.values import LaunchedJob, TrainedJob
-        from elastrec.platform.jobs import failure_report, observe, stop
+        from elastrec.platform.jobs import failure_report, finish, result_of, stop
 
         job_id, outcome, reason = event["job_id"], event["outcome"], event["reason"]
+        if outcome in ("succeeded", ENDED):
+            # The master ends some minutes after its job, which may be before this task gets a slot.
+            metrics = result_of(self.platform, take(LaunchedJob, self.launched).prepared)
+            if outcome == ENDED and not metrics.phase.is_final:
+                # The store did not take the result. Without the pod, the next try continues from the last record.
+                finish(self.platform, job_id)
+            outcome, reason = metrics.phase.value.lower(), metrics.reason
         if outcome == "succeeded":
-            metrics = self._trained = observe(self.platform, job_id).metrics
+            self._trained = metrics
             self.log.info(progress_line(metrics))
-            return {**metrics.model_dump(mode="json"), **give(TrainedJob(launched=take(LaunchedJob, self.launched)))}
+            # Not `model_dump`, which leaves a NaN as it is: databases of Airflow refuse it in JSON.
+            figures = json.loads(metrics.model_dump_json())
+            return {**figures, **give(TrainedJob(launched=take(LaunchedJob, self.launched)))}
         if outcome == TIMED_OUT:
             stop(self.platform, job_id, reason, owner=event["owner"])
             raise AirflowFailException(f"job {job_id} was stopped: {reason}")
@@ -315,7 +352,7 @@ def _attach(operator: ElastrecOperator, context: Context, prepared: Prepared, al
     return extended(LaunchedJob, launched, prepared=prepared)
 
 
-def _stop_owned(operator: ElastrecOperator, job_id: str, owner: str) -> None:
+def _stop_owned(operator: ElastrecOperator, job_id: str, owner: str) -> bool:
     from elastrec.platform.jobs import stop
 
-    stop(operator.platform, job_id, f"the Airflow task {operator.task_id} was ended", owner=owner)
+    return stop(operator.platform, job_id, f"the Airflow task {operator.task_id} was ended", owner=owner)

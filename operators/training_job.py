@@ -74,7 +74,7 @@ def training_tasks(
             outlets=[AssetAlias(settings.MODELS_ALIAS)],
         )
     )
-    finish = FinishJobOperator(**of("finish", launched=launch.output))
+    finish = FinishJobOperator(**of("finish", launched=launch.output, deferrable=deferrable))
     register >> finish.as_teardown(setups=launch)
     return TrainingTasks(prepare_data, warm_start, launch, offline_phase, evaluate_and_gate, register, finish)
 

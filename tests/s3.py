@@ -26,15 +26,21 @@ def s3_server() -> Iterator[str]:
         server.stop()
 
 
-def bucket_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def store_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URI of a checkpoint store in a new bucket, which this process and those that it starts can reach."""
+    store_module._probed.clear()
+    return f"{bucket_at(endpoint, name, monkeypatch)}/team/checkpoints"
+
+
+def bucket_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URI of a new bucket, which this process and those that it starts can reach."""
     for variable, value in {
+        "AWS_ENDPOINT_URL": endpoint,
         "AWS_ENDPOINT_URL_S3": endpoint,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(variable, value)
-    store_module._probed.clear()
     boto3.client("s3").create_bucket(Bucket=name)
-    return f"s3://{name}/team/checkpoints"
+    return f"s3://{name}"

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,20 +26,23 @@ with without_collector():
 from elastrec.platform.specs.errors import FieldProblem, JobFailedError, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
+from elastrec.trainers.embedding.dense import FlatParameters
 from elastrec.trainers.models.heads import JobHeads
 from elastrec.trainers.models.registry import build_model
 from elastrec.trainers.models.schema import FeatureSchema, embedding_tables
 
 _SAMPLES = 4
+_MOST_NAMED = 3
 
 
 def check(job: TrainingJob) -> list[FieldProblem]:
     """All problems of the job's model and feature transform; empty if both are usable."""
     problems = _check_transform(job)
     try:
+        tables = _OneRowTables(embedding_tables(job), job.spec.sequence_features)
         model = build_model(
             job.spec.model,
-            _OneRowTables(embedding_tables(job)),
+            tables,
             FeatureSchema.from_job(job),
             seed=job.spec.training.seed,
         )
@@ -47,22 +51,27 @@ def check(job: TrainingJob) -> list[FieldProblem]:
     except Exception:
         return [*problems, _own_fault(job, "a model that can be built")]
     try:
+        FlatParameters(model)
         heads = JobHeads(model, job.spec.data)
     except SpecError as error:
         return problems + error.problems
-    return problems + _check_gate(job, heads) + _check_step(job, model, heads)
+    return problems + _check_gate(job, heads) + _check_step(job, model, heads, tables)
 
 
 class _OneRowTables(nn.Module):
     """Embeddings for generated samples with the id 0: KeyedJaggedTensor to KeyedTensor, as in torchrec.
 
     It has the same further methods as `RemoteEmbeddingBagCollection` in a job.
+
+    Args:
+        sequences: features that the output leaves out, because the model asks for their `rows`.
     """
 
-    def __init__(self, tables: list[EmbeddingBagConfig]) -> None:
+    def __init__(self, tables: list[EmbeddingBagConfig], sequences: Sequence[str]) -> None:
         super().__init__()
         self._tables = tables
         self._uses = [(number, table, name) for number, table in enumerate(tables) for name in table.feature_names]
+        self._pooled = [use for use in self._uses if use[2] not in sequences]
         self._rows = nn.ParameterList(torch.empty(1, table.embedding_dim).uniform_(-1, 1) for table in tables)
 
     @property
@@ -75,19 +84,30 @@ class _OneRowTables(nn.Module):
     def is_weighted(self) -> bool:
         return False
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward pass has reached rows."""
+        return any(rows.grad is not None for rows in self._rows)
+
+    def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
+        """One row for each id of a feature, `[L, D]`, not pooled."""
+        number = next(number for number, _, feature in self._uses if feature == name)
+        rows: Tensor = self._rows[number][features[name].values()]
+        return rows
+
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         jagged = features.to_dict()
         pooled: list[Tensor] = []
-        for number, table, name in self._uses:
+        for number, table, name in self._pooled:
             mode = "mean" if table.pooling is PoolingType.MEAN else "sum"
             values, offsets = jagged[name].values(), jagged[name].offsets()
             pooled.append(
                 nn.functional.embedding_bag(values, self._rows[number], offsets, mode=mode, include_last_offset=True)
             )
         return KeyedTensor(
-            keys=[name for _, _, name in self._uses],
-            length_per_key=[table.embedding_dim for _, table, _ in self._uses],
-            values=torch.cat(pooled, dim=1),
+            keys=[name for _, _, name in self._pooled],
+            length_per_key=[table.embedding_dim for _, table, _ in self._pooled],
+            values=torch.cat(pooled, dim=1) if pooled else torch.zeros(features.stride(), 0),
         )
 
 
@@ -105,16 +125,25 @@ def _check_gate(job: TrainingJob, heads: JobHeads) -> list[FieldProblem]:
     return []
 
 
-def _check_step(job: TrainingJob, model: torch.nn.Module, heads: JobHeads) -> list[FieldProblem]:
+def _check_step(job: TrainingJob, model: torch.nn.Module, heads: JobHeads, tables: _OneRowTables) -> list[FieldProblem]:
     """Forward, loss and backward on generated samples."""
 
     def wrong(allowed: str) -> list[FieldProblem]:
         return [FieldProblem("spec.model.architecture", repr(job.spec.model.architecture), allowed)]
 
+    before = {name: tensor.clone() for name, tensor in _untrained_state(model).items()}
     try:
         result = model(*_made_up_batch(job))
     except Exception:
         return [_own_fault(job, "a model whose forward works on the job's features")]
+    after = _untrained_state(model)
+    if changed := [name for name, tensor in before.items() if name in after and not torch.equal(tensor, after[name])]:
+        # Each worker would have its own; neither records nor the exported model would have any.
+        names = ", ".join(changed[:_MOST_NAMED]) + (", ..." if len(changed) > _MOST_NAMED else "")
+        return wrong(
+            f"a model whose forward changes no state: servers hold only trained parameters, not {names}; use LayerNorm "
+            "instead of BatchNorm, or register the buffer with persistent=False if it can be computed again"
+        )
     try:
         outputs = heads.outputs(result, _SAMPLES)
     except JobFailedError as error:
@@ -136,7 +165,16 @@ def _check_step(job: TrainingJob, model: torch.nn.Module, heads: JobHeads) -> li
         return wrong(f"a model whose loss can be trained: {error}")
     except Exception:
         return [_own_fault(job, "a model whose loss works on the job's labels")]
+    if not tables.has_gradients:
+        return wrong("a model whose loss depends on its embedding_bag_collection")
     return []
+
+
+def _untrained_state(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors of the model's state that are no parameters, such as the running means of BatchNorm, by name."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    state = model.state_dict()
+    return {name: each for name, each in state.items() if name not in parameters and isinstance(each, Tensor)}
 
 
 def _made_up_batch(job: TrainingJob) -> tuple[torch.Tensor, KeyedJaggedTensor]:

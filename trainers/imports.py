@@ -47,6 +47,20 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
+@contextmanager
+def frozen_afterwards() -> Iterator[None]:
+    """Objects that are created inside, and are still needed, are frozen. Also a decorator.
+
+    For what may compile many kernels: numba leaves cycles of 250 MiB, with which a server without a cache of compiled
+    kernels exceeded its memory if the collector was disabled.
+    """
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.freeze()
+
+
 def postpone_torchrec() -> None:
     """From now on, the modules of torchrec that trainers use are imported without the others.
 

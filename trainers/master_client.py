@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -44,12 +45,12 @@ class TermPlace:
 
     @staticmethod
     def read(variables: Mapping[str, str] = os.environ) -> TermPlace:
-        """Reads the location from the environment of a pod.
+        """Reads the location from the environment and the files of a pod.
 
         Raises:
-            ClusterError: a variable is missing or not a number; names it.
+            ClusterError: a variable or the store's file is missing, or a variable is no number; names it.
         """
-        needed = (environment.STORE, environment.JOB_NAME, environment.JOB, environment.MASTER_TIMEOUT)
+        needed = (environment.FILES, environment.JOB_NAME, environment.JOB, environment.MASTER_TIMEOUT)
         missing = [name for name in needed if not variables.get(name)]
         if missing:
             raise ClusterError(f"the environment variables {missing} are missing; a cluster backend sets them for pods")
@@ -58,7 +59,11 @@ class TermPlace:
         except ValueError:
             value = variables[environment.MASTER_TIMEOUT]
             raise ClusterError(f"{environment.MASTER_TIMEOUT}: {value!r} is no number of seconds") from None
-        store, job_name, job_id = (variables[name] for name in needed[:3])
+        files, job_name, job_id = (variables[name] for name in needed[:3])
+        try:
+            store = (Path(files) / environment.STORE_FILE).read_text()
+        except OSError as error:
+            raise ClusterError(f"the URI of the job's store cannot be read: {error}") from error
         return TermPlace(store, job_name, job_id, timeout_seconds)
 
 

@@ -19,7 +19,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -33,6 +33,7 @@ from scipy import stats
 from benchmarks.common import results
 
 T = TypeVar("T")
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def interleave(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, l
     return results
 
 
-def take_turns(sides: Mapping[str, Callable[[], T]], slices: int) -> dict[str, list[T]]:
+def take_turns(sides: Mapping[Name, Callable[[], T]], slices: int) -> dict[Name, list[T]]:
     """Runs short slices of the sides in turn, A B B A, so that a machine that becomes slower favours no side."""
-    results: dict[str, list[T]] = {name: [] for name in sides}
+    results: dict[Name, list[T]] = {name: [] for name in sides}
     order = list(sides.items())
     for _ in range(slices):
         for name, run in order:
@@ -178,8 +179,15 @@ def run_benchmark(
     description: str | None,
     measure: Callable[[argparse.Namespace], list[Figure]],
     add_options: Callable[[argparse.ArgumentParser], None] | None = None,
+    *,
+    has_pods: bool = False,
 ) -> None:
-    """The command line of one benchmark: parses options, measures, prints, saves. Its log goes to stderr."""
+    """The command line of one benchmark: parses options, measures, prints, saves. Its log goes to stderr.
+
+    Args:
+        has_pods: whether it starts a node agent. Pods are no children of the benchmark, so their CPU use cannot be
+            distinguished from that of others, and saved figures have none.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", choices=("table", "json"), default="table")
     parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
@@ -202,4 +210,5 @@ def run_benchmark(
     else:
         print_table(figures)
     if arguments.save:
-        results.store(documents, results.Origin(datetime.date.today(), commit, round(load.cores, 2)))
+        others_cores = None if has_pods else round(load.cores, 2)
+        results.store(documents, results.Origin(datetime.date.today(), commit, others_cores))

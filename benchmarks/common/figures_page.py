@@ -17,10 +17,11 @@ PAGE = ROOT / "docs" / "figures.md"
 _HEAD = """# Figures
 
 What is claimed, measured by `benchmarks/` on a machine of two cores; with goals, also where they are missed. Every
-figure is one of its own run: a ratio against a peer or a baseline that took turns with it, the median of the rounds.
-*Simulated* ones come from the [simulator](simulator.md). `make bench` measures all of them, `python -m benchmarks NAME`
-one, with its settings and what else it found. `--save` keeps the results in `benchmarks/results`, from which
-`python -m benchmarks.common.figures_page` writes this page.
+figure is one of its own run. A ratio is against a peer or a baseline that took turns with it, and the median of the
+rounds unless the benchmark's docstring says otherwise. In *simulated* ones a part of the system was replaced: the
+cluster by the [simulator](simulator.md), workers by others that send the same messages, or jobs by generated ones.
+`make bench` measures all of them, `python -m benchmarks NAME` one, with its settings and what else it found. `--save`
+keeps the results in `benchmarks/results`, from which `python -m benchmarks.common.figures_page` writes this page.
 
 Beside each figure stand the day on which it was measured and the commit of the code. Where they have a \\*, they are
 those of the change that published the figure: which code had been measured was not kept.
@@ -67,7 +68,8 @@ def _comparisons(results: Sequence[Result]) -> list[str]:
     for (_, units), names in alike.items():
         found = {name: rows[name] for name in names}
         # The first heading of a table names the unit of all of its columns.
-        tables.append(_table(*units, found) if len(names) > 1 and len(units) == 1 else _upright(found))
+        is_wide = len(names) > 1 and len(units) == 1
+        tables.append(_table(next(iter(units)), found) if is_wide else _upright(found))
     return tables
 
 

@@ -19,11 +19,14 @@ from benchmarks.common.jobs import launch, launched
 from elastrec.platform import jobs
 from elastrec.platform.jobs.watching.masters import wait_for_master
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation
 from elastrec.platform.transport.messages.observer import SaveNow
 
 _LOOK_SECONDS, _SAVE_SECONDS = 0.2, 120.0
+TRAINS = f"the job {plain_words.phase(Phase.TRAINING)}"
+"""Words of the entry of a job's timeline with which its training begins."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,21 @@ class Trained:
     seconds: float
     metrics: TrainingMetrics
     explanation: Explanation
+
+    def seconds_until(self, words: str, otherwise: str) -> float:
+        """From the begin of training until the first entry of the timeline with these words.
+
+        Args:
+            otherwise: the message if there is none.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        began = next(entry.seconds for entry in self.explanation.timeline if entry.what == TRAINS)
+        moments = [entry.seconds - began for entry in self.explanation.timeline if words in entry.what]
+        if not moments:
+            raise RuntimeError(otherwise)
+        return moments[0]
 
 
 Interfere = Callable[[str, float, TrainingMetrics], None]

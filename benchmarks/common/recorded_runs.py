@@ -301,6 +301,7 @@ def _steps(
         begins = np.concatenate([[shards["began_seconds"].min()], ends[:-1]])
         seconds = ends - begins
         for each in moves:
+            assert each.ended_seconds is not None and each.handing_over_seconds is not None  # it has a pause
             paused = np.minimum(ends, each.ended_seconds) - np.maximum(begins, each.handing_over_seconds)
             seconds = seconds - np.maximum(paused, 0.0)
         place = np.maximum(np.searchsorted(at, (begins + ends) / 2, side="right") - 1, 0)

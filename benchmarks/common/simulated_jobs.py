@@ -21,6 +21,7 @@ from elastrec.platform.simulator.report import Report
 from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
 from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.simulator.workload import JobToRun
+from elastrec.platform.specs.errors import ScalingError
 
 NODE = Resources(32.0, 192.0 * GIBIBYTE)
 PRICES = PriceList(core_hour=0.04, gibibyte_hour=0.005)
@@ -70,13 +71,23 @@ class Side:
     warm: bool = False
 
     def run(self, jobs: Sequence[JobToRun], nodes: int, settings: Settings) -> Report:
-        """Simulates it."""
+        """Simulates it to the end of all jobs.
+
+        Raises:
+            ScalingError: some jobs did not end, so that sides would be compared by different jobs.
+        """
         handled = msgspec.structs.replace(settings, handling=self.handling)
         simulation = Simulation(
             jobs, Nodes(nodes, NODE), self.policy_for(jobs), PRICES, handled,
             warm_start=WarmStartSettings() if self.warm else None,
         )  # fmt: skip
-        return msgspec.structs.replace(simulation.run(), policy=self.name)
+        report = msgspec.structs.replace(simulation.run(), policy=self.name)
+        if report.unfinished:
+            raise ScalingError(
+                f"{self.name}: {len(report.unfinished)} of {len(jobs)} jobs did not end on {nodes} nodes, "
+                f"{report.unfinished[0]} for one; allowed: none; give the simulation more nodes (--nodes)"
+            )
+        return report
 
     def policy_for(self, jobs: Sequence[JobToRun]) -> ScalingPolicy:
         """The policy that decides about these jobs."""

@@ -9,6 +9,9 @@ as by its producer, and for the files of `elastrec data land`; with the session 
 `LogShape` describes the log. With fewer rows than the default, fewer sessions are interleaved, and the savings are
 smaller.
 
+What turns figures red: `sorted_by_session` that sorts by the source row alone (`items`); `session_keys` with the number
+of the row as key (`log_64_shards`).
+
     python -m benchmarks dedup_storage [--rows 400000] [--output json]
 """
 

@@ -12,6 +12,11 @@ of one thread, the best of three measurements of equal length, in alternating ro
 
 Parity is compared after 200 steps: in float64, in float32, and, as a scale for float32, between the plain path and
 itself with another order of rows in each batch.
+
+What turns figures red: `lists_of` in `trainers/deduplication/lists.py` that repeats the rows of repeated lists before
+they are pooled (attention, transformer, end to end); the same in `DeduplicatedBags.forward` (`sum`); `WORTH_ABOVE = 0`
+in `platform/data/deduplicating/dedupe_factor.py` (`sum_unclustered`); `index_copy_` instead of `index_add_` in the
+backward pass of `expand_rows` (`loss`, `weights`).
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +65,7 @@ _DIMENSION, _LENGTH, _IDS = 32, 100, 10_000
 _SINGLE, _DENSE = 26, 13
 _PARITY_STEPS = 200
 _TRIES = 3
-Features = KeyedJaggedTensor | DeduplicatedFeatures
+Features: TypeAlias = KeyedJaggedTensor | DeduplicatedFeatures
 
 
 @dataclass(frozen=True)
@@ -317,12 +323,11 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         figures.append(
             compare(f"end_to_end_factor_{repeats}", lambda f, b=batch: training_step(b, f), batch, rounds, goal)
         )
+    # Sums alone: beside attention or a transformer, the look-up of a form without repeats costs nothing measurable.
     batch = make_batch(arguments.batch, 1, 0)
-    for pooling in POOLINGS:
-        figures.append(
-            compare(f"{pooling}_unclustered", lambda f, p=pooling: pooling_step(p, batch, f), batch, rounds, 0.97,
-                    batch.chosen)
-        )  # fmt: skip
+    figures.append(
+        compare("sum_unclustered", lambda f: pooling_step("sum", batch, f), batch, rounds, 0.97, batch.chosen)
+    )
     return figures + parity_figures(arguments.parity_batch)
 
 

@@ -117,8 +117,8 @@ def measure_model(root: Path, model: str, arguments: argparse.Namespace, setting
             name: Side(stack, root, f"{model}-{name}", job_on(root / path, model, arguments.batch, how))
             for name, (path, how) in wanted.items()
         }
-        if not sides["deduplicated"].groups or sides["unclustered"].groups:
-            raise RuntimeError(f"{model}: the rule chose otherwise than this benchmark is about")
+        if not sides["deduplicated"].groups:
+            raise RuntimeError(f"{model}: the rule left the clustered rows plain, so there is nothing to compare")
         rows = arguments.trained - arguments.trained % arguments.batch
         runs: dict[str, Callable[[], Counted]] = {name: partial(side.run, rows) for name, side in sides.items()}
         interleave(runs, 1)
@@ -137,9 +137,17 @@ def measure_model(root: Path, model: str, arguments: argparse.Namespace, setting
     name, goal = f"dedup_worker.{model}", GOAL if model == "bst" else None
     unit = "× less CPU of the worker per row"
     figures = [
-        Figure(f"{name}.end_to_end", ratio(seconds["before"], seconds["deduplicated"]), unit, goal, settings=settings),
+        Figure(
+            f"{name}.end_to_end",
+            ratio(seconds["before"], seconds["deduplicated"]),
+            unit,
+            at_least=goal,
+            settings=settings,
+        ),
         Figure(f"{name}.same_rows", ratio(seconds["clustered"], seconds["deduplicated"]), unit),
-        Figure(f"{name}.unclustered", ratio(seconds["before"], seconds["unclustered"]), unit, UNCLUSTERED_GOAL),
+        Figure(
+            f"{name}.unclustered", ratio(seconds["before"], seconds["unclustered"]), unit, at_least=UNCLUSTERED_GOAL
+        ),
         Figure(f"{name}.bytes_from_reader", factor, "× fewer bytes per row"),
     ]
     for what, field in (("read", "bytes_read"), ("pulled", "bytes_pulled"), ("pushed", "bytes_pushed")):

@@ -5,6 +5,9 @@ the same columns into batches of the same size and drops them, and with torchrec
 alternate, each in a process with one thread. Memory is the peak of a process that reads a log, compared with one that
 reads a log ten times as long.
 
+What turns figures red: `_group` in `platform/data/reading/raw.py` that caches no row group (`parquet_to_pyarrow`); a
+`ShardReader` that keeps the encoded rows of its windows (`memory`).
+
     python -m benchmarks reader [--rows 1000000] [--memory-bytes 100000000] [--rounds 5] [--output json]
 """
 

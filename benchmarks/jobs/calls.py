@@ -5,8 +5,8 @@ token checked (see `processes.calls`). The server and the client for Flight are 
 structured errors. The sides alternate; a figure is the median of the rounds. `tcp` is our transport between machines,
 `local` the one within a network namespace, which pods of the local cluster use.
 
-A connection for each call (`channel.close()` in the place of `self._idle.put(...)` in `RpcClient._exchange`) brings
-both ratios below their goal.
+A connection for each call (`channel.close()` in the place of `self._idle.put(...)` in `RpcClient._exchange`) turns
+both ratios red.
 
     python -m benchmarks calls [--calls 3000] [--rounds 5] [--output json]
 """

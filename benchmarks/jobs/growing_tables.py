@@ -244,4 +244,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

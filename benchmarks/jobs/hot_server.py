@@ -104,11 +104,7 @@ def relieved_seconds(trained: Trained) -> float:
     Raises:
         RuntimeError: there was none.
     """
-    began = next(e.seconds for e in trained.explanation.timeline if e.what.endswith("-> Training"))
-    moments = [e.seconds - began for e in trained.explanation.timeline if "hot buckets move away" in e.what]
-    if not moments:
-        raise RuntimeError("the hot server was not relieved")
-    return moments[0]
+    return trained.seconds_until("hot buckets move away", "the hot server was not relieved")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figure]:
@@ -139,4 +135,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

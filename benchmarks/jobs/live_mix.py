@@ -12,7 +12,8 @@ kill and restarts it from its newest record, with twice the memory. Each side ha
 starts with the sizes in its file, without learning from earlier jobs.
 
 The completion time of a job is the time from its arrival until all is trained and saved. Cores count while they are
-granted, used or not. If `round_of` applies no plan, the first two sides are equal, and the figures are red.
+granted, used or not. If `apply` in `platform/jobs/scaling/rounds.py` changes no job, the first two sides are equal, and
+the figures are red.
 """
 
 from __future__ import annotations
@@ -340,4 +341,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

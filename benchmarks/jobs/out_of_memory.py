@@ -119,4 +119,4 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

@@ -3,7 +3,12 @@
 A real master with its journal on disk answers over a socket; its workers are simulated (see `processes.shards`): they
 send the messages of real workers and train nothing. CPU seconds are only those of the master's process.
 
-    python -m benchmarks shards [--shards 400000] [--seconds 20] [--output json]
+What turns figures red: `heartbeat_seconds` in `platform/master/pods/pace.py` that ignores the number of pods
+(`master_with_1000_beating`); `advance` in `platform/master/machine/shards.py` that keeps an entry for each finished
+shard (`memory_per_finished_shard`); `lease` in `platform/master/pods/calls.py` that hands out at most four shards at a
+time (`per_second`).
+
+    python -m benchmarks shards [--shards 400000] [--seconds 10] [--output json]
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ import structlog
 
 from benchmarks.common.figures import Figure, run_benchmark
 from benchmarks.common.groups import pod_groups, throttling
+from benchmarks.common.live_jobs import TRAINS
 from elastrec.operators import settings
 from elastrec.platform import jobs
 from elastrec.platform.clusters.local import find_agent
@@ -78,7 +79,7 @@ def parts_of(
             moments.append((f"{task} runs", _unix(tasks, task, "end_date")))
     moments.append(("launch runs until the master has begun", _entry(explained, "began ", last=False)))
     moments.append(("servers and workers come up", _entry(explained, "started ", last=True)))
-    moments.append(("servers are ready, training begins", _entry(explained, f"-> {Phase.TRAINING}", last=False)))
+    moments.append(("servers are ready, training begins", _entry(explained, TRAINS, last=False)))
     moments.append(("the first batch is read, pulled, computed and pushed", trained))
     # A worker may train while another one is still coming up.
     rising = [moments[0]]
@@ -119,7 +120,7 @@ def from_trigger(
 
 
 def measure_trigger(home: Path, rounds: int) -> list[Figure]:
-    """Rounds with the same services; the first run of all, which also warms caches, is given apart."""
+    """Rounds with the same services; the first one also warms caches."""
     clicks = home / "clicks"
     generate(GenerateSpec(path=str(clicks), rows_per_day=100_000, days=2, seed=1))
     with ServiceStack(home) as stack:
@@ -191,4 +192,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

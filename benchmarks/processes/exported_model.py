@@ -67,7 +67,7 @@ def write_record(store: str, rows: int) -> str:
             count = rows if name == _LARGE else _SMALL_ROWS
             for chunk, first in enumerate(range(0, count, _CHUNK_ROWS)):
                 ids = np.arange(first, min(first + _CHUNK_ROWS, count))
-                columns = {
+                columns: dict[str, Any] = {
                     "ids": ids,
                     "tables": np.full(len(ids), number, np.uint16),
                     "versions": np.ones(len(ids), np.uint32),

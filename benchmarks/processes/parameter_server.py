@@ -117,7 +117,7 @@ def _tables(rows: int) -> list[Any]:
     ]
 
 
-def _network(network: str, collection: Any) -> Callable[[Any, Any], Any]:
+def _network(network: str, collection: Any) -> Any:
     """The same module around either collection."""
     import torch
     from torchrec.models.dlrm import DLRM

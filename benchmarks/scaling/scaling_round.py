@@ -191,7 +191,7 @@ def write_history(uri: str, jobs: int, experiment: str) -> None:
         )  # fmt: skip
         run_id = history.start_run(prepared, allocation_asked_for(job))
         if number % 2 == 0 and (model := fitted(told_by(number % _SERVERS))) is not None:
-            decisions.log_coefficients(run_id, model.coefficients)
+            decisions.log_coefficients(run_id, model.coefficients, model.shape.dense_bytes)
         history.finish_run(run_id, Phase.SUCCEEDED)
 
 

@@ -7,6 +7,10 @@ Times are generated from the coefficients that DLRover-RM publishes (α_grad 3.4
 Σβ 2.45) with noise of 5 %, so all figures are simulated. The 30 configurations are chosen one after the other: always
 the one whose prediction is most uncertain, among 256 with 1–64 workers, 1–32 servers and 0.25–32 cores ("explored").
 For comparison, 30 of them are drawn at random.
+
+What turns figures red: `least_relative` in `platform/scaling/model/kernels.py` that returns `plain_K`, so that the
+slowest configurations decide (`explored`), or whatever else is not at least as good (`worse_than_plain`: `fit_relative`
+by least squares of the relative errors, cut at 0).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def compare(python: Path, batch: int, rows: int, rounds: int) -> list[Figure]:
     return figures_of(speeds, {"batch": batch, "rows": rows, "rounds": rounds, "tensorflow": version, "threads": 1})
 
 
-def figures_of(speeds: dict[str, Sequence[float]], settings: dict[str, Any]) -> list[Figure]:
+def figures_of(speeds: Mapping[str, Sequence[float]], settings: dict[str, Any]) -> list[Figure]:
     """The ratio that has a goal, the other one, and the speeds behind them."""
     settings = {**settings, "tables": _FEATURES, "row_dimension": _ROW, "ids": "zipf 1.1", "steps_per_round": _STEPS}
     unit = "times their samples per CPU second"

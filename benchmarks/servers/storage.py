@@ -7,11 +7,11 @@
 so they need idle cores; `others_cores` beside them is the number of cores that other processes used meanwhile. Bytes do
 not depend on that. Ratios of CPU seconds are medians of several turns.
 
-What turns each figure red: one stripe (`two_cores`); a save or an eviction that holds a stripe's lock for a whole
-bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles (`staircase`); a listing that reads
-every row (`listing_5_percent`); a delta save that reads every row (`delta_5_percent`); slabs that are not freed
-(`drop_half`); a restore beside the old rows (`restore_peak`); a section for each bucket (`save_4096_buckets`,
-`restore_4096_buckets`).
+What turns each figure red: one stripe, `stripes_for` that returns 1 (`two_cores`); a save or an eviction that holds a
+stripe's lock for a whole bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles
+(`staircase`); a listing that reads every row (`listing_5_percent`); a delta save that reads every row
+(`delta_5_percent`); slabs that are not freed (`drop_half`); a restore beside the old rows (`restore_peak`); a section
+for each bucket (`save_4096_buckets`, `restore_4096_buckets`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
@@ -95,7 +96,7 @@ class Server:
             counts, began = np.array([len(ids)], np.int32), time.perf_counter()
             self.server.pull(Pull(stamp=stamp), [counts, ids])
             seconds.append(time.perf_counter() - began)
-            arrays = [counts, ids, gradients[: len(ids) * _DIMENSION], _NOTHING, np.empty(0, np.float32)]
+            arrays: list[Any] = [counts, ids, gradients[: len(ids) * _DIMENSION], _NOTHING, np.empty(0, np.float32)]
             origin = Origin(stamp.incarnation, 0, 1, number, number + 1, number == 0, False)
             self.server.push(Push(stamp=stamp, origin=origin, samples=1, number=number + 1), arrays)
             number += 1

@@ -18,6 +18,9 @@ better.
 
 Headlines come from seeds with which nothing was chosen, with intervals (`common/headlines.py`). Parameters are the
 papers' if they name them; the assumptions are in `simulator.mixes`.
+
+What turns figures red: no plans of the front in `propose` of `platform/scaling/search/candidates.py` (`range(0)`: the
+goals against Optimus and Elastic Scheduler).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class LogNormal:
 
 def shape_of(run: RecordedRun) -> ModelShape:
     """The constants of its throughput model."""
-    return ModelShape(batch_size=BATCH, dense_bytes=run.dense_bytes, embedding_dimension=DIMENSION)
+    return ModelShape(batch_size=BATCH, dense_bytes=int(run.dense_bytes), embedding_dimension=DIMENSION)
 
 
 def allocation(run: RecordedRun, workers: int, servers: int) -> Allocation:
@@ -262,4 +262,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, measure, add_options)
+    run_benchmark(__doc__, measure, add_options, has_pods=True)

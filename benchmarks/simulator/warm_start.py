@@ -6,8 +6,11 @@ DLRover-RM's Fig. 9: one month in which models are trained repeatedly. Each job 
 similar finished jobs (Algorithm 1, as in the product) or with the sizes that its owner requests, and is scaled by the
 same policy. Accuracy is 1 − |initial − final| / final, for workers and for servers, over the later half of the jobs,
 for which there is a history. Time in scaling is from a job's first step to its last change. The paper's cold start
-adjusts resources «from zero», which is one worker and one server here; a start with the requested sizes is shown for
-comparison.
+adjusts resources «from zero», which is one worker and one server here; its goal is also set against a start with the
+requested sizes. The seed is the first of the headlines' (`common/headlines.py`).
+
+If `warm_start` in `platform/scaling/warm_start.py` finds no job similar (`if True` instead of `if not close`),
+`accuracy.workers` and `scaling_time_against_what_is_asked` are red.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Sequence
 import msgspec
 
 from benchmarks.common.figures import Figure, run_benchmark
+from benchmarks.common.headlines import HEADLINE_SEEDS
 from benchmarks.common.simulated_jobs import OURS, OURS_WARM, TROUBLED, change, described
 from elastrec.platform.simulator.mixes import Habits, recurring
 from elastrec.platform.simulator.report import Ended, Report
@@ -27,6 +31,8 @@ from elastrec.platform.simulator.workload import JobToRun
 
 _MONTH_SECONDS = 30 * 86_400.0
 _PREFIX = "warm_start"
+_LESS_SCALING = -26.0
+"""Per cent; the paper's, against a cold start. Here, a start with the requested sizes meets that by itself."""
 
 
 def accuracy(initial: int, final: int) -> float:
@@ -50,8 +56,9 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     """The month, three times."""
     count = arguments.jobs
     habits = Habits(headroom=arguments.headroom)
-    jobs = recurring(count, 0, habits, mean_arrival_seconds=_MONTH_SECONDS / count)
-    settings = msgspec.structs.replace(TROUBLED, until_seconds=2 * _MONTH_SECONDS)
+    seed = HEADLINE_SEEDS[0]
+    jobs = recurring(count, seed, habits, mean_arrival_seconds=_MONTH_SECONDS / count)
+    settings = msgspec.structs.replace(TROUBLED, seed=seed, until_seconds=2 * _MONTH_SECONDS)
     warm = OURS_WARM.run(jobs, arguments.nodes, settings)
     asked = OURS.run(jobs, arguments.nodes, settings)
     from_zero = OURS.run([cold(job) for job in jobs], arguments.nodes, settings)
@@ -75,10 +82,10 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
                settings={**shown, "what_owners_ask_%": round(100 * asked_workers, 1)}),
         Figure(f"{_PREFIX}.accuracy.servers", 100 * servers, "%", at_least=85.0, simulated=True, settings=shown),
         Figure(f"{_PREFIX}.scaling_time_against_cold_start", 100 * (scaling["warm"] / scaling["from_zero"] - 1), "%",
-               at_most=-26.0, simulated=True,
+               at_most=_LESS_SCALING, simulated=True,
                settings={f"{name}_s": round(seconds) for name, seconds in scaling.items()}),
         Figure(f"{_PREFIX}.scaling_time_against_what_is_asked", 100 * (scaling["warm"] / scaling["asked"] - 1), "%",
-               simulated=True),
+               at_most=_LESS_SCALING, simulated=True),
         Figure(f"{_PREFIX}.mean_completion_against_cold_start", change(warm, from_zero, "completion_seconds_mean"), "%",
                simulated=True, settings={"core_hours_%": round(change(warm, from_zero, "core_hours"), 1)}),
         Figure(f"{_PREFIX}.changes_against_cold_start", change(warm, from_zero, "changes"), "%", simulated=True),

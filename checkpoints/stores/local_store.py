@@ -223,11 +223,17 @@ class LocalStore(Store):
     def keys(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root
         keys = []
-        if not start.is_dir():
+
+        def not_listed(error: OSError) -> None:
+            # A folder that does not exist has no keys; one that cannot be listed does not count as empty.
+            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                raise error
             _check_is_there(start)
-        for folder, _, names in os.walk(start):
-            relative = Path(folder).relative_to(self._root)
-            keys += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
+
+        with _explained("could not list", start):
+            for folder, _, names in os.walk(start, onerror=not_listed):
+                relative = Path(folder).relative_to(self._root)
+                keys += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
         return sorted(keys)
 
     def folders(self, prefix: str = "") -> list[str]:
@@ -251,12 +257,16 @@ class LocalStore(Store):
 
     def delete_tree(self, prefix: str) -> None:
         path = self._path(prefix)
+
+        def not_deleted(_function: object, _path: str, error: tuple[object, BaseException, object]) -> None:
+            # Another process may delete or rename files of the folder meanwhile; the others are deleted nevertheless.
+            if not isinstance(error[1], FileNotFoundError):
+                raise error[1]
+
         with _explained("could not delete", path):
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError:
-                return
-            _synchronise_folder(path.parent)
+            shutil.rmtree(path, onerror=not_deleted)
+            with contextlib.suppress(FileNotFoundError):
+                _synchronise_folder(path.parent)
 
     def _create(self, key: str, data: Buffer) -> bool:
         path = self._path(key)

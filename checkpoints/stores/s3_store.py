@@ -33,6 +33,8 @@ parts of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small 
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _NOT_IMPLEMENTED = ("501", "NotImplemented")
 _NOT_ALLOWED = ("403", "AccessDenied", *_NOT_IMPLEMENTED)
+_BEYOND_END = ("416", "InvalidRange")
+"""The range begins at or after the object's end; one that only ends after it gives the bytes up to the end."""
 _LOST_RACE = ("412", "PreconditionFailed")
 _CONFLICT = ("409", "ConditionalRequestConflict")
 """Another request for the object is in progress and its result is open, so the request must be repeated."""
@@ -192,10 +194,15 @@ class S3Store(Store):
         if length == 0:
             return b""
         with _explained("could not read", self.child_uri(key)):
-            answer = self._client.get_object(
-                Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + length - 1}"
-            )
-            data = answer["Body"].read()
+            try:
+                answer = self._client.get_object(
+                    Bucket=self._bucket, Key=self._key(key), Range=f"bytes={start}-{start + length - 1}"
+                )
+                data = answer["Body"].read()
+            except ClientError as error:
+                if _code(error) not in _BEYOND_END:
+                    raise
+                data = b""
         if len(data) != length:
             raise CheckpointError(
                 f"{self.child_uri(key)}: asked for {length} bytes from {start}, the store gave {len(data)}"

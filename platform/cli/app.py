@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import structlog
 
-from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, SpecError
+from elastrec.platform.cli.reader import ReaderGone, reader_awaited
+from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, ScalingError, SpecError
 from elastrec.platform.specs.text.uris import mask_event
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
+EXIT_READER_GONE = 141
+"""Of a program that SIGPIPE ends: the reader of its output has ended, as in `elastrec schema | head -1`."""
 _LAZY = {
     "validate": "job",
     "render": "job",
@@ -44,6 +48,16 @@ _PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "sc
 
 class _Root(click.Group):
     """Imports the module of a command only when it is used, so that `--help` and completion are fast."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Prints help, too."""
+        with reader_awaited():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        with reader_awaited():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_LAZY)
@@ -91,7 +105,7 @@ def root(verbose: bool) -> None:
     Shell completion (bash; zsh and fish likewise):
       eval "$(_ELASTREC_COMPLETE=bash_source elastrec)"
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input; the reason is on standard error.
+    Exit codes: 0 done, 1 the job or the command failed, 2 bad input; the reason is on standard error.
     """
     configure_logs(verbose)
     context = click.get_current_context()
@@ -117,20 +131,46 @@ def configure_logs(verbose: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point; turns errors into one message on standard error and an exit code."""
+    _replace_closed_streams()
+    try:
+        code = _exit_code(arguments)
+    except (ReaderGone, BrokenPipeError):
+        code = EXIT_READER_GONE
+        _discard_output()
+    sys.exit(code)
+
+
+def _exit_code(arguments: list[str] | None) -> int:
     try:
         code = root.main(args=arguments, prog_name="elastrec", standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(EXIT_BAD_INPUT)
+        return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt) as error:
         click.echo("stopped", err=True)
         # click replaces the interrupting exception with Abort.
-        sys.exit(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
-    except (SpecError, DataError, OtherJobError) as error:
+        return int(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
+    except (SpecError, DataError, OtherJobError, ScalingError) as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_BAD_INPUT)
+        return EXIT_BAD_INPUT
     except (ElastrecError, OSError) as error:
         # An OSError is of a file that the user has named, or of standard output: a full disk, a missing folder.
         click.echo(f"Error: {error}", err=True)
-        sys.exit(EXIT_FAILED)
-    sys.exit(code if isinstance(code, int) else 0)
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _replace_closed_streams() -> None:
+    """Discards what is written to a stream that the caller has closed (`elastrec stop JOB >&-`), which is None in
+    Python. The next opened file would otherwise get the number of the stream, and with it the output of children."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Python writes what is left in its buffers when it ends, and reports an error if nobody reads that."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            os.dup2(nowhere, stream.fileno())

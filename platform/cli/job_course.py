@@ -76,13 +76,14 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
     ended = False
     try:
         launched = _trained(platform, course, claim.owner, progress)
+        metrics = jobs.result_of(platform, prepared)
         progress.say("Exporting and checking the model, scoring the champion on the same rows")
         decision = jobs.evaluate_and_gate(platform, prepared, launched, progress.say)
         registered = jobs.with_tracking(
             platform, prepared, lambda: jobs.register(platform, prepared, launched, decision), progress.say
         )
         launched = jobs.with_run(platform, prepared, launched)
-        outcome = jobs.result(platform, prepared, launched, decision, registered)
+        outcome = jobs.result(prepared, launched, metrics, decision, registered)
         ended = True
     except HistoryAwayError as error:
         # The master waits for a while, then writes everything to the store. A later call with the same key finds
@@ -94,11 +95,23 @@ def _train_and_publish(platform: jobs.Platform, course: Course, claim: RunClaim,
         raise
     finally:
         if ended:
-            jobs.finish_job(platform, prepared)
-            jobs.forget(platform, prepared)
+            _finish(platform, course, progress)
         elif not is_kept:
             _stop(platform, prepared.job_id, claim, progress)
     return outcome
+
+
+def _finish(platform: jobs.Platform, course: Course, progress: JobProgress) -> None:
+    prepared = course.prepared
+    try:
+        jobs.finish_job(platform, prepared)
+    except HistoryAwayError as error:
+        progress.say(str(error))
+        try:
+            jobs.with_tracking(platform, prepared, lambda: jobs.finish_job(platform, prepared), progress.say)
+        except HistoryAwayError as still:
+            raise HistoryAwayError(f"{still}; when MLflow is back, {course.again}") from still
+    jobs.forget(platform, prepared)
 
 
 def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
@@ -158,8 +171,9 @@ def _wait(
             heard_at = time.monotonic()
         elif time.monotonic() - heard_at > _SILENCE_SECONDS:
             raise ClusterError(f"job {job_id}: its master has not answered for {_SILENCE_SECONDS:.0f} s")
-        progress.show(observation.metrics)
-        phase = observation.metrics.phase
+        metrics = jobs.result_of(platform, prepared) if observation.has_ended else observation.metrics
+        progress.show(metrics)
+        phase = metrics.phase
         if phase is Phase.SUCCEEDED:
             return launched
         if phase.is_final:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,6 +22,23 @@ from elastrec.platform.specs.text.loading import parse_value
 
 _WIDE_COLUMNS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class OutputFile(click.Path):
+    """A file that a command writes at its end; what cannot be written is refused before the command's work."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        path = str(super().convert(value, param, ctx))
+        folder = Path(path).parent
+        if not folder.is_dir():
+            self.fail(f"{str(folder)!r} is not a folder; create it, or name another file", param, ctx)
+        if not os.access(folder, os.W_OK):
+            self.fail(f"the folder {str(folder)!r} cannot be written; name another file", param, ctx)
+        return path
 
 
 def output_option(function: Function) -> Function:

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from elastrec.platform.data.files import errors_naming, join
 from elastrec.platform.data.finished import ParquetFile, Progress, finished_report, staged_folder, write_report
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.moments import seconds_of
+from elastrec.platform.data.moments import seconds_column, seconds_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import targets_of
@@ -173,6 +174,7 @@ def _pieces(
     """(columns as they are written, their row numbers in the manifest) without bad rows."""
     encoder = RowEncoder(source)
     extra = [name for name in (source.timestamp, source.session) if name]
+    timestamp = seconds_column(source)
     raw = RawReader(reading, manifest, encoder.readings, extra=extra)
     for file in manifest.files:
         if file.text is not None and source.transform is None:
@@ -191,8 +193,8 @@ def _pieces(
         # Steps, a hash_size and the limit of a list's length belong to the reading job, not to the data.
         for name in encoder.feature_columns:
             columns[name] = written_column(combined(table[name]), name, read.columns, source.csv.list_separator)
-        if source.timestamp:
-            columns[source.timestamp] = pa.array(seconds_of(source, table, piece))
+        if timestamp:
+            columns[timestamp] = pa.array(seconds_of(source, table, piece))
         if source.session and source.session not in columns:
             columns[source.session] = combined(table[source.session])
         number_B = np.arange(done, done + rows)
@@ -238,6 +240,7 @@ def _assigned(
 ) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
     """For each piece: its partitions with the indexes of their rows."""
     cuts = np.empty(0, np.int64)
+    timestamp = seconds_column(source)
     hourly = isinstance(layout, ByTime) and layout.unit == "hour"
     calendar = LogCalendar(source.timezone, Partitioning.HOUR if hourly else Partitioning.DAY)
     if isinstance(layout, ByFractions):
@@ -249,11 +252,11 @@ def _assigned(
             cuts = np.rint(shares * manifest.rows).astype(np.int64)
     for table, number_B in pieces:
         if isinstance(layout, ByTime):
-            key_B = calendar.keys_of(np.asarray(combined(table[source.timestamp])))
+            key_B = calendar.keys_of(np.asarray(combined(table[timestamp])))
         elif isinstance(layout, ByRows):
             key_B = number_B // layout.rows
         else:
-            position_B = np.asarray(combined(table[source.timestamp])) if layout.by_time else number_B
+            position_B = np.asarray(combined(table[timestamp])) if layout.by_time else number_B
             key_B = np.searchsorted(cuts, position_B, side="right")
         order = np.argsort(key_B, kind="stable")
         keys, begins = np.unique(key_B[order], return_index=True)
@@ -301,8 +304,12 @@ class _Writer:
             self._flush(partition)
 
     def _flush(self, partition: Partition) -> None:
-        table = pa.concat_tables(self._held.pop(partition))
         del self._held_rows[partition]
+        # Columns that are written as in the log may have other types in other files of the log.
+        for _, tables in groupby(self._held.pop(partition), operator.attrgetter("schema")):
+            self._write(partition, pa.concat_tables(tables))
+
+    def _write(self, partition: Partition, table: pa.Table) -> None:
         name = f"part-{self._parts[partition]:05d}.parquet"
         self._parts[partition] += 1
         file = ParquetFile(join(self._root, partition.folder, name), table.schema)
@@ -326,8 +333,12 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
             "partition_folder": None,
             "include": (),
-            # Rows to be scored may contain lists as in the source.
-            "csv": CsvOptions(list_separator=source.csv.list_separator),
+            # Rows to be scored may contain lists and missing values as in the source.
+            "csv": CsvOptions(
+                list_separator=source.csv.list_separator,
+                null_tokens=() if source.format is FileFormat.PARQUET else source.csv.null_tokens,
+            ),
+            "timestamp": seconds_column(source) or None,
             "timestamp_unit": "seconds",
             "sparse": tuple(_converted_feature(feature) for feature in source.sparse),
             "transform": None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
@@ -120,9 +120,43 @@ def opened_parquet(uri: str) -> Iterator[pq.ParquetFile]:
             yield pq.ParquetFile(stream)
     except (pa.ArrowException, OSError) as error:
         raise DataError(
-            f"{uri}: is no readable Parquet file ({error}); write it again, correct data.format, or say with "
+            f"{uri}: cannot be read as a Parquet file ({error}); write it again, correct data.format, or say with "
             "data.include which files are read, for example ['*.parquet']"
         ) from error
+
+
+def is_read_error(error: Exception) -> bool:
+    """Whether a file could not be read for the moment, rather than having wrong content."""
+    return isinstance(error, DataError) and isinstance(error.__cause__, OSError)
+
+
+def shows_unfinished(filesystem: pafs.FileSystem) -> bool:
+    """Whether a file is visible while it is written, as on a disk and in HDFS; an object store shows whole objects."""
+    return filesystem.type_name not in ("s3", "gcs", "abfs")
+
+
+def make_durable(folder: str, uris: Collection[str]) -> None:
+    """Returns when files below a local folder, and their names, would survive a failure of the machine.
+
+    Object stores need no such call: what they show is durable.
+
+    Raises:
+        DataError: a disk failed.
+    """
+    filesystem, root = locate(folder)
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return
+    paths = [Path(locate(uri)[1]) for uri in uris]
+    folders = {above for path in paths for above in path.parents if above.is_relative_to(root)}
+    for path in (*paths, *folders):
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be written ({error})") from error
 
 
 def write_bytes(uri: str, content: bytes) -> None:
@@ -134,9 +168,7 @@ def write_bytes(uri: str, content: bytes) -> None:
     filesystem, path = locate(uri)
     try:
         if not isinstance(filesystem, pafs.LocalFileSystem):
-            # Object stores show an object only when it is complete.
-            with filesystem.open_output_stream(path) as stream:
-                stream.write(content)
+            _write_remote(filesystem, path, content)
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,3 +183,21 @@ def write_bytes(uri: str, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{uri}: cannot be written ({error})") from error
+
+
+def _write_remote(filesystem: pafs.FileSystem, path: str, content: bytes) -> None:
+    if not shows_unfinished(filesystem):
+        with filesystem.open_output_stream(path) as stream:
+            stream.write(content)
+        return
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
+    filesystem.create_dir(folder, recursive=True)
+    try:
+        with filesystem.open_output_stream(temporary) as stream:
+            stream.write(content)
+        filesystem.move(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            filesystem.delete_file(temporary)
+        raise

@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from elastrec.platform.data.files import join, locate, read_bytes, write_bytes
+from elastrec.platform.data.files import join, locate, read_bytes, shows_unfinished, write_bytes
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import DataError
 
@@ -33,12 +33,11 @@ class AtomicFile:
 
     def __init__(self, uri: str) -> None:
         self._filesystem, self._path = locate(uri)
-        self._local = isinstance(self._filesystem, pafs.LocalFileSystem)
+        self._renamed = shows_unfinished(self._filesystem)
         folder, _, name = self._path.rpartition("/")
-        # An object store shows an object only once its upload is complete.
-        self._written = f"{folder}/_{name}.tmp" if self._local else self._path
+        self._written = f"{folder}/_{name}.tmp" if self._renamed else self._path
         try:
-            if self._local:
+            if self._renamed:
                 self._filesystem.create_dir(folder, recursive=True)
             self.stream = self._filesystem.open_output_stream(self._written)
         except OSError as error:
@@ -47,7 +46,7 @@ class AtomicFile:
     def commit(self) -> int:
         """Closes the file and gives it its name; returns its size in bytes."""
         self._close()
-        if self._local:
+        if self._renamed:
             self._filesystem.move(self._written, self._path)
         return int(self._filesystem.get_file_info(self._path).size)
 
@@ -60,9 +59,9 @@ class AtomicFile:
             self._close()
         with suppress(Exception):
             self.stream.close()
-        if self._local:
-            with suppress(OSError):
-                self._filesystem.delete_file(self._written)
+        # An object store shows what was written until here.
+        with suppress(OSError):
+            self._filesystem.delete_file(self._written)
 
     def _close(self) -> None:
         self.stream.close()
@@ -139,6 +138,9 @@ def finished_report(
     if info.type == pafs.FileType.File:
         raise DataError(f"{folder}: is a file; choose a folder")
     names = {each.base_name for each in filesystem.get_file_info(pafs.FileSelector(path))}
+    # Files whose writing was interrupted, see `write_bytes`.
+    interrupted = tuple(f".{each}." for each in (name, *own_files))
+    names = {each for each in names if not each.startswith(interrupted)}
     if name not in names:
         if names.difference(own_files) and _UNFINISHED not in names:
             raise DataError(f"{folder}: holds files that were not {made}; choose another folder or remove it")

@@ -22,6 +22,7 @@ from elastrec.platform.data.partitions import Partition, chosen_folders, existin
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.files.compressed_text import codec_of
 from elastrec.platform.data.reading.files.text import scan_text
+from elastrec.platform.data.reading.numbers import schema_without_views
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -216,7 +217,7 @@ def _describe(
 def _parquet_content(uri: str) -> tuple[dict[str, Any], dict[str, pa.DataType | str]]:
     """Fields of a Parquet file's entry, and the types of its columns."""
     with opened_parquet(uri) as parquet:
-        metadata, stored = parquet.metadata, parquet.schema_arrow
+        metadata, stored = parquet.metadata, schema_without_views(parquet.schema_arrow)
         groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     duplicates = repeated(stored.names)
     if duplicates:

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND, LogCalendar
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined, is_text, missing_of
 from elastrec.platform.data.reading.raw import RawRows
 from elastrec.platform.specs.data import TrainingData
@@ -17,6 +18,23 @@ _PER_SECOND = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nano
 _PER_UNIT = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _OFFSET = r"(?:[zZ]|[+-]\d{2}:?\d{2})$"
 _ISO = r"^\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)?"
+
+
+def seconds_column(data: TrainingData) -> str:
+    """The column into which the seconds of a row are written: that of the timestamp; empty without one.
+
+    If a feature or label reads the timestamp, too, it must find the values of the log, which may have another unit;
+    then the seconds have a column of their own.
+    """
+    if not data.timestamp:
+        return ""
+    taken = RowEncoder(data).columns
+    if data.timestamp not in taken:
+        return data.timestamp
+    name = f"{data.timestamp}_seconds"
+    while name in (*taken, data.session):
+        name += "_"
+    return name
 
 
 def seconds_of(data: TrainingData, table: pa.Table, piece: RawRows) -> NDArray[np.int64]:

@@ -181,7 +181,8 @@ def _odd(data: TrainingData, names: tuple[str, ...], reason: str) -> DataError:
             "data.path, or write its rows with a value"
         )
     example = data.folders.path(date(2026, 1, 31), 7)
+    unit = "an hour" if data.partitioning is Partitioning.HOUR else "a day"
     return DataError(
-        f"{where}: is no {data.partitioning} ({reason}); data.partition_folder is {data.folders}, for example "
+        f"{where}: is not the folder of {unit} ({reason}); data.partition_folder is {data.folders}, for example "
         f"{example}; rename the folder, move it out of data.path, or correct data.partition_folder"
     )

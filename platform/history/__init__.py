@@ -4,6 +4,7 @@
 `History` that need them. torch must never be imported here.
 """
 
+from elastrec.platform.history.delivery.reporter import Reporter
 from elastrec.platform.history.history import History
 from elastrec.platform.history.model_registry import ModelRegistry
 from elastrec.platform.history.points import (
@@ -14,7 +15,6 @@ from elastrec.platform.history.points import (
     window_points,
 )
 from elastrec.platform.history.records import JobFilter, JobRecord, Sizes
-from elastrec.platform.history.reporter import Reporter
 
 __all__ = [
     "CostMeter",

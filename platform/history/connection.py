@@ -18,6 +18,7 @@ from elastrec.platform.history.database import (
     explained_database_errors,
     make_artifacts_folder,
 )
+from elastrec.platform.history.delivery.sink import tls_context
 from elastrec.platform.history.records import TAG_JOB_ID
 from elastrec.platform.specs.errors import CollisionError, ElastrecError, HistoryError
 from elastrec.platform.specs.text.uris import without_credentials
@@ -37,7 +38,8 @@ def answers(tracking_uri: str) -> bool:
     if not tracking_uri.startswith(("http://", "https://")):
         return True
     try:
-        with urllib.request.urlopen(f"{without_credentials(tracking_uri).rstrip('/')}/health", timeout=_ANSWER_SECONDS):
+        page = f"{without_credentials(tracking_uri).rstrip('/')}/health"
+        with urllib.request.urlopen(page, timeout=_ANSWER_SECONDS, context=tls_context(os.environ)):
             return True
     except urllib.error.HTTPError as error:
         # A proxy that requires a password or does not have the page counts as answering, unless it has no server.

@@ -125,12 +125,17 @@ class Decisions(Connection):
             points = self._client.get_metric_history(run_id, _SERVER_MEMORY)
         return scaling_figures.server_memory(sorted((each.step, each.value) for each in points), decisions)
 
-    def log_coefficients(self, run_id: str, coefficients: Coefficients) -> None:
-        """Stores the job's fitted model for similar jobs in the future."""
+    def log_coefficients(self, run_id: str, coefficients: Coefficients, dense_bytes: int) -> None:
+        """Stores the job's fitted model for similar jobs in the future.
+
+        Args:
+            dense_bytes: M of the fit, without which the coefficient of synchronisation has no meaning.
+        """
         from mlflow.entities import Metric
 
         step, milliseconds = self.samples_trained(run_id), int(time.time() * 1000)
-        figures = [Metric(name, value, milliseconds, step) for name, value in coefficient_figures(coefficients).items()]
+        values = {**coefficient_figures(coefficients), names.SCALING_DENSE_BYTES: float(dense_bytes)}
+        figures = [Metric(name, value, milliseconds, step) for name, value in values.items()]
         with self._explained(f"write the throughput model into run {run_id}"):
             self._client.log_batch(run_id, metrics=figures)
 

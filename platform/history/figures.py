@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def learning_curve(series: Mapping[str, Series], evaluation: Mapping[str, float]
         steps, values = zip(*series[name], strict=True)
         axis.plot(steps, values, color="tab:blue", linewidth=1.4, marker="." if len(steps) < 40 else None)
         axis.set_ylabel(_QUALITY[name])
-        if name in evaluation:
+        if math.isfinite(evaluation.get(name, math.nan)):
             axis.axhline(
                 evaluation[name], color="tab:orange", linestyle="--", label=f"evaluation rows: {evaluation[name]:.4f}"
             )
@@ -74,12 +75,16 @@ def learning_curve(series: Mapping[str, Series], evaluation: Mapping[str, float]
 
 
 def calibration(predicted: Sequence[float], observed: Sequence[float], rows: Sequence[float]) -> Figure | None:
-    """Predicted against observed click rate on the evaluation rows, with two standard errors; None without rows."""
+    """Predicted against observed click rate on the evaluation rows, with two standard errors; None without rows.
+
+    A group whose figures are not all finite is left out.
+    """
     import numpy as np
 
-    if not len(predicted):
+    columns_3C = np.asarray([predicted, observed, rows], dtype=np.float64)
+    p_C, o_C, n_C = columns_3C[:, np.isfinite(columns_3C).all(axis=0)]
+    if not len(p_C):
         return None
-    p_C, o_C, n_C = (np.asarray(column, dtype=np.float64) for column in (predicted, observed, rows))
     error_C = 2 * np.sqrt(np.maximum(o_C * (1 - o_C), 1e-12) / np.maximum(n_C, 1))
     figure, (axis,) = new_figure()
     top = float(max(p_C.max(), (o_C + error_C).max())) * 1.05

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 import xxhash
 
-from elastrec.platform.history import figures
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.history.connection import Connection
+from elastrec.platform.history.delivery.sink import POINTS_PER_CALL
 from elastrec.platform.history.model_registry import compared_figures, logged_model_id
 from elastrec.platform.history.points import Point
 from elastrec.platform.history.records import (
@@ -28,15 +28,15 @@ from elastrec.platform.history.records import (
     TAG_JOB_ID,
     TAG_PHASE,
     TAG_REASON,
-    JobFilter,
-    JobRecord,
+    TAG_SHAPE_CHANGES,
+    TAG_SIZES,
     dataset_name,
     describe,
     note,
-    read_record,
     run_name,
+    tag_text,
 )
-from elastrec.platform.history.sink import POINTS_PER_CALL
+from elastrec.platform.history.run_pages import RunPages
 from elastrec.platform.specs.errors import CollisionError, DataError, HistoryError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
@@ -51,13 +51,12 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 _RUN_STATUS = {Phase.SUCCEEDED: "FINISHED", Phase.FAILED: "FAILED", Phase.STOPPED: "KILLED"}
-_LONGEST_REASON = 4000
 _DESCRIBE_TRIES = 8
 _SCORE_TRIES = 4
 _SCORE_PAUSE_SECONDS = 0.1
 
 
-class History(Connection):
+class History(RunPages):
     """Reads and writes one experiment. mlflow is imported, and the server is connected, at the first use.
 
     Every method raises HistoryError if the server cannot be reached or refuses.
@@ -76,8 +75,8 @@ class History(Connection):
         existing run gets the caller's `run_tags`, because another task than before may wait for the job, or none.
 
         Args:
-            begins: whether the job will train its rows from the first one. A run that succeeded then contains the
-                figures of another training, and a new attempt is made.
+            begins: whether the job will train its rows from the first one. A run that succeeded, or an open one with
+                figures, is then of another training, and a new attempt is made.
         """
         job = job_from_json(prepared.job_json)
         run = self._live_run(prepared.job_id, begins)
@@ -132,7 +131,10 @@ class History(Connection):
         with self._explained(f"describe job {prepared.job_id}"):
             from mlflow.entities import Param, RunTag
 
-            self._client.log_batch(run_id, params=[Param(*pair) for pair in description.params.items()])
+            # An earlier caller may have been interrupted after them, with other sizes; MLflow does not change them.
+            written = self._client.get_run(run_id).data.params
+            params = [Param(*pair) for pair in description.params.items() if pair[0] not in written]
+            self._client.log_batch(run_id, params=params)
             self._client.log_batch(run_id, tags=[RunTag(*pair) for pair in description.tags.items()])
             self._client.set_tag(run_id, "mlflow.note.content", note(prepared))
             self._client.log_text(run_id, json.dumps(json.loads(masked(prepared.job_json)), indent=2), "job.json")
@@ -147,44 +149,6 @@ class History(Connection):
         with self._explained(f"describe job {prepared.job_id}"):
             # Written last, so that the next caller describes a run without it again.
             self._client.set_tag(run_id, TAG_DESCRIBED, "true")
-
-    def _runs(self, job_id: str) -> list[Any]:
-        with self._explained(f"look for job {job_id}"):
-            return list(
-                self._client.search_runs(
-                    [self._experiment_id], f"tags.`{TAG_JOB_ID}` = '{job_id}'", order_by=["attributes.start_time ASC"]
-                )
-            )
-
-    def _live_run(self, job_id: str, begins: bool) -> Any | None:
-        """The job's earliest open run, or its latest successful one unless the job begins anew."""
-        runs = self._runs(job_id)
-        opened = [run for run in runs if run.info.status in ("RUNNING", "SCHEDULED")]
-        opened.sort(key=lambda run: (run.info.start_time, run.info.run_id))
-        succeeded = [run for run in runs if run.info.status == "FINISHED" and not begins]
-        return (opened[:1] or succeeded[-1:] or [None])[0]
-
-    def open_run(self, job_id: str) -> str:
-        """The job's open run; empty if there is none."""
-        opened = [run for run in self._runs(job_id) if run.info.status in ("RUNNING", "SCHEDULED")]
-        return str(opened[0].info.run_id) if opened else ""
-
-    def present_run(self, run_id: str) -> str:
-        """The run itself; if somebody has deleted it, the job's open run in the same experiment, or an empty text."""
-        from mlflow.exceptions import MlflowException
-
-        with self._explained(f"read run {run_id}"):
-            try:
-                run = self._client.get_run(run_id)
-            except MlflowException as error:
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    return ""
-                raise
-            if run.info.lifecycle_stage == "active":
-                return run_id
-            same_job = f"tags.`{TAG_JOB_ID}` = '{run.data.tags.get(TAG_JOB_ID, '')}' AND attributes.status = 'RUNNING'"
-            opened = self._client.search_runs([run.info.experiment_id], same_job, max_results=1)
-        return str(opened[0].info.run_id) if opened else ""
 
     def log_series(self, run_id: str, points: Iterable[Point], model_id: str | None = None) -> None:
         """Writes points immediately, in as few calls as MLflow allows. A running job uses a Reporter instead.
@@ -234,7 +198,7 @@ class History(Connection):
 
         tags = [RunTag(TAG_PHASE, phase.value)]
         if reason:
-            tags.append(RunTag(TAG_REASON, masked(reason)[:_LONGEST_REASON]))
+            tags.append(RunTag(TAG_REASON, tag_text(reason)))
         with self._explained(f"write the phase of run {run_id}"):
             self._client.log_batch(run_id, tags=tags)
 
@@ -247,163 +211,27 @@ class History(Connection):
     ) -> None:
         """Draws the pictures and closes the run with its final phase. Idempotent.
 
-        A run whose artifacts cannot be written, because their store is full or refuses, is closed without them.
+        A run whose artifacts cannot be written, because their store is full or refuses, is closed without them, and one
+        whose pictures cannot be drawn without those.
 
         Args:
             reason: why it failed, with the traceback if there is one.
             story: events and where the time went, stored as `explanation.txt`.
         """
+        from mlflow.entities import RunTag
+
         if not phase.is_final:
             raise HistoryError(f"phase: {phase.value} is not allowed; allowed: Succeeded, Failed, Stopped")
         self.set_phase(run_id, phase, reason)
-        try:
-            self._log_artifacts(run_id, reason, story)
-        except HistoryError as error:
-            _log.warning("artifacts_not_written", run_id=run_id, error=str(error))
+        if story is not None and story.sizes is not None:
+            with self._explained(f"write the last sizes of run {run_id}"):
+                sizes = msgspec.json.encode(story.sizes).decode()
+                tags = [RunTag(TAG_SIZES, sizes), RunTag(TAG_SHAPE_CHANGES, str(story.shape_changes))]
+                self._client.log_batch(run_id, tags=tags)
+        self._log_artifacts(run_id, reason, story)
         with self._explained(f"close run {run_id}"):
             self._client.set_terminated(run_id, status=_RUN_STATUS[phase])
         _log.info("run finished", run_id=run_id, phase=phase.value)
-
-    def _log_artifacts(self, run_id: str, reason: str, story: Story | None) -> None:
-        self.log_figures(run_id)
-        with self._explained(f"write the artifacts of run {run_id}"):
-            if reason:
-                self._client.log_text(run_id, masked(reason), "reason.txt")
-            if story is not None:
-                self._client.log_text(run_id, masked(story.text), "explanation.txt")
-                self._log_migrations(run_id, story)
-        self._log_report(run_id, story)
-
-    def log_figures(self, run_id: str) -> list[str]:
-        """Learning curve, calibration and the parts of a step, from the run's own series; returns their paths."""
-        with self._explained(f"read run {run_id}"):
-            latest: Mapping[str, float] = self._client.get_run(run_id).data.metrics
-        columns = [
-            [value for _, value in self.series(run_id, name)] if name in latest else []
-            for name in (names.CALIBRATION_PREDICTED, names.CALIBRATION_OBSERVED, names.CALIBRATION_ROWS)
-        ]
-        quality = (names.LOSS, names.AUC, names.NORMALIZED_ENTROPY)
-        evaluation = {names.AUC: names.EVALUATION_AUC, names.NORMALIZED_ENTROPY: names.EVALUATION_NORMALIZED_ENTROPY}
-        drawn = {
-            "figures/learning_curve.png": figures.learning_curve(
-                {name: self.series(run_id, name) for name in quality if name in latest},
-                {name: latest[key] for name, key in evaluation.items() if key in latest},
-            ),
-            "figures/calibration.png": figures.calibration(columns[0], columns[1], columns[2]),
-            "figures/step_seconds.png": figures.step_seconds(
-                {name: self.series(run_id, name) for name in figures.STEP_SERIES if name in latest}
-            ),
-        }
-        with self._explained(f"write the pictures of run {run_id}"):
-            for path, figure in drawn.items():
-                if figure is not None:
-                    self._client.log_figure(run_id, figure, path)
-        return [path for path, figure in drawn.items() if figure is not None]
-
-    def _log_migrations(self, run_id: str, story: Story) -> None:
-        if not story.migrations:
-            return
-        # Imported here, because masters import this room and draw nothing.
-        from elastrec.platform.history.scaling_figures import MIGRATIONS_PICTURE, migrations
-
-        if (picture := migrations(story.migrations)) is not None:
-            self._client.log_figure(run_id, picture, MIGRATIONS_PICTURE)
-
-    def _log_report(self, run_id: str, story: Story | None) -> None:
-        from elastrec.platform.history.report import REPORT_FILE
-
-        try:
-            text = self.report(run_id, story)
-        except HistoryError as error:
-            # A run that cannot be read as a job is closed nevertheless.
-            _log.warning("report_not_written", run_id=run_id, error=str(error))
-            return
-        with self._explained(f"write the report of run {run_id}"):
-            self._client.log_text(run_id, text, REPORT_FILE)
-
-    def report(self, run_id: str, story: Story | None = None) -> str:
-        """The run's report, a self-contained HTML page.
-
-        Raises:
-            HistoryError: MLflow refuses, or the run was not written by `start_run`.
-        """
-        from elastrec.platform.history.decisions import Decisions
-        from elastrec.platform.history.report import SERIES, render
-
-        with self._explained(f"read run {run_id}"):
-            run = self._client.get_run(run_id)
-        kept = Decisions(self._tracking_uri, self._experiment)
-        decisions = kept.decisions(run_id)
-        return render(
-            read_record(run),
-            run.data.tags,
-            run.data.params,
-            self._champion_of(run),
-            {name: self.series(run_id, name) for name in SERIES if name in run.data.metrics},
-            decisions,
-            story,
-            kept.throughput_picture(run_id, decisions),
-            kept.memory_picture(run_id, decisions),
-            kept.plan_pictures(run_id, decisions),
-            kept.gains_picture(run_id) if decisions else "",
-            run_url=self._page(run.info.experiment_id, run_id),
-        )
-
-    def _champion_of(self, run: Any) -> tuple[JobRecord, Mapping[str, str]] | None:
-        """Record and parameters of the champion's run with which a job was compared; None if unknown."""
-        champion_run = run.data.tags.get(TAG_CHAMPION_RUN)
-        if not champion_run:
-            return None
-        try:
-            with self._explained(f"read run {champion_run}"):
-                found = self._client.get_run(champion_run)
-            return read_record(found), found.data.params
-        except HistoryError as error:
-            # Its run may have been deleted.
-            _log.warning("champion_not_read", run_id=run.info.run_id, champion_run=champion_run, error=str(error))
-            return None
-
-    def series(self, run_id: str, name: str) -> list[tuple[int, float]]:
-        """(step, value) of one metric, by step; the last value if a step was measured twice."""
-        with self._explained(f"read {name} of run {run_id}"):
-            points = self._client.get_metric_history(run_id, name)
-        return sorted({metric.step: metric.value for metric in sorted(points, key=lambda m: m.timestamp)}.items())
-
-    def job_records(self, wanted: JobFilter | None = None, limit: int = 200) -> list[JobRecord]:
-        """Jobs of this experiment, the newest first.
-
-        A job's run that cannot be read (incomplete, or changed by hand) is left out and named in the log, because one
-        bad run must not prevent the use of all others.
-        """
-        found: dict[str, Any] = {}
-        for expression in (wanted or JobFilter()).expressions():
-            token = None
-            with self._explained("search job records"):
-                while len(found) < limit or token is None:
-                    page = self._client.search_runs(
-                        [self._experiment_id],
-                        expression,
-                        max_results=min(limit, 1000),
-                        order_by=["attributes.start_time DESC"],
-                        page_token=token,
-                    )
-                    found |= {run.info.run_id: run for run in page}
-                    token = page.token
-                    if not token:
-                        break
-        records = []
-        for run in found.values():
-            try:
-                records.append(read_record(run))
-            except HistoryError as error:
-                _log.warning("run_left_out", run_id=run.info.run_id, reason=str(error))
-        records.sort(key=lambda record: record.started_unix_seconds, reverse=True)
-        return records[:limit]
-
-    def record(self, run_id: str) -> JobRecord:
-        """The job of a run."""
-        with self._explained(f"read run {run_id}"):
-            return read_record(self._client.get_run(run_id))
 
     def log_gate(self, run_id: str, decision: GateDecision, champion_run: str = "") -> None:
         """Writes the scores of candidate and champion on the same rows, and the decision.
@@ -425,7 +253,7 @@ class History(Connection):
             self._log_scores(run_id, _beside_champion(decision.candidate, decision.champion), step, None)
         with self._explained(f"write the gate's decision of run {run_id}"):
             self._client.set_tag(run_id, TAG_GATE, "passed" if decision.passed else "refused")
-            self._client.set_tag(run_id, TAG_GATE_REASON, decision.reason)
+            self._client.set_tag(run_id, TAG_GATE_REASON, tag_text(decision.reason))
             if champion_run:
                 self._client.set_tag(run_id, TAG_CHAMPION_RUN, champion_run)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import re
 
+import xxhash
+
 AUC = "curves/auc"
 CORE_HOURS = "curves/core_hours"
 COST = "curves/cost"
@@ -62,6 +64,7 @@ SCALING_PREDICTED = "scaling/predicted_samples_per_second"
 SCALING_GAIN = "scaling/predicted_gain"
 SCALING_CHANGED = "scaling/changed"
 SCALING_COEFFICIENT = "scaling/coefficients/{name}"
+SCALING_DENSE_BYTES = "scaling/dense_bytes"
 SCALING_LAST_PREDICTED_GAIN = "scaling/last_plan_predicted_gain"
 SCALING_LAST_MEASURED_GAIN = "scaling/last_plan_measured_gain"
 
@@ -139,6 +142,7 @@ DESCRIPTIONS = {
     SCALING_CHANGED: "1 if the round changed the job, otherwise 0",
     SCALING_COEFFICIENT: "coefficients of the job's throughput model: seconds of a step per unit of gradient, update, "
     "synchronise and embedding, and the constant; the overlap has no unit. Models of later jobs start with them",
+    SCALING_DENSE_BYTES: "bytes of the dense parameters of the job, for which that model is fitted",
     SCALING_LAST_PREDICTED_GAIN: "predicted gain of the last executed plan, in samples per second",
     SCALING_LAST_MEASURED_GAIN: "measured gain of that plan, in samples per second",
     STEP_SECONDS: "duration of a step in the last window, mean over the workers",
@@ -164,9 +168,26 @@ DESCRIPTIONS = {
 }
 """Meaning and unit by name; `{}` marks variable parts."""
 
-_UNSAFE = re.compile(r"[^A-Za-z0-9_\-. :]")
+# MLflow allows letters and digits of any script.
+_UNSAFE = re.compile(r"[^\w\-. :]")
+_LONGEST_PART = 200
+"""Characters; MLflow allows 250 for a whole name."""
 
 
 def named(template: str, **parts: str) -> str:
-    """A name with its variable parts filled in; characters that MLflow refuses become `_`."""
-    return template.format(**{key: _UNSAFE.sub("_", value) for key, value in parts.items()})
+    """A name with its variable parts filled in, such that MLflow accepts it.
+
+    Characters that MLflow refuses become `_`, as does a part that names a folder (`.`, `..`) or nothing. A part of more
+    than 200 characters ends with the hash of the whole part instead of its last characters.
+    """
+    return template.format(**{key: _accepted(value) for key, value in parts.items()})
+
+
+def _accepted(part: str) -> str:
+    if part in ("", ".", ".."):
+        return "_" * max(1, len(part))
+    safe = _UNSAFE.sub("_", part)
+    if len(safe) <= _LONGEST_PART:
+        return safe
+    digest = xxhash.xxh3_64_hexdigest(part.encode())
+    return f"{safe[: _LONGEST_PART - len(digest) - 1]}-{digest}"

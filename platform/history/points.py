@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.specs.elasticity import PaidPrices
-from elastrec.platform.specs.metrics import Role, TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, Role, TrainingMetrics
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -30,6 +31,33 @@ class Point(msgspec.Struct, frozen=True):
     unix_seconds: float
 
 
+def json_number(value: float) -> float | str:
+    """A number, or the word for it in protobuf's JSON: JSON itself has neither NaN nor infinity."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+class JsonPoint(msgspec.Struct, frozen=True):
+    """A point in a JSON file, from which every value can be read back; msgspec would write NaN as null."""
+
+    name: str
+    value: float | str
+    step: int
+    unix_seconds: float
+
+    @staticmethod
+    def all(points: Iterable[Point]) -> list[JsonPoint]:
+        """Points for a file."""
+        return [JsonPoint(each.name, json_number(each.value), each.step, each.unix_seconds) for each in points]
+
+    def point(self) -> Point:
+        """Raises ValueError if the value is another word than `json_number` writes."""
+        return Point(self.name, float(self.value), self.step, self.unix_seconds)
+
+
 class CalibrationCurve(Protocol):
     """Mean predictions and observed rates of groups of rows, by increasing prediction; arrays of the same length."""
 
@@ -41,19 +69,25 @@ class CalibrationCurve(Protocol):
     def rows(self) -> ArrayLike: ...
 
 
-def window_points(metrics: TrainingMetrics, unix_seconds: float) -> list[Point]:
-    """The series of a running job at one moment, for a Reporter; a CostMeter provides the resources of pods."""
+def window_points(metrics: TrainingMetrics, unix_seconds: float, trained: tuple[HeadMetrics, ...] = ()) -> list[Point]:
+    """The series of a job at one moment, for a Reporter; a CostMeter provides the resources of pods.
+
+    Args:
+        trained: the model's outputs in the last window of training, if `metrics` has those of the evaluation.
+    """
+    if metrics.evaluated:
+        metrics = metrics.with_heads(trained, evaluated=False)
     step = metrics.samples_trained
     values: dict[str, float | None] = {
         names.SAMPLES_PER_SECOND: metrics.samples_per_second,
         names.SAMPLES_TRAINED: float(metrics.samples_trained),
         names.LOSS: metrics.loss,
+        names.AUC: metrics.auc,
+        names.NORMALIZED_ENTROPY: metrics.normalized_entropy,
         names.WORKERS_RUNNING: float(_running(metrics, Role.WORKER)),
         names.SERVERS_RUNNING: float(_running(metrics, Role.PARAMETER_SERVER)),
     }
-    if not metrics.evaluated:
-        values |= {names.AUC: metrics.auc, names.NORMALIZED_ENTROPY: metrics.normalized_entropy}
-        values |= _head_values(names.HEAD, metrics)
+    values |= _head_values(names.HEAD, metrics)
     values |= {names.named(names.NAMED_LOSS, name=name): value for name, value in metrics.losses.items()}
     return _points(values | _step_values(metrics), step, unix_seconds)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from datetime import datetime, time, timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,8 @@ from elastrec.platform.history.words import money
 from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.text.uris import masked
 
 if TYPE_CHECKING:
@@ -25,8 +28,13 @@ TAG_JOB_NAME = "elastrec.job_name"
 TAG_PHASE = "elastrec.phase"
 TAG_REASON = "elastrec.reason"
 TAG_DESCRIBED = "elastrec.described"
+TAG_SIZES = "elastrec.sizes"
+"""The last sizes of the job's pods, as JSON, written at its end."""
+TAG_SHAPE_CHANGES = "elastrec.shape_changes"
 TAG_GATE = "elastrec.gate"
 TAG_GATE_REASON = "elastrec.gate_reason"
+TAG_TURN = "elastrec.turn"
+"""Of a model version while it may become champion."""
 TAG_CHAMPION_RUN = "elastrec.champion_run"
 """Run of the champion with which the model was compared on the evaluation rows."""
 TAG_EVALUATION_END = "elastrec.interval.evaluation_end"
@@ -37,7 +45,8 @@ TAG_AIRFLOW_LOG = "airflow.log_url"
 """Log of the task that launched the job or, later, of the task that waits for it; of its newest try."""
 _LABEL = "elastrec.label."
 _PRICES = "prices."
-# MLflow refuses longer values; the whole job file is an artifact of the run.
+# MLflow refuses longer values, its databases descriptions of more than 5000 characters; the whole job file is an
+# artifact of the run.
 _LONGEST_TAG = 4000
 _LONGEST_PARAM = 6000
 _FEATURES = {
@@ -100,20 +109,25 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def asked(job: TrainingJob) -> Sizes:
         """The sizes in the job file."""
-        worker, server = job.spec.resources.worker, job.spec.resources.parameter_server
-        return Sizes(
-            workers=worker.count,
-            worker_cores=worker.cores,
-            worker_memory_bytes=worker.memory,
-            parameter_servers=server.count,
-            parameter_server_cores=server.cores,
-            parameter_server_memory_bytes=server.memory,
-        )
+        return Sizes.of_shape(Shape.of(job.spec.resources))
 
     @staticmethod
     def granted(allocation: Allocation) -> Sizes:
         """The sizes with which the job was started."""
         return Sizes(**{field: getattr(allocation, field) for field in Sizes.__struct_fields__})
+
+    @staticmethod
+    def of_shape(shape: Shape) -> Sizes:
+        """The sizes in a shape."""
+        worker, server = shape[Role.WORKER], shape[Role.PARAMETER_SERVER]
+        return Sizes(
+            workers=worker.count,
+            worker_cores=worker.size.cores,
+            worker_memory_bytes=worker.size.memory_bytes,
+            parameter_servers=server.count,
+            parameter_server_cores=server.size.cores,
+            parameter_server_memory_bytes=server.size.memory_bytes,
+        )
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +144,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         airflow_url: page of the DAG run to which the job belongs; `log_url`: log of the task that waits for it. Empty
             if there is none.
         prices: of its cores and memory; None if its job file has none.
+        last: the sizes with which it ended; the granted ones if it never changed, or while it runs.
+        shape_changes: how often its sizes changed.
     """
 
     run_id: str
@@ -142,6 +158,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     interval: tuple[str, str]
     asked: Sizes
     granted: Sizes
+    last: Sizes
     features: dict[str, float]
     labels: dict[str, str]
     metrics: dict[str, float]
@@ -150,6 +167,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     airflow_url: str = ""
     log_url: str = ""
     prices: PaidPrices | None = None
+    shape_changes: int = 0
 
     @property
     def auc(self) -> float | None:
@@ -293,8 +311,13 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
     }
     return Description(
         params={key: masked(str(value))[:_LONGEST_PARAM] for key, value in params.items()},
-        tags={key: masked(value)[:_LONGEST_TAG] for key, value in tags.items()},
+        tags={key: tag_text(value) for key, value in tags.items()},
     )
+
+
+def tag_text(text: str) -> str:
+    """A text as the value of a tag or as a description: without passwords of URIs, and at most 4000 characters."""
+    return masked(text)[:_LONGEST_TAG]
 
 
 def note(prepared: Prepared) -> str:
@@ -313,6 +336,11 @@ def note(prepared: Prepared) -> str:
         lines.append(f"Continued from `{prepared.start_record}`.")
     lines += [f"```\n{table}\n```" for table in prepared.tables]
     return masked("\n\n".join(lines))
+
+
+def metric_value(stored: float) -> float:
+    """The value of a metric that MLflow returned: its databases hold infinity as the largest number."""
+    return math.copysign(math.inf, stored) if abs(stored) == sys.float_info.max else stored
 
 
 def read_record(run: Any) -> JobRecord:
@@ -335,17 +363,19 @@ def read_record(run: Any) -> JobRecord:
             reason=tags.get(TAG_REASON, ""),
             interval=(tags["elastrec.interval.start"], tags["elastrec.interval.end"]),
             asked=_sizes(params, "asked."),
-            granted=_sizes(params, "granted."),
+            granted=(granted := _sizes(params, "granted.")),
+            last=msgspec.json.decode(tags[TAG_SIZES], type=Sizes) if TAG_SIZES in tags else granted,
             features={name: float(params[param]) for name, param in _FEATURES.items()},
             labels={key.removeprefix(_LABEL): value for key, value in tags.items() if key.startswith(_LABEL)},
-            metrics=dict(metrics),
+            metrics={name: metric_value(value) for name, value in metrics.items()},
             started_unix_seconds=run.info.start_time / 1000,
             ended_unix_seconds=run.info.end_time / 1000 if run.info.end_time else None,
             airflow_url=tags.get(TAG_AIRFLOW_URL, ""),
             log_url=tags.get(TAG_AIRFLOW_LOG, ""),
             prices=_prices(params),
+            shape_changes=int(tags.get(TAG_SHAPE_CHANGES, 0)),
         )
-    except (KeyError, ValueError, msgspec.ValidationError) as error:
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise HistoryError(f"run {run.info.run_id} is no job record: {type(error).__name__} {error}") from error
 
 

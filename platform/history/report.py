@@ -16,7 +16,7 @@ import msgspec
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import PlanPictures
-from elastrec.platform.history.records import TAG_EVALUATION_END, TAG_GATE, TAG_GATE_REASON, JobRecord
+from elastrec.platform.history.records import TAG_EVALUATION_END, TAG_GATE, TAG_GATE_REASON, JobRecord, Sizes
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
 from elastrec.platform.specs.metrics import FaultCost
@@ -101,6 +101,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         goodput: share of the wall time in which rows were trained that are in the model, 0 to 1.
         omitted: entries that are older than those in `timeline`.
         migrations: of parameter servers, the oldest first.
+        sizes: of the pods at the end; None if unknown. shape_changes: how often their number or size changed.
     """
 
     text: str
@@ -110,6 +111,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     timeline: list[StoryEntry]
     omitted: int = 0
     migrations: list[MigrationSeen] = []
+    sizes: Sizes | None = None
+    shape_changes: int = 0
 
     @property
     def faults(self) -> list[Fault]:

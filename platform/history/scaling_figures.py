@@ -17,6 +17,7 @@ from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import Columns
 from elastrec.platform.scaling.types import CandidateKind, Considered, MemoryCurve, Observation, Plan
 from elastrec.platform.specs.shape import MigrationSeen
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.some import some
 
 if TYPE_CHECKING:
@@ -93,10 +94,10 @@ def change(before: Allocation, after: Allocation) -> str:
 
 
 def proposed(plan: Plan) -> str:
-    """What a plan was chosen from, in a few words: the changes that bring most; its policy, where it names none."""
+    """What a plan was chosen from, in a few words: the changes that bring most; if it names none, who made it."""
     others = [each.candidate for each in plan.considered if each.candidate.allocation != plan.before]
     if not others:
-        return plan.policy
+        return f"by {plain_words.requester(plan.policy)}" if plan.changes else "no change"
     best = sorted(others, key=lambda each: -each.gain)
     changes = some([change(plan.before, each.allocation) for each in best], most=2)
     return f"{len(others)} candidates: {changes}" if len(others) > 1 else f"1 candidate: {changes}"

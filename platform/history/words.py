@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from elastrec.platform.specs.shape import DONE, MigrationSeen
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 NOTHING = "–"
 _CHART_POINTS = 300
+_MOST_ROWS = 40
 
 
 def count(value: float | None) -> str:
@@ -96,8 +98,7 @@ class Chart:
     @staticmethod
     def of(title: str, series: Sequence[tuple[int, float]]) -> Chart | None:
         """None where fewer than two points are known."""
-        finite = [point for point in series if math.isfinite(point[1])]
-        drawn = finite[:: max(1, len(finite) // _CHART_POINTS)]
+        drawn = _with_extremes([point for point in series if math.isfinite(point[1])])
         if len(drawn) < 2:
             return None
         first, last = drawn[0][0], drawn[-1][0]
@@ -107,6 +108,17 @@ class Chart:
             f"{1000 * (step - first) / across:.1f},{95 - 90 * (value - low) / height:.1f}" for step, value in drawn
         )
         return Chart(title, points, _short(low), _short(high), last)
+
+
+def _with_extremes(points: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """At most some 300 points by increasing step: of a longer series the first, the last, and the least and the largest
+    value of each of 150 parts, so that a line through them shows every peak."""
+    if len(points) <= _CHART_POINTS:
+        return points
+    length = math.ceil(len(points) / (_CHART_POINTS // 2))
+    parts = [points[begin : begin + length] for begin in range(0, len(points), length)]
+    extremes = {choose(part, key=lambda point: point[1]) for part in parts for choose in (min, max)}
+    return sorted({points[0], points[-1], *extremes})
 
 
 @dataclass(frozen=True)
@@ -124,6 +136,7 @@ class Gantt:
 
     Attributes:
         seconds: from the left edge to the right one.
+        rows: at most 40, some of them of several servers if there are more.
         hand_over: begin and length, seconds; None: rows were not handed over yet.
     """
 
@@ -172,7 +185,24 @@ class Gantt:
             hand_over = (migration.handing_over_seconds - left, until - migration.handing_over_seconds)
         note = migration.outcome if pause is None else f"{end - migration.begun_seconds:.1f} s, hand-over {pause:.2f} s"
         title = f"{migration.servers_before} → {migration.servers_after} parameter servers"
-        return Gantt(title, note, right - left, rows, hand_over)
+        return Gantt(title, note, right - left, _some_rows(rows), hand_over)
+
+
+def _some_rows(rows: list[tuple[str, list[Bar]]]) -> list[tuple[str, list[Bar]]]:
+    """At most 40 rows: of more, servers with equal bars are one row, and what is then too much is only counted."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    alike: dict[tuple[Bar, ...], list[str]] = {}
+    for name, bars in rows:
+        alike.setdefault(tuple(bars), []).append(name)
+    shown = [
+        (names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", list(bars))
+        for bars, names in alike.items()
+    ]
+    if len(shown) <= _MOST_ROWS:
+        return shown
+    hidden = sum(len(names) for names in list(alike.values())[_MOST_ROWS - 1 :])
+    return [*shown[: _MOST_ROWS - 1], (f"{hidden} more", [])]
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -186,6 +216,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": percent,
     "counted": counted,
     "gantt": Gantt.of,
+    "requester": plain_words.requester,
+    "role": plain_words.role,
 }
 
 

@@ -7,41 +7,51 @@ import msgspec
 from elastrec.platform.scaling.across_jobs.quota import Holder
 from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.memory_outlook import MemoryOutlook, MemorySeen, look_ahead, wish_of
-from elastrec.platform.scaling.types import JobProfile, Limits, ModelShape, Observation, PastChange, Prior
+from elastrec.platform.scaling.types import JobProfile, Limits, MemoryWish, ModelShape, Observation, PastChange, Prior
 
 
-class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a job, from its master or from the simulator. No field has a default.
+class MemoryFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a job, as far as a forecast of its memory needs it. No field has a default.
 
     Attributes:
-        observations: the older a step is, the less it counts in them (`specs.metrics.share_kept`).
-        prior: of the most similar finished job; None: none is similar.
         memory: measurements of it; `largest_bytes` of a pod as the nodes allow; None: memory is not planned (a
             simulated job without tables).
         changes: the latest ones of its shape.
-        is_settled: every pod is up and at work, and nothing is being changed or saved.
         are_servers_settled: every server is up and has its target size, whatever happens to other pods.
-        steps: of all single workers in the present configuration; `least_steps`: the number that is needed.
 
     The others are those of `JobProfile`.
     """
 
     job_id: str
-    shape: ModelShape
     allocation: Allocation
-    remaining_samples: float
-    observations: tuple[Observation, ...]
-    prior: Prior | None
     memory: MemorySeen | None
     changes: tuple[PastChange, ...]
-    shape_version: int
     limits: Limits
     movable: frozenset[Change]
     until_next_change_seconds: float
+    are_servers_settled: bool
+
+
+class JobFacts(MemoryFacts, frozen=True, kw_only=True):
+    """The state of a job, from its master or from the simulator. No field has a default.
+
+    Attributes:
+        observations: the older a step is, the less it counts in them (`specs.metrics.share_kept`).
+        prior: of the most similar finished job; None: none is similar.
+        is_settled: every pod is up and at work, and nothing is being changed or saved; its servers are settled then.
+        steps: of all single workers in the present configuration; `least_steps`: the number that is needed.
+
+    The others are those of `MemoryFacts` and `JobProfile`.
+    """
+
+    shape: ModelShape
+    remaining_samples: float
+    observations: tuple[Observation, ...]
+    prior: Prior | None
+    shape_version: int
     team: str
     priority: float
     is_settled: bool
-    are_servers_settled: bool
     steps: int
     least_steps: int
 
@@ -95,7 +105,16 @@ def job_profile(known: JobFacts) -> JobProfile:
     return _profile(known, _outlook(known))
 
 
-def _outlook(known: JobFacts) -> MemoryOutlook | None:
+def memory_wish(known: MemoryFacts) -> MemoryWish | None:
+    """The change that a forecast of its memory requests, as in its profile; None also while its servers change."""
+    return _wish(known, _outlook(known)) if known.are_servers_settled else None
+
+
+def _wish(known: MemoryFacts, outlook: MemoryOutlook | None) -> MemoryWish | None:
+    return None if outlook is None else wish_of(known.allocation, outlook.forecast, known.limits)
+
+
+def _outlook(known: MemoryFacts) -> MemoryOutlook | None:
     seen = known.memory
     if seen is None:
         return None
@@ -117,7 +136,7 @@ def _profile(known: JobFacts, outlook: MemoryOutlook | None) -> JobProfile:
         observations=known.observations,
         prior=known.prior,
         memory=None if outlook is None else outlook.need,
-        memory_wish=None if outlook is None else wish_of(known.allocation, outlook.forecast, known.limits),
+        memory_wish=_wish(known, outlook),
         limits=known.limits,
         movable=known.movable,
         until_next_change_seconds=known.until_next_change_seconds,

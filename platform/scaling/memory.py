@@ -70,12 +70,14 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_row: float
     cap: float
 
-    def at(self, samples: float, deviations: float = 0.0) -> float:
-        """Rows at a number of samples (≥ the last one), plus a number of standard deviations."""
-        return self.band(samples, deviations)[0]
+    def at(self, samples: float) -> float:
+        """Likely rows at a number of samples (≥ the last one)."""
+        ahead = math.log(max(samples, self.last_samples) / self.last_samples)
+        most = max(self.cap, self.last_rows)
+        return min(self.last_rows * math.exp(min(max(self.exponent * ahead, 0.0), ahead)), most)
 
     def band(self, samples: float, deviations: float) -> Band:
-        """`at` for the number of deviations above, for none, and for as many below."""
+        """Rows at a number of samples: so many standard deviations above `at`, `at`, and as many below."""
         ahead = math.log(max(samples, self.last_samples) / self.last_samples)
         error = math.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * min(ahead, 1.0))
         likely, error, most = self.exponent * ahead, deviations * error, max(self.cap, self.last_rows)
@@ -86,7 +88,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def rows(self, samples: Floats, deviations: Floats | float = 0.0) -> Floats:
-        """`at` for arrays of shapes that broadcast."""
+        """The same for arrays of shapes that broadcast, so many standard deviations above."""
         ahead = np.log(np.maximum(samples, self.last_samples) / self.last_samples)
         # From a known point, only the exponent's error matters; the scatter does not grow with distance.
         error = np.sqrt(self.exponent_error**2 * ahead**2 + self.scatter**2 * np.minimum(ahead, 1.0))

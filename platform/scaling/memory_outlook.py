@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
@@ -89,7 +90,12 @@ def look_ahead(seen: MemorySeen, allocation: Allocation) -> MemoryOutlook:
 
 
 def _is_enough(seen: MemorySeen) -> bool:
-    return bool(seen.tables) and all(len(set(each.samples)) >= LEAST_POINTS for each in seen.tables)
+    return bool(seen.tables) and all(_has_points(each.samples) for each in seen.tables)
+
+
+def _has_points(samples: Sequence[float]) -> bool:
+    # Usually the last counts differ already.
+    return len(set(samples[-LEAST_POINTS:])) >= LEAST_POINTS or len(set(samples)) >= LEAST_POINTS
 
 
 def curve_of(seen: MemorySeen) -> MemoryCurve | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from elastrec.platform.scaling.job_profile import JobFacts, NotNow, decidable
-from elastrec.platform.scaling.types import JobProfile, Plan
+from elastrec.platform.scaling.amounts import Allocation
+from elastrec.platform.scaling.job_profile import MemoryFacts, memory_wish
+from elastrec.platform.scaling.types import JobProfile, MemoryWish, Plan
 from elastrec.platform.specs.metrics import WINDOW_SECONDS
 
 MEMORY = "memory-forecast"
@@ -32,15 +33,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 def memory_plan(job: JobProfile) -> Plan | None:
     """The plan that the memory forecast requests; None if memory is sufficient."""
-    wish = job.memory_wish
-    if wish is None:
-        return None
-    return Plan(
-        job_id=job.job_id, policy=MEMORY, before=job.allocation, allocation=wish.allocation, reason=wish.reason
-    )  # fmt: skip
+    return None if job.memory_wish is None else _plan_of(job.job_id, job.allocation, job.memory_wish)
 
 
-def look(known: JobFacts, plan_seconds: float) -> Look:
+def _plan_of(job_id: str, before: Allocation, wish: MemoryWish) -> Plan:
+    return Plan(job_id=job_id, policy=MEMORY, before=before, allocation=wish.allocation, reason=wish.reason)
+
+
+def look(known: MemoryFacts, plan_seconds: float) -> Look:
     """Plans more memory if the limit may be reached before a later plan could be applied.
 
     Not earlier, because every count of rows narrows the band, and with a wide band the request may be several times too
@@ -51,25 +51,24 @@ def look(known: JobFacts, plan_seconds: float) -> Look:
         known: `until_next_change_seconds` is the time between two rounds, and the longest time between two checks.
         plan_seconds: the longest time in which a plan is applied.
     """
-    decided = decidable(known)
-    job = decided.memory if isinstance(decided, NotNow) else decided
     seen = known.memory
-    if job is None or seen is None or seen.samples_per_second is None:
+    if not known.are_servers_settled or seen is None or seen.samples_per_second is None:
         return Look(plan=None, seconds=LEAST_SECONDS)
     round_seconds = known.until_next_change_seconds
     trusted = seen.trained / seen.samples_per_second / 2
-    plan, wish = memory_plan(job), job.memory_wish
-    if plan is not None and wish is not None and wish.seconds_to_limit is not None:
+    wish = memory_wish(known)
+    if wish is not None and wish.seconds_to_limit is not None:
         spare = wish.seconds_to_limit - plan_seconds
         trusted = min(trusted, spare / 2)
         if spare <= LEAST_SECONDS and not _was_given_up(known):
             why = f"this takes up to {plan_seconds:.0f} s, so it does not wait for the next round"
+            plan = _plan_of(known.job_id, known.allocation, wish)
             plan = msgspec.structs.replace(plan, reason=f"{plan.reason}; {why}")
             return Look(plan=plan, seconds=LEAST_SECONDS)
     return Look(plan=None, seconds=min(max(trusted, LEAST_SECONDS), round_seconds))
 
 
-def _was_given_up(known: JobFacts) -> bool:
+def _was_given_up(known: MemoryFacts) -> bool:
     """Whether memory was requested within the time of a round, and the job's shape no longer includes it.
 
     The cluster had no capacity for it, or the request was cancelled. Rounds do not repeat such a request sooner either.

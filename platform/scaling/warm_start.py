@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from elastrec.platform.scaling.amounts import CORES_STEP, MEMORY_STEP, Allocation, Capacity, require
+from elastrec.platform.scaling.amounts import CORES_STEP, GIBIBYTE, MEMORY_STEP, Allocation, Capacity, require
 from elastrec.platform.scaling.model.columns import FIELDS, Columns, Floats
 from elastrec.platform.scaling.types import Coefficients, Prior
+from elastrec.platform.specs.text.some import counted
 
 _MEMORY_STEP = MEMORY_STEP // 2
 """Half a step of plans: a start does not have the costs of a change, so that its sizes may be finer."""
@@ -179,6 +180,7 @@ def warm_start(
     default: Allocation,
     capacity: Capacity | None = None,
     settings: WarmStartSettings | None = None,
+    servers: tuple[float, float] = (1, math.inf),
 ) -> WarmStart:
     """Algorithm 1 on the most similar jobs.
 
@@ -188,6 +190,7 @@ def warm_start(
     Args:
         default: the cold start, from the job file; used when no finished job is similar.
         capacity: the limit of pods and of their number.
+        servers: the fewest and the most that the job may have; on fewer ones, each gets more memory.
     """
     settings = settings or WarmStartSettings()
     scored = [(similarity(features, past.features, settings), past) for past in history]
@@ -227,12 +230,13 @@ def warm_start(
     if not is_known:
         for field in ("parameter_servers", "parameter_server_memory_bytes", "worker_memory_bytes"):
             smoothed[field] = max(smoothed[field], float(getattr(default, field)))
+    smoothed["parameter_servers"] = min(max(smoothed["parameter_servers"], servers[0]), servers[1])
     measure = own[-1] if is_known else counting[-1]
     smoothed["parameter_server_memory_bytes"] = max(
         smoothed["parameter_server_memory_bytes"],
         _memory_for(measure, max(1, round(smoothed["parameter_servers"]))),
     )
-    allocation, cut = _granted(smoothed, capacity)
+    allocation, cut = _granted(smoothed, capacity, servers[1])
     reason = f"{len(close)} similar jobs, the closest {close[-1][1].job_id} ({close[-1][0].total:.2f}){cut}"
     if not is_known:
         reason += "; none of this name: no less memory than the job file asks for"
@@ -291,8 +295,11 @@ def _rows(allocations: Sequence[Allocation]) -> Floats:
     return Columns.of(allocations).table_FN.T
 
 
-def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[Allocation, str]:
-    """Rounded to whole steps and limited to the capacity; (allocation, a description of the limits applied)."""
+def _granted(smoothed: dict[str, float], capacity: Capacity | None, most_servers: float) -> tuple[Allocation, str]:
+    """Rounded to whole steps and limited to the capacity; (allocation, a description of the limits applied).
+
+    If servers are larger than a node, there are more of them instead, because the rows stay the same.
+    """
 
     def stepped(value: float, step: float) -> float:
         return max(step, round(value / step) * step)
@@ -312,13 +319,22 @@ def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[All
         room, pod = capacity.free, capacity.largest_pod
         if pod is not None:
             worker_cores, server_cores = min(worker_cores, pod.cores), min(server_cores, pod.cores)
-            worker_bytes = min(worker_bytes, int(pod.memory_bytes))
-            server_bytes = min(server_bytes, int(pod.memory_bytes))
+            largest = int(pod.memory_bytes)
+            if worker_bytes > largest:
+                cut += f"; memory per worker cut from {_gib(worker_bytes)} to {_gib(largest)} by the largest node"
+                worker_bytes = largest
+            if server_bytes > largest:
+                together, before = servers * server_bytes, f"{counted(servers, 'server')} of {_gib(server_bytes)}"
+                servers = int(min(max(servers, math.ceil(together / largest)), max(servers, most_servers)))
+                server_bytes = min(memory(together / servers), largest)
+                cut += f"; {before} replaced by {servers} of {_gib(server_bytes)}, because of the largest node"
+                if servers * server_bytes < together:
+                    cut += ", which is less than similar jobs needed"
         left_cores = room.cores - servers * server_cores
         left_bytes = room.memory_bytes - servers * server_bytes
         fitting = min(workers, int(left_cores / worker_cores + 1e-9), int(left_bytes / worker_bytes + 1e-9))
         if fitting < workers:
-            cut = f"; {workers} workers cut to {max(1, fitting)} by what is free"
+            cut += f"; {workers} workers cut to {max(1, fitting)} by what is free"
             workers = max(1, fitting)
     return Allocation(
         workers=workers,
@@ -328,3 +344,7 @@ def _granted(smoothed: dict[str, float], capacity: Capacity | None) -> tuple[All
         worker_memory_bytes=worker_bytes,
         parameter_server_memory_bytes=server_bytes,
     ), cut
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIBIBYTE:.3g} GiB"

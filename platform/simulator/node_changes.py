@@ -7,7 +7,7 @@ any worker frees its pods and waits like a new one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -35,7 +35,7 @@ class NodeChange(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """The losses of one job with a node.
+    """The losses of one job with nodes that are removed together.
 
     Attributes:
         replaced: workers that were placed on other nodes; they have to start.
@@ -56,25 +56,24 @@ def draw(nodes: Nodes, count: int, random: np.random.Generator) -> Sequence[int]
     return sorted(int(node) for node in random.choice(there, size=min(count, len(there)), replace=False))
 
 
-def lose_node(nodes: Nodes, node: int, running: Running, now: float) -> Loss | None:
-    """Moves a job's pods from a closed node to other nodes; None where it has none there.
+def lose_nodes(nodes: Nodes, closed: Collection[int], running: Running, now: float) -> Loss | None:
+    """Moves a job's pods from closed nodes to other nodes; None where it has none there.
 
     Afterwards, `running` holds the remaining pods; the caller starts new ones or lets the job wait.
     """
     placing, held = running.placing, running.held
-    kept_workers = tuple(each for each in placing.workers if each != node)
-    kept_servers = tuple(each for each in placing.servers if each != node)
+    kept_workers = tuple(each for each in placing.workers if each not in closed)
+    kept_servers = tuple(each for each in placing.servers if each not in closed)
     lost_workers = len(placing.workers) - len(kept_workers)
     lost_servers = len(placing.servers) - len(kept_servers)
     if not lost_workers and not lost_servers:
         return None
-    nodes.give_back([node] * lost_workers, worker_size(held))
-    nodes.give_back([node] * lost_servers, server_size(held))
     servers = nodes.place(lost_servers, server_size(held))
     workers = [at for _ in range(lost_workers) for at in nodes.place(1, worker_size(held)) or ()]
     left = len(kept_workers) + len(workers)
     if servers is None or not left:
         free(nodes, Placing((*kept_workers, *workers), (*kept_servers, *(servers or ()))), held)
+        running.counts["failures"] += lost_workers + lost_servers
         return Loss(waits=True)
     found = Placing((*kept_workers, *workers), (*kept_servers, *servers))
     missing = held.workers - left

@@ -73,7 +73,7 @@ class Nodes:
         self._cores[node], self._bytes[node], self._is_open[node] = 0.0, 0.0, False
 
     def may_hold(self, pods_K: Floats, cores_K: Floats) -> npt.NDArray[np.bool_]:
-        """Of K groups of equal pods, those for which enough nodes have the cores of one; `place` refuses all others.
+        """Of K groups of equal pods, those for which the nodes have the cores; `place` refuses all others.
 
         Args:
             pods_K: numbers of pods; `cores_K`: of one, above 0.
@@ -81,6 +81,13 @@ class Nodes:
         rising = np.sort(self._cores + 1e-6)
         nodes_K = len(rising) - np.searchsorted(rising, cores_K)
         found: npt.NDArray[np.bool_] = nodes_K * ((self.size.cores + 2 * _ROUNDED_CORES) // cores_K) >= pods_K
+        # The pods of every node are counted only for the groups that this leaves. A division and `floor` take a tenth
+        # of the time of `//`, but may be rounded.
+        left = np.flatnonzero(found)
+        if not len(left):
+            return found
+        pods_NL = np.floor((self._cores[:, None] + 1e-6) / cores_K[left] + 1e-9)
+        found[left] = pods_NL.sum(axis=0) >= pods_K[left]
         return found
 
     def place(self, pods: int, each: Resources) -> list[int] | None:
@@ -92,10 +99,11 @@ class Nodes:
             (self._cores + 1e-6) // each.cores if each.cores > 0 else pods,
             (self._bytes + 1.0) // each.memory_bytes if each.memory_bytes > 0 else pods,
         ).astype(np.int64)
-        upto = fits.cumsum()
-        if upto[-1] < pods:
+        taken = np.minimum(fits.cumsum(), pods)
+        if taken[-1] < pods:
             return None
-        taken = np.diff(np.minimum(upto, pods), prepend=0)
+        # From the pods on all nodes up to one to those on it.
+        taken[1:] -= taken[:-1].copy()
         self._cores -= taken * each.cores
         self._bytes -= taken * each.memory_bytes
         self._free -= Resources(pods * each.cores, pods * each.memory_bytes)
@@ -122,17 +130,24 @@ class Nodes:
         Raises:
             ScalingError: more is freed than was taken, which is a bug of the simulator.
         """
-        if not nodes:
-            return
-        where = np.asarray(nodes)
-        where = where[self._is_open[where]]
-        np.add.at(self._cores, where, each.cores)
-        np.add.at(self._bytes, where, each.memory_bytes)
-        self._free += Resources(len(where) * each.cores, len(where) * each.memory_bytes)
+        where = self._add(nodes, each.cores, each.memory_bytes)
         if (self._cores[where] > self.size.cores + _ROUNDED_CORES).any() or (
             self._bytes[where] > self.size.memory_bytes + 1e3
         ).any():
             raise ScalingError(f"nodes: {len(nodes)} pods of {each} given back that were never placed")
+
+    def take_back(self, nodes: Sequence[int], each: Resources) -> None:
+        """Undoes `give_back`, before anything else was placed."""
+        self._add(nodes, -each.cores, -each.memory_bytes)
+
+    def _add(self, nodes: Sequence[int], cores: float, size_bytes: float) -> npt.NDArray[np.int64]:
+        """Adds free resources to each of these nodes that is not closed; returns those."""
+        where = np.asarray(nodes, dtype=np.int64)
+        where = where[self._is_open[where]]
+        np.add.at(self._cores, where, cores)
+        np.add.at(self._bytes, where, size_bytes)
+        self._free += Resources(len(where) * cores, len(where) * size_bytes)
+        return where
 
     @property
     def free(self) -> Resources:

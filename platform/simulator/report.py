@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -19,11 +20,23 @@ class Used(msgspec.Struct, frozen=True):
     byte_hours_used: float
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources of one job.
+
+    Attributes:
+        core_hours, cost: of all resources that it held, from its placement to its end or that of the simulation.
+    """
+
+    core_hours: float
+    cost: float
+    workers: Used
+    servers: Used
+
+
+class Ended(Use, frozen=True, kw_only=True):
     """A job that has trained its last sample. Times are seconds since the beginning of the simulation.
 
     Attributes:
-        cost: of all resources that it held, from its placement to its end.
         changes: plans that were applied to it.
         failures: pods that it lost.
         out_of_memory: number of its restarts after it ran out of memory.
@@ -36,8 +49,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     arrival_seconds: float
     placed_seconds: float
     ended_seconds: float
-    core_hours: float
-    cost: float
     changes: int
     failures: int
     out_of_memory: int
@@ -45,8 +56,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     scaling_seconds: float
     started_with: Allocation
     allocation: Allocation
-    workers: Used
-    servers: Used
 
     @property
     def completion_seconds(self) -> float:
@@ -74,7 +83,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         jobs: in the order of their ends.
-        unfinished: jobs that had not ended when the time was over.
+        unfinished: jobs that had not ended when the time was over; `unfinished_use`: of those of them that have
+            arrived.
         seconds: that were simulated.
         cores_held: share of the cluster's cores that were held, over that time.
         core_hours_there: of all nodes, over that time.
@@ -86,6 +96,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     jobs: tuple[Ended, ...]
     unfinished: tuple[str, ...]
+    unfinished_use: tuple[Use, ...]
     seconds: float
     cores_held: float
     core_hours_there: float
@@ -100,23 +111,33 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def core_hours_used(self) -> float:
-        """The share of the held resources that jobs used."""
-        return sum(job.workers.core_hours_used + job.servers.core_hours_used for job in self.jobs)
+        """Of all jobs."""
+        return sum(job.workers.core_hours_used + job.servers.core_hours_used for job in self.uses)
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """Resources of all jobs, ended or not."""
+        return (*self.jobs, *self.unfinished_use)
 
     def figures(self) -> dict[str, float]:
-        """Means, quantiles and shares, by name with its unit; completion times are 0 when no job ended."""
-        times = sorted(job.completion_seconds for job in self.jobs)
+        """Means, quantiles and shares, by name with its unit.
+
+        Completion times are those of all jobs. A job that has not ended counts as infinitely long: without it, a policy
+        that ends only short jobs would be the fastest. Nor would it be the cheapest: resources are those of all jobs.
+        Waits and counts are those of ended jobs.
+        """
+        times = [*sorted(job.completion_seconds for job in self.jobs), *[math.inf] * len(self.unfinished)]
         waits = [job.placed_seconds - job.arrival_seconds for job in self.jobs]
         count = max(len(self.jobs), 1)
         return {
-            "jobs": float(len(times)),
+            "jobs": float(len(self.jobs)),
             "unfinished": float(len(self.unfinished)),
             "completion_seconds_mean": statistics.fmean(times) if times else 0.0,
             "completion_seconds_median": quantile(times, 0.5),
             "completion_seconds_p90": quantile(times, 0.9),
             "waiting_seconds_mean": statistics.fmean(waits) if waits else 0.0,
-            "core_hours": sum(job.core_hours for job in self.jobs),
-            "cost": sum(job.cost for job in self.jobs),
+            "core_hours": sum(job.core_hours for job in self.uses),
+            "cost": sum(job.cost for job in self.uses),
             "changes": float(sum(job.changes for job in self.jobs)),
             "failures": float(sum(job.failures for job in self.jobs)),
             "evictions": float(sum(job.evictions for job in self.jobs)),
@@ -124,10 +145,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             "makespan_seconds": self.makespan_seconds,
             "cores_held": self.cores_held,
             "cores_used": self.core_hours_used / max(self.core_hours_there, 1e-9),
-            "worker_cpu_share": _share([(job.workers.core_hours_used, job.workers.core_hours) for job in self.jobs]),
-            "server_cpu_share": _share([(job.servers.core_hours_used, job.servers.core_hours) for job in self.jobs]),
-            "worker_memory_share": _share([(job.workers.byte_hours_used, job.workers.byte_hours) for job in self.jobs]),
-            "server_memory_share": _share([(job.servers.byte_hours_used, job.servers.byte_hours) for job in self.jobs]),
+            "worker_cpu_share": _share([(job.workers.core_hours_used, job.workers.core_hours) for job in self.uses]),
+            "server_cpu_share": _share([(job.servers.core_hours_used, job.servers.core_hours) for job in self.uses]),
+            "worker_memory_share": _share([(job.workers.byte_hours_used, job.workers.byte_hours) for job in self.uses]),
+            "server_memory_share": _share([(job.servers.byte_hours_used, job.servers.byte_hours) for job in self.uses]),
         }
 
 

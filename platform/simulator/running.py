@@ -9,13 +9,13 @@ import numpy as np
 import simpy
 
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, Resources
-from elastrec.platform.scaling.job_profile import JobFacts
+from elastrec.platform.scaling.job_profile import JobFacts, MemoryFacts
 from elastrec.platform.scaling.memory_outlook import MemorySeen
 from elastrec.platform.scaling.types import Observation, PastChange, Prior
 from elastrec.platform.simulator.accounts import Accounts
 from elastrec.platform.simulator.memory import seen_of
 from elastrec.platform.simulator.placing import Part, Placing
-from elastrec.platform.simulator.report import Ended
+from elastrec.platform.simulator.report import Ended, Use
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.simulator.speed import STOPPED, Rate, rate_of, steps_of
 from elastrec.platform.simulator.workload import JobToRun
@@ -27,7 +27,7 @@ at a master's window, must not prevent measurements."""
 _MOST_POINTS = 60
 _KEPT_CHANGES = 8
 _NOTHING = 1e-9
-"""A smaller share of a job's samples counts as 0."""
+"""A smaller share of a job's samples is a rest after rounding."""
 
 
 class Running:
@@ -38,6 +38,7 @@ class Running:
         allocation: the training pods; differs from `held` while new pods start.
         remaining: samples.
         placed: event of the placement of all of its pods; replaced when the job is evicted.
+        pods_changed: event of the next change of `pods`; replaced then.
         version: rises with every event of the job except progress.
         generation: rises when pending changes become void.
     """
@@ -49,7 +50,7 @@ class Running:
         self.job, self.random, self.settings = job, random, settings
         self.held = self.allocation = self.started_with = start
         self.remaining = job.samples
-        self.placed = environment.event()
+        self.placed, self.pods_changed, self._pods_before = environment.event(), environment.event(), 0
         self._window: simpy.Process | None = None
         self.is_training = self.is_evicted = False
         self.slow_workers, self.is_hot, self.generation, self.version = 0, False, 0, 0
@@ -91,6 +92,20 @@ class Running:
         return not changing and self._environment.now >= self._paused_until
 
     @property
+    def pods(self) -> int:
+        """That train, or are paused; 0 before it begins, while it waits again, and after its end."""
+        is_there = self.is_training and self.remaining > 0
+        return self.allocation.workers + self.allocation.parameter_servers if is_there else 0
+
+    def _happened(self) -> None:
+        """Anything except progress."""
+        self.version += 1
+        if self.pods != self._pods_before:
+            self._pods_before, changed = self.pods, self.pods_changed
+            self.pods_changed = self._environment.event()
+            changed.succeed()
+
+    @property
     def placing(self) -> Placing:
         """The nodes of its pods."""
         return self._placing
@@ -98,7 +113,7 @@ class Running:
     def begin(self, now: float) -> None:
         """All pods are up, for the first time or again."""
         self.is_training, self.is_evicted, self._passed, self._saved_at = True, False, now, now
-        self.version += 1
+        self._happened()
         if math.isnan(self._begun_at):
             self._begun_at = self._scaled_at = now
 
@@ -146,8 +161,11 @@ class Running:
     @property
     def is_out_of_memory(self) -> bool:
         """Whether a server has exceeded its memory."""
-        # The rest after rounding takes less time than the resolution of the clock.
-        return self.remaining > 0 and self._samples_until_full() <= _NOTHING * self.job.samples
+        return self.remaining > 0 and self._samples_until_full() <= self._nothing(self.rate, self._environment.now)
+
+    def _nothing(self, rate: Rate, now: float) -> float:
+        """So few samples count as 0: a rest after rounding, which the clock cannot resolve in a job of milliseconds."""
+        return max(_NOTHING * self.job.samples, rate.samples * math.ulp(now))
 
     def pass_time(self, now: float) -> None:
         """Trains until `now` and records the speed; a job that waits or starts does not train."""
@@ -162,13 +180,13 @@ class Running:
         done = trained * rate.samples
         self.remaining -= done
         trained_before, self._trained = self._trained, max(self._trained, self.job.samples - self.remaining)
-        if self.remaining <= _NOTHING * self.job.samples:
+        if self.remaining <= self._nothing(rate, now):
             self.remaining = 0.0
         every = self.settings.handling.checkpoint_seconds
         if now - self._saved_at >= every:
-            # Samples since the last checkpoint of this window.
+            # Samples since the last checkpoint of this window; one within a pause has all from before it.
             self._saved_at += math.floor((now - self._saved_at) / every) * every
-            self._saved_remaining = self.remaining + (now - self._saved_at) * rate.samples
+            self._saved_remaining = self.remaining + min(now - self._saved_at, trained) * rate.samples
         # As a master's, a measurement belongs to pods that are all at work; none is made while others start.
         if self.held == self.allocation and not self._down and trained >= _LEAST_MEASURED_SECONDS:
             steps = trained / rate.step_seconds
@@ -207,12 +225,26 @@ class Running:
             self.rate.samples, largest_bytes,
         )  # fmt: skip
 
-    def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
-        """The input of a decision about it.
+    def memory_facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> MemoryFacts:
+        """The input of a forecast of its memory.
 
         Args:
             largest_bytes: no pod can have more memory; None: nobody forecasts its memory.
         """
+        now = self._environment.now
+        changes = tuple(
+            PastChange(before=before, after=after, seconds_ago=now - at, asked_by=asked_by)
+            for at, before, after, asked_by in self._changes
+        )
+        return MemoryFacts(
+            job_id=self.job.job_id, allocation=self.held,
+            memory=None if largest_bytes is None else self._memory_seen(largest_bytes), changes=changes,
+            limits=self.job.limits, movable=self.job.movable, until_next_change_seconds=until_next_change_seconds,
+            are_servers_settled=self._are_servers_settled,
+        )  # fmt: skip
+
+    def facts(self, until_next_change_seconds: float, largest_bytes: float | None) -> JobFacts:
+        """The input of a decision about it; the same arguments."""
         seen = tuple(
             Observation(
                 allocation=each,
@@ -222,19 +254,12 @@ class Running:
             )
             for each, sums in self._measured.sums.items()
         )
-        now = self._environment.now
-        changes = tuple(
-            PastChange(before=before, after=after, seconds_ago=now - at, asked_by=asked_by)
-            for at, before, after, asked_by in self._changes
-        )
         return JobFacts(
-            job_id=self.job.job_id, shape=self.job.shape, allocation=self.held,
-            remaining_samples=self.remaining, observations=seen, prior=self._prior,
-            memory=None if largest_bytes is None else self._memory_seen(largest_bytes),
-            changes=changes, shape_version=self.counts["changes"], limits=self.job.limits,
-            movable=self.job.movable, until_next_change_seconds=until_next_change_seconds, team=self.job.team,
-            priority=self.job.priority, is_settled=self.settled, are_servers_settled=self._are_servers_settled,
-            steps=int(self._measured.sums.get(self.held, Steps()).ever), least_steps=self.settings.least_steps,
+            **msgspec.structs.asdict(self.memory_facts(until_next_change_seconds, largest_bytes)),
+            shape=self.job.shape, remaining_samples=self.remaining, observations=seen, prior=self._prior,
+            shape_version=self.counts["changes"], team=self.job.team, priority=self.job.priority,
+            is_settled=self.settled, steps=int(self._measured.sums.get(self.held, Steps()).ever),
+            least_steps=self.settings.least_steps,
         )  # fmt: skip
 
     def change_to(
@@ -279,7 +304,7 @@ class Running:
         self.held, self._placing = left, placing
         self._down = min(self._down, left.workers)
         self.counts["failures"] += pods
-        self.version += 1
+        self._happened()
 
     def lack(self, workers: int, now: float) -> None:
         """Records that more of its workers are not up."""
@@ -316,16 +341,16 @@ class Running:
         self._roll_back(pause_seconds, now)
         self.allocation, self._down = self.held, 0
         self.generation += 1
-        self.version += 1
+        self._happened()
 
     def restart(self, wanted: Allocation, placing: Placing, pause_seconds: float, now: float) -> None:
         """Restarts from its last checkpoint with another allocation after it ran out of memory."""
         self.lose_server(pause_seconds, now)
         self.accounts.hold(self.held, now)
         self.held = self.allocation = wanted
-        self._placing, self._down = placing, 0
+        self._placing, self._down, self.slow_workers, self.is_hot = placing, 0, 0, False
         self.generation += 1
-        self.version += 1
+        self._happened()
 
     def evict(self, now: float, asks: Allocation | None = None) -> None:
         """Frees all pods and waits for capacity again.
@@ -344,6 +369,9 @@ class Running:
             asks = msgspec.structs.replace(self.started_with, parameter_server_memory_bytes=memory)
         self.held = self.allocation = asks
         self._down, self._placing, self.placed = 0, Placing(), self._environment.event()
+        # Its next pods are others, on other nodes.
+        self.slow_workers, self.is_hot = 0, False
+        self._happened()
 
     def end_window(self, now: float) -> None:
         """Adds the training in an interval."""
@@ -352,18 +380,27 @@ class Running:
 
     def wake(self) -> None:
         """Ends the job's window because its speed has changed; no effect between two windows."""
-        self.version += 1
+        self._happened()
         window, self._window = self._window, None
         if window is not None:
             window.interrupt()
 
+    def use(self, prices: PriceList) -> Use:
+        """The resources that it has used and, up to the last call of `accounts.hold`, held."""
+        hours = Resources(self.accounts.core_seconds / 3600.0, self.accounts.byte_seconds / 3600.0)
+        return Use(
+            core_hours=hours.cores, cost=prices.per_hour(hours), workers=self.accounts.workers.used(),
+            servers=self.accounts.servers.used(),
+        )  # fmt: skip
+
     def end(self, now: float, prices: PriceList) -> Ended:
         """The job's row of the report."""
+        self._happened()
         self.accounts.hold(self.held, now)
-        hours = Resources(self.accounts.core_seconds / 3600.0, self.accounts.byte_seconds / 3600.0)
+        use = self.use(prices)
         return Ended(
             job_id=self.job.job_id, arrival_seconds=self.job.arrival_seconds, placed_seconds=self._placed_at,
-            ended_seconds=now, core_hours=hours.cores, cost=prices.per_hour(hours),
-            scaling_seconds=self._scaled_at - self._begun_at, started_with=self.started_with, allocation=self.held,
-            workers=self.accounts.workers.used(), servers=self.accounts.servers.used(), **self.counts,
+            ended_seconds=now, scaling_seconds=self._scaled_at - self._begun_at, started_with=self.started_with,
+            allocation=self.held, core_hours=use.core_hours, cost=use.cost, workers=use.workers, servers=use.servers,
+            **self.counts,
         )  # fmt: skip

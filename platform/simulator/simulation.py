@@ -8,7 +8,7 @@ pods takes effect at once, everything else when they are up (`placing`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -18,19 +18,19 @@ import simpy
 from elastrec.platform.scaling.across_jobs.one_change import one_change
 from elastrec.platform.scaling.across_jobs.selection import Weights
 from elastrec.platform.scaling.amounts import Allocation, Change, PriceList, require
-from elastrec.platform.scaling.job_profile import NotNow, decidable
+from elastrec.platform.scaling.job_profile import NotNow, decidable, memory_wish
 from elastrec.platform.scaling.memory_watch import MEMORY, look
 from elastrec.platform.scaling.policy import ScalingPolicy, View, decide
 from elastrec.platform.scaling.search.front import SearchSettings
 from elastrec.platform.scaling.search.objectives import Rules
 from elastrec.platform.scaling.types import Overheads, Plan
 from elastrec.platform.scaling.warm_start import WarmStartSettings
-from elastrec.platform.simulator.node_changes import NodeChange, draw, lose_node
+from elastrec.platform.simulator.node_changes import NodeChange, draw, lose_nodes
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.patience import Patience
 from elastrec.platform.simulator.placing import Part, free, move, place
 from elastrec.platform.simulator.queue import Queue
-from elastrec.platform.simulator.report import Ended, Moment, Report
+from elastrec.platform.simulator.report import Ended, Moment, Report, Use
 from elastrec.platform.simulator.room import make_room
 from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.settings import Settings
@@ -74,7 +74,9 @@ class Simulation:
         self._environment = simpy.Environment()
         self._troubles = Troubles(self._environment, self._settings, self._start_seconds)
         self._waiting, self._patience = Queue(), Patience(self._settings.patience_rounds)
+        # Jobs that hold pods, and all that have arrived and not ended, in the order of their arrival.
         self._running: dict[str, Running] = {}
+        self._arrived: dict[str, Running] = {}
         self._ended: list[Ended] = []
         self._moments: list[Moment] = []
         self._problems: dict[str, int] = {}
@@ -101,12 +103,21 @@ class Simulation:
             policy=self._policy.name,
             jobs=tuple(self._ended),
             unfinished=tuple(sorted(unfinished)),
+            unfinished_use=tuple(self._use_of(each) for each in self._arrived.values()),
             seconds=self._environment.now,
             cores_held=self._held_core_seconds / max(self._there_core_seconds, 1e-9),
             core_hours_there=self._there_core_seconds / 3600.0,
             moments=tuple(self._moments),
             problems=dict(self._problems),
         )
+
+    def _use_of(self, unfinished: Running) -> Use:
+        """Of a job that has not ended, until now."""
+        now = self._environment.now
+        if unfinished.job.job_id in self._running:
+            unfinished.pass_time(now)
+            unfinished.accounts.hold(unfinished.held, now)
+        return unfinished.use(self._prices)
 
     def _count_use(self) -> None:
         now = self._environment.now
@@ -123,7 +134,7 @@ class Simulation:
         yield environment.timeout(job.arrival_seconds)
         start, prior = self._starting.of(job, self._nodes.capacity)
         random = np.random.default_rng([settings.seed, index, 0])
-        running = Running(job, start, prior, environment, settings, random)
+        running = self._arrived[job.job_id] = Running(job, start, prior, environment, settings, random)
         has_begun = False
         while running.remaining > 0:
             self._waiting.add(index, running)
@@ -163,7 +174,7 @@ class Simulation:
             seconds = interval
             if running.is_training:
                 running.pass_time(self._environment.now)
-                found = look(running.facts(interval, self._nodes.size.memory_bytes), plan_seconds)
+                found = look(running.memory_facts(interval, self._nodes.size.memory_bytes), plan_seconds)
                 seconds = found.seconds
                 if found.plan is not None and not (self._is_possible(found.plan) and self._apply(found.plan)):
                     seconds = interval
@@ -194,6 +205,7 @@ class Simulation:
     def _end(self, running: Running) -> None:
         self._count_use()
         self._ended.append(running.end(self._environment.now, self._prices))
+        del self._arrived[running.job.job_id]
         self._starting.remember(running, self._environment.now)
         free(self._nodes, running.placing, running.held)
         self._leave(running)
@@ -272,7 +284,8 @@ class Simulation:
         self._short.pop(running.job.job_id, None)
 
     def _nodes_come_and_go(self) -> Process:
-        random = np.random.default_rng([self._settings.seed, 3])
+        # Not [seed, 3]: numpy fills up with zeros, so that it would be the stream of job 3 (`_life`).
+        random = np.random.default_rng([self._settings.seed, 0, 3])
         for change in self._node_changes:
             yield self._environment.timeout(change.seconds - self._environment.now)
             self._count_use()
@@ -280,16 +293,17 @@ class Simulation:
                 self._nodes.add(change.nodes)
                 self._nodes_to_come -= 1
             else:
-                for node in draw(self._nodes, -change.nodes, random):
-                    self._close(node)
+                self._close(draw(self._nodes, -change.nodes, random))
             self._admit()
 
-    def _close(self, node: int) -> None:
-        """Removes a node; jobs lose their pods on it."""
+    def _close(self, closed: Collection[int]) -> None:
+        """Removes nodes; jobs lose their pods on them."""
         now, restore = self._environment.now, self._settings.handling.restore_seconds
-        self._nodes.close(node)
+        # All at once, so that no lost pod is placed on a node that is removed in the same moment.
+        for node in closed:
+            self._nodes.close(node)
         for running in tuple(self._running.values()):
-            loss = lose_node(self._nodes, node, running, now)
+            loss = lose_nodes(self._nodes, closed, running, now)
             if loss is None:
                 continue
             if loss.waits:
@@ -336,16 +350,18 @@ class Simulation:
             self._note_moment()
             training = [each for each in self._running.values() if each.is_training and each.remaining > 0]
             largest = self._nodes.size.memory_bytes if settings.handling.memory_forecast else None
-            found = [decidable(each.facts(settings.interval_seconds, largest)) for each in training]
             capacity = self._nodes.capacity
             if self._waiting:
                 # Waiting jobs get free capacity before running ones may grow.
-                capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked())
-            asked, profiles = [], []
-            for each, profile in zip(training, found, strict=True):
-                if isinstance(profile, NotNow):
+                capacity = msgspec.structs.replace(capacity, free=capacity.free - self._waiting.asked(self._nodes))
+            asked, profiles, found = [], [], []
+            for each in training:
+                is_due = self._patience.is_due(each, self._round, capacity.free)
+                if not is_due and memory_wish(each.memory_facts(settings.interval_seconds, largest)) is None:
                     continue
-                if profile.memory_wish is not None or self._patience.is_due(each, self._round, capacity.free):
+                profile = decidable(each.facts(settings.interval_seconds, largest))
+                found.append(profile)
+                if not isinstance(profile, NotNow):
                     asked.append(each)
                     profiles.append(profile)
             view = View(capacity, self._prices, self._overheads(), self._rules, self._weights, self._search)

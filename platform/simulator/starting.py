@@ -34,7 +34,9 @@ class Starting:
         if self._settings is None:
             return job.allocation, None
         past = tuple(self._past)
-        found = warm_start(job.features, past, job.allocation, capacity, self._settings)
+        found = warm_start(
+            job.features, past, job.allocation, capacity, self._settings, servers=job.limits.parameter_servers
+        )
         low, high = job.limits.workers
         few, many = job.limits.parameter_servers
         allocation = msgspec.structs.replace(

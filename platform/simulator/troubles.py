@@ -1,6 +1,7 @@
 """Faults of simulated jobs, as SimPy processes: failed pods, slow workers, overloaded servers.
 
-Victims, times and durations are drawn from the job's own seed, so that they are the same for every policy.
+Victims, times and durations are drawn from the job's own seed, so that they are the same for every policy; the time of
+a failure is one of all pods of the job together, so that a job with more pods fails earlier.
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ class Troubles:
     def _fail(self, job: Running, random: np.random.Generator) -> Process:
         """Failures of pods, each with equal probability."""
         settings, environment = self._settings, self._environment
-        while job.remaining > 0:
-            pods = job.allocation.workers + job.allocation.parameter_servers
-            mean = settings.hours_between_failures * 3600.0 / pods
-            yield environment.timeout(random.gamma(settings.failure_shape, mean / settings.failure_shape))
-            is_server = random.uniform() * pods >= job.allocation.workers
-            start = self._start_seconds(random)
-            if job.remaining <= 0 or not job.is_training:
+        mean = settings.hours_between_failures * 3600.0
+        while True:
+            yield from self._pass(random.gamma(settings.failure_shape, mean / settings.failure_shape), job)
+            if job.remaining <= 0:
+                return
+            if not job.pods:
+                # Evicted in the same moment.
                 continue
+            is_server = random.uniform() * job.pods >= job.allocation.workers
+            start = self._start_seconds(random)
             if is_server:
                 job.lose_server(start + settings.handling.restore_seconds, environment.now)
                 job.wake()
@@ -63,6 +66,18 @@ class Troubles:
                 yield environment.timeout(start)
                 job.regain_workers(1, environment.now)
                 job.wake()
+
+    def _pass(self, pod_seconds: float, job: Running) -> Process:
+        """Waits until the pods of a job have trained so long, all together, or the job has ended."""
+        environment, left = self._environment, pod_seconds
+        while left > 0 and job.remaining > 0:
+            pods, since = job.pods, environment.now
+            if not pods:
+                yield job.pods_changed
+                continue
+            enough = environment.timeout(left / pods)
+            yield enough | job.pods_changed
+            left = 0.0 if enough.processed else left - pods * (environment.now - since)
 
     def _straggle(self, job: Running, after: float, random: np.random.Generator) -> Process:
         """One worker is slow until it is replaced; it continues while its replacement starts."""

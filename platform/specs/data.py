@@ -85,6 +85,15 @@ class DenseFeature(Spec):
     """The column; the feature's own name when absent. Several features may read one column."""
 
     @model_validator(mode="after")
+    def _has_effect(self) -> DenseFeature:
+        if self.transform != "standardize" and (self.mean != 0.0 or self.scale != 1.0):
+            raise ValueError(
+                f"mean {self.mean:g} and scale {self.scale:g} have a meaning only with transform: standardize; set "
+                "that, or remove them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _missing_fits(self) -> DenseFeature:
         value = (self.missing - self.mean) / self.scale if self.transform == "standardize" else self.missing
         if self.transform in ("none", "standardize") and abs(value) > _LARGEST_FLOAT32:
@@ -114,7 +123,7 @@ class SparseFeature(Spec):
     name: ColumnName
     """The feature's name, and the column's unless `column` says another."""
     encoding: Literal["integer", "hexadecimal", "string"] = "integer"
-    """How the column's values become 64-bit ids; strings are hashed with xxh3-64."""
+    """How the column's values become 64-bit ids; strings are hashed with xxh3-64. Empty text is a missing value."""
     raw_encoding: Literal["hexadecimal", "string"] | None = None
     """How text in a column of integers becomes ids. `elastrec data convert` sets it, because its files hold ids, while
     rows to be scored may hold the text of the original log."""
@@ -170,7 +179,7 @@ class CsvOptions(Spec):
     """How text files are split into columns."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-    """The character between two columns."""
+    """The character between two columns: one of ASCII."""
     has_header: bool = True
     """Whether the first line names the columns."""
     column_names: tuple[ColumnName, ...] | None = None
@@ -181,12 +190,27 @@ class CsvOptions(Spec):
     """Character encoding: the Python name of an encoding that contains ASCII (`latin-1`, `cp1252`, ...), or `utf-16`,
     `utf-16-le`, `utf-16-be`."""
     null_tokens: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=100)], ...], Field(max_length=100)] = ()
-    """Values that count as empty fields, such as `NA`, `\\N` or `null`; for all text formats."""
+    """Values that count as empty fields, such as `NA`, `\\N` or `null`; for all text formats, and for requests to a
+    model that was trained on them."""
     decimal_point: Literal[".", ","] = "."
     """The decimal point of numbers."""
     newlines_in_values: bool = False
     """Whether quoted fields may contain line breaks. Fields with quotation marks must then be quoted, and a quotation
     mark inside a quoted field is written twice."""
+
+    @field_validator("delimiter")
+    @classmethod
+    def _separates(cls, delimiter: str) -> str:
+        if not delimiter.isascii() or delimiter in '"\r\n\0':
+            raise ValueError("one character of ASCII that is no quotation mark, line break or zero, such as ; or \\t")
+        return delimiter
+
+    @field_validator("column_names")
+    @classmethod
+    def _differ(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if doubled := repeated(names or ()):
+            raise ValueError(f"names that differ; {', '.join(map(repr, doubled))} is there several times")
+        return names
 
     @field_validator("encoding")
     @classmethod
@@ -212,9 +236,10 @@ class BadRows(Spec):
     NaN)."""
 
     policy: Literal["fail", "skip"] = "fail"
-    """`fail`: the first bad row ends the job; `skip`: bad rows are skipped and counted."""
+    """`fail`: the first bad row ends the job; `skip`: bad rows are skipped, and counted in the log of their worker."""
     at_most: Annotated[int, Field(ge=0)] = 0
-    """With `skip`: the job fails after this many skipped rows."""
+    """With `skip`: the job fails when its workers together have skipped more different rows, of training and
+    evaluation; `data land` counts over all calls."""
 
     @model_validator(mode="after")
     def _consistent(self) -> BadRows:

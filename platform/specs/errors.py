@@ -12,6 +12,9 @@ from elastrec.platform.specs.text.uris import masked
 class ElastrecError(Exception):
     """Base of every error that elastrec raises on purpose.
 
+    Passwords in the message are masked: it may name the URIs of the data, the store and MLflow, and the messages of
+    libraries do so, too.
+
     Attributes:
         retryable: whether the same request may succeed later.
         field: the wrong field of the input; empty if the error concerns no single field.
@@ -21,6 +24,9 @@ class ElastrecError(Exception):
     retryable: bool = False
     field: str = ""
     remedy: str = ""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))
 
 
 MISSING = "absent"
@@ -122,13 +128,7 @@ class CheckpointError(ElastrecError):
 
 
 class HistoryError(ElastrecError):
-    """The tracking server refused a record or could not be reached.
-
-    Passwords in the message are masked: it names the tracking URI, and so do the messages of MLflow's client.
-    """
-
-    def __init__(self, message: str) -> None:
-        super().__init__(masked(message))
+    """The tracking server refused a record or could not be reached."""
 
 
 class CollisionError(HistoryError):

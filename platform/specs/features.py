@@ -46,8 +46,9 @@ class Step(Spec):
 
     # Every field but `step`: pydantic allows no such validator of the field that distinguishes the steps.
     @field_validator(
-        "low", "high", "mean", "scale", "size", "seed", "count", "out_of_vocabulary", mode="before", check_fields=False
-    )
+        "low", "high", "mean", "scale", "size", "seed", "count", "out_of_vocabulary", "boundaries",
+        mode="before", check_fields=False,
+    )  # fmt: skip
     @classmethod
     def _no_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         return number_not_boolean(cls, value, info)

@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.base import Spec, require_json
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import SIZES, Elasticity, PaidPrices, Resources, in_words
+from elastrec.platform.specs.features import LARGEST_ID
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
 from elastrec.platform.specs.text.quantities import Memory, Seconds
 
@@ -75,6 +76,13 @@ class ModelSpec(Spec):
             raise ValueError(f"{', '.join(BUILT_IN_MODELS)} or an import path such as my_package.models:MyModel")
         return name
 
+    @field_validator("options")
+    @classmethod
+    def _survive_json(cls, options: dict[str, Any]) -> dict[str, Any]:
+        # The job file reaches pods and records as JSON.
+        require_json(options)
+        return options
+
     @model_validator(mode="after")
     def _pools_itself(self) -> ModelSpec:
         if self.unpooled_features and self.architecture in BUILT_IN_MODELS:
@@ -123,11 +131,11 @@ class TableSpec(Spec):
     element by element, so all of their tables have the same dimension."""
     initial_range: Annotated[float, Field(gt=0)] | None = None
     """Rows of this table are initialised uniformly in ±initial_range; absent: `model.initial_range`."""
-    hash_size: Annotated[int, Field(ge=1)] | None = None
+    hash_size: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
     """Ids are taken modulo this; absent: the vocabulary grows without limit."""
     admit_after: Annotated[int, Field(ge=1, le=65_535)] = 1
     """A row is created when its id has been seen this many times; until then its value is zero."""
-    evict_after: Seconds | None = None
+    evict_after: Annotated[Seconds, Field(gt=0)] | None = None
     """A row whose id was not seen for this long is deleted; absent: never."""
     optimizer: OptimizerSpec | None = None
     """The update rule of this table's embeddings; absent: `optimizers.rows`."""
@@ -206,6 +214,14 @@ class CheckpointSpec(Spec):
     """Number of final records that are kept per job name: those of the latest data and those that were made last. Older
     records are deleted, even if a job was started from their URI. Absent: all are kept."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> CheckpointSpec:
+        if self.delta_values != "float32" and not self.deltas:
+            raise ValueError(
+                f"delta_values {self.delta_values} has a meaning only with deltas above 0; remove it or set deltas"
+            )
+        return self
+
 
 class Continual(Spec):
     """The record from which the job starts."""
@@ -230,7 +246,8 @@ class FaultTolerance(Spec):
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
     """Time between two heartbeats of a pod; longer if all pods together would send more than 150 per second."""
     heartbeat_timeout: Seconds = 15.0
-    """A pod without a heartbeat for this long is replaced."""
+    """A pod without a heartbeat for this long is replaced. Like `lease` and `master_timeout`, more than twice
+    `heartbeat_interval`."""
     start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0
     """A pod whose process is not ready to work after this time is replaced."""
     master_timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
@@ -266,6 +283,18 @@ class FaultTolerance(Spec):
     """The maximum number of slow workers and parameter servers that the job moves to other nodes; 0: none. A pod is
     slow if it takes at least twice as long for a row as the others of its role (a worker to compute it, a server to
     read and update it), and is moved when that has cost as much as a move. A single server is never slow."""
+
+    @model_validator(mode="after")
+    def _several_heartbeats_fit(self) -> FaultTolerance:
+        # Progress comes with heartbeats: otherwise every lease would expire during training. And one lost heartbeat
+        # would end a pod whose master is well.
+        for name in ("heartbeat_timeout", "lease", "master_timeout"):
+            seconds = getattr(self, name)
+            if seconds <= 2 * self.heartbeat_interval:
+                raise ValueError(
+                    f"{name} {seconds:g}s must be more than twice heartbeat_interval {self.heartbeat_interval:g}s"
+                )
+        return self
 
 
 class Gate(Spec):
@@ -343,11 +372,6 @@ class JobSpec(Spec):
             raise ValueError(
                 f"{self.model.architecture} pools {doubly} itself; remove pooling: attention of these features, or do "
                 "not name them in the model's section"
-            )
-        if self.faults.heartbeat_timeout <= 2 * self.faults.heartbeat_interval:
-            raise ValueError(
-                f"faults.heartbeat_timeout {self.faults.heartbeat_timeout}s must be more than twice "
-                f"faults.heartbeat_interval {self.faults.heartbeat_interval}s"
             )
         return self
 

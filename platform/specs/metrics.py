@@ -81,10 +81,14 @@ class MigrationMetrics(Spec):
     """Why servers could not copy or take over their buckets at the last try."""
 
 
+# By default, pydantic writes NaN as null, which is no number and hides a loss that is not finite.
+_MEASURED = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
+
+
 class HeadMetrics(Spec):
     """How well one output of a model predicts its label; a figure is absent where it is not defined for that kind."""
 
-    model_config = ConfigDict(allow_inf_nan=True)
+    model_config = _MEASURED
 
     name: str
     auc: float | None = None
@@ -99,7 +103,7 @@ class HeadMetrics(Spec):
 class TrainingMetrics(Spec):
     """The state of one job at one moment. Unlike fields of specs, measured values may be NaN."""
 
-    model_config = ConfigDict(allow_inf_nan=True)
+    model_config = _MEASURED
 
     job: str
     """The job's id: its name and what makes this run this run."""
@@ -144,6 +148,19 @@ class TrainingMetrics(Spec):
     given_up: str = ""
     """The last change of pods that was undone because it made no progress, and why; until another change is
     requested."""
+
+    def with_heads(self, heads: tuple[HeadMetrics, ...], *, evaluated: bool) -> TrainingMetrics:
+        """The same with other figures of the model's outputs."""
+        first = heads[0] if heads else HeadMetrics(name="")
+        several = len(heads) > 1 or first.mean_squared_error is not None
+        return self.model_copy(
+            update={
+                "auc": first.auc,
+                "normalized_entropy": first.normalized_entropy,
+                "heads": heads if several else (),
+                "evaluated": evaluated,
+            }
+        )
 
     @property
     def is_stalled(self) -> bool:

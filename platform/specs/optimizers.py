@@ -19,6 +19,18 @@ class OptimizerKind(StrEnum):
     FTRL = "ftrl"
 
 
+_KINDS_WITH = {
+    "epsilon": (OptimizerKind.ADAGRAD, OptimizerKind.ADAM),
+    "initial_accumulator": (OptimizerKind.ADAGRAD, OptimizerKind.FTRL),
+    "beta1": (OptimizerKind.ADAM,),
+    "beta2": (OptimizerKind.ADAM,),
+    "beta": (OptimizerKind.FTRL,),
+    "l1": (OptimizerKind.FTRL,),
+    "l2": (OptimizerKind.FTRL,),
+}
+"""The rules that use a field; all rules use the others."""
+
+
 class OptimizerSpec(Spec):
     """One update rule. For embedding rows, `adagrad` is row-wise: one accumulator per row. `ftrl` (McMahan et al. 2013)
     is for rows only; with `l1` it makes values exactly zero."""
@@ -47,6 +59,18 @@ class OptimizerSpec(Spec):
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = None
     """Gradients of one worker's step are scaled down so that their norm, over all of these parameters together, is at
     most this; absent: they are not scaled. Gradients that are not finite fail the job in any case."""
+
+    @model_validator(mode="after")
+    def _has_effect(self) -> OptimizerSpec:
+        for name, kinds in _KINDS_WITH.items():
+            value = getattr(self, name)
+            if self.kind not in kinds and value != type(self).model_fields[name].default:
+                others = " and ".join(kinds)
+                raise ValueError(
+                    f"{name} {value:g} has no effect with kind: {self.kind}, only with {others}; remove it or change "
+                    "the kind"
+                )
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSpec:

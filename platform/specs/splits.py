@@ -78,16 +78,18 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     position: bytes = b""
 
 
-class StreamPositions(msgspec.Struct, frozen=True):
+class StreamPositions(msgspec.Struct, frozen=True, omit_defaults=True):
     """The progress of one stream.
 
     Attributes:
         cursor: splits that were handed out at least once, in the stream's order.
         begun: those among them that are not done; the others are.
+        bad_rows: different bad rows that were left out until these positions; records of earlier versions have 0.
     """
 
     cursor: int
     begun: list[Begun]
+    bad_rows: int = 0
 
 
 class Positions(msgspec.Struct, frozen=True):

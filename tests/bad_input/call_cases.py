@@ -79,6 +79,8 @@ CASES = [
     Case(OVERRIDES, "an empty part of a path", override("spec..epochs=5"), ("spec..epochs", "''", "check the path")),
     Case(OVERRIDES, "an unknown field", override("spec.training.epoch=5"),
          ("spec.training.epoch", "unknown", "did you mean 'epochs'")),
+    Case(OVERRIDES, "an element whose number is a superscript", override("spec.data.sparse.².name=x"),
+         ("spec.data.sparse.².name", "'²'", "an index below 4")),
     Case(OVERRIDES, "an element that is not there", override("spec.data.sparse.9.name=x"),
          ("spec.data.sparse.9.name", "'9'", "an index below 4")),
     Case(OVERRIDES, "a path through a value", override("metadata.name.first=x"),

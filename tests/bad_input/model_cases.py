@@ -96,6 +96,18 @@ CASES = [
          ("spec.model.architecture", "depend on its parameters")),
     Case(MODEL, "logits that are no numbers", forward("return self.layer.bias.expand(4) * float('nan')"),
          ("spec.model.architecture", "finite", "nan")),
+    Case(MODEL, "logits that depend on no embedding", forward("return self.layer(dense_features).squeeze(1)"),
+         ("spec.model.architecture", "depends on its embedding_bag_collection")),
+    Case(MODEL, "parameters of another type",
+         model(f"{HEAD}        self.layer.double()\n"
+               "    def forward(self, dense_features, sparse_features):\n"
+               "        return self.layer(dense_features.double()).squeeze(1)\n"),
+         ("layer.weight", "torch.float64", "torch.float32", "layer.bias")),
+    Case(MODEL, "a layer with running statistics",
+         model(f"{HEAD}        self.normal = nn.BatchNorm1d(1)\n"
+               "    def forward(self, dense_features, sparse_features):\n"
+               "        return self.layer(self.normal(dense_features)).squeeze(1)\n"),
+         ("spec.model.architecture", "normal.running_var", "LayerNorm")),
     Case(MODEL, "a table with a dimension of its own in a model that multiplies embeddings", _unequal,
          ("spec.tables.C1.dimension", "8", "4, as spec.model.embedding_dimension says", "dlrm", "remove the field")),
     Case(MODEL, "an unknown option", with_field("spec.model.options", {"layers": [8]}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 from benchmarks.__main__ import main, run_all
 from benchmarks.common.names import benchmarks
 from tests.benchmarks.calling import benchmark
+from tests.mutants import load
+from tests.test_house import ROOMS, sources
+
+WITHOUT_GOALS = {"checkpoint"}
+NO_MUTATION_TRIED = {
+    "dedup_worker", "equal_models", "parameter_server", "parameter_server_peer", "scaling_out", "selection", "startup",
+}  # fmt: skip
+"""Benchmarks whose docstring names none yet; a new one must name one."""
 
 
 def test_every_module_of_a_room_is_a_benchmark_with_a_name_of_its_own() -> None:
@@ -59,3 +68,30 @@ def test_all_continues_after_a_failed_benchmark_and_names_it(
     assert run_all({"first": room / "first.py", "second": room / "second.py"}, ["--save"]) == 1
     lines = capfd.readouterr().out.splitlines()
     assert lines == ["== first", "== second", "figures of the second --save", "without figures: first"]
+
+
+def defined_in_the_product() -> set[str]:
+    """Names of functions, methods, classes, and of constants of modules."""
+    found = set()
+    for tree in (ast.parse(file.read_text()) for room in ROOMS for file in sources(room)):
+        defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        found |= {node.name for node in ast.walk(tree) if isinstance(node, defined)}
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        found |= {each.id for node in assigned for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found
+
+
+def test_every_benchmark_with_goals_names_code_of_the_product_whose_mutation_turns_it_red() -> None:
+    names, mutants, wrong = defined_in_the_product(), {mutant.name for mutant in load()}, {}
+    for name, file in benchmarks().items():
+        source = file.read_text()
+        if name in WITHOUT_GOALS:
+            assert "at_least" not in source and "at_most" not in source, f"{name} has a goal"
+            continue
+        paragraphs = (ast.get_docstring(ast.parse(source)) or "").split("\n\n")
+        about = " ".join(paragraph for paragraph in paragraphs if re.search(r"\bred\b", paragraph))
+        quoted = re.findall(r"`([^`]+)`", about)
+        words = {word for code in quoted for word in re.findall(r"\w{4,}", code)}
+        if not words & names and not mutants & set(quoted):
+            wrong[name] = quoted
+    assert wrong.keys() == NO_MUTATION_TRIED, f"name a mutation of the product, and try it: {wrong}"

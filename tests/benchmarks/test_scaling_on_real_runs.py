@@ -125,21 +125,41 @@ def story(seen: list[tuple[float, TrainingMetrics]], workers: list[int]) -> Stor
     return Story(watch, [grew], workers)  # type: ignore[arg-type]
 
 
-def test_rounds_pauses_and_shards_are_shown(tmp_path: Path) -> None:
-    smooth = story([at(0.0, 10, 1), at(1.0, 40, 2), at(2.0, 70, 2), at(3.0, 100, 2)], [1, 2])
+def test_rounds_pauses_and_repeated_rows_are_shown(tmp_path: Path) -> None:
+    smooth = story([at(0.0, 10, 1), at(1.0, 40, 2), at(2.0, 70, 2), at(3.0, 100, 2)], [1, 2, 2])
     found = {figure.figure: figure for figure in figures_of(smooth, 2, {1: 10.0, 2: 18.0})}
     assert found["live_scaling.rounds_to_best"].value == 2
-    assert found["live_scaling.seconds_not_training"].met and found["live_scaling.shards_done"].met
+    assert found["live_scaling.seconds_not_training"].met and found["live_scaling.repeated_rows"].met
     live_scaling.draw(tmp_path / "story.png", smooth)
     assert (tmp_path / "story.png").stat().st_size > 10_000
 
 
 def test_a_pause_and_a_size_that_was_never_reached_are_shown() -> None:
-    paused = story([at(0.0, 10, 1), at(4.0, 10, 1, Phase.RECOVERING), at(5.0, 90, 1)], [1, 1])
+    paused = story([at(0.0, 10, 1), at(4.0, 10, 1, Phase.RECOVERING), at(5.0, 90, 1), at(6.0, 107, 1)], [1, 1, 1])
     found = {figure.figure: figure for figure in figures_of(paused, 2, {1: 10.0, 2: 18.0})}
-    assert found["live_scaling.seconds_not_training"].value == 4.0 and not found["live_scaling.shards_done"].met
+    assert found["live_scaling.seconds_not_training"].value == 4.0
+    assert found["live_scaling.repeated_rows"].value == 7 and not found["live_scaling.repeated_rows"].met
     assert found["live_scaling.longest_standstill"].value == 5.0
-    assert found["live_scaling.rounds_to_best"].value == 3
+    assert found["live_scaling.rounds_to_best"].value == 4 and not found["live_scaling.rounds_to_best"].met
+
+
+@pytest.mark.parametrize(("workers", "reached"), [([2, 2, 2], 1), ([1, 2, 1, 2, 2], 4), ([2, 2, 3], 4), ([2, 1, 1], 4)])
+def test_a_best_size_that_the_job_leaves_again_is_not_reached(workers: list[int], reached: int) -> None:
+    smooth = story([at(0.0, 10, 1), at(3.0, 100, 2)], workers)
+    found = {figure.figure: figure for figure in figures_of(smooth, 2, {1: 10.0, 2: 18.0})}
+    assert found["live_scaling.rounds_to_best"].value == reached
+
+
+@pytest.mark.parametrize("workers", [[], [1, 1]])
+def test_a_job_that_ends_before_it_could_miss_the_goal_has_no_figures(workers: list[int]) -> None:
+    with pytest.raises(RuntimeError, match=f"after {len(workers)} of 3 rounds"):
+        figures_of(story([at(0.0, 10, 1), at(3.0, 100, 1)], workers), 1, {1: 10.0})
+
+
+def test_a_policy_that_never_leaves_one_worker_misses_a_goal() -> None:
+    idle = story([at(0.0, 10, 1), at(3.0, 100, 1)], [1, 1, 1])
+    found = {figure.figure: figure for figure in figures_of(idle, 1, {1: 10.0, 4: 36.0})}
+    assert found["live_scaling.rounds_to_best"].met and not found["live_scaling.speed_up"].met
 
 
 def test_the_best_number_is_where_the_policy_settles() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentError, ArgumentParser, Namespace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from benchmarks.common.headlines import (
 )
 from benchmarks.common.simulated_jobs import STATIC, TROUBLED, Side
 from benchmarks.simulator import arrival_traces, data_executors, job_completion_time, memory_forecast, warm_start
+from elastrec.platform.scaling.executors.horizontal import HorizontalPlan
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import CandidateKind, JobProfile, Proposal
@@ -126,6 +128,11 @@ def test_a_side_that_does_not_end_is_not_compared() -> None:
         run_all({101: recurring(30, 101, SYMMETRIC)}, 1, [STATIC])
 
 
+def test_a_month_whose_jobs_do_not_all_end_has_no_figures() -> None:
+    with pytest.raises(ScalingError, match=r"three_stage_warm: \d+ of 20 jobs did not end on 2 nodes"):
+        warm_start.measure(Namespace(jobs=20, nodes=2, headroom=1.0))
+
+
 def test_equal_sides_differ_by_nothing() -> None:
     jobs = {seed: recurring(3, seed) for seed in (101, 102)}
     reports = run_all(jobs, 80, [STATIC])
@@ -159,13 +166,24 @@ def test_a_policy_that_knows_the_models_never_explores() -> None:
 
 
 def test_a_warm_month_is_compared_with_a_cold_one() -> None:
-    check(warm_start.measure(Namespace(jobs=8, nodes=40, headroom=1.0)), "warm_start")
+    figures = warm_start.measure(Namespace(jobs=8, nodes=40, headroom=1.0))
+    check(figures, "warm_start")
+    assert figures[0].settings["seed"] in HEADLINE_SEEDS
 
 
 def test_both_strategies_of_data_executors_are_measured() -> None:
     figures = data_executors.measure(Namespace(seeds=1, executors=5))
     check(figures, "data_executors")
     assert {figure.figure.split(".")[2] for figure in figures} >= {"needed_500", "noise_0", "needed_800"}
+
+
+def test_too_few_executors_miss_a_goal_for_every_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(executors: int, *_: object) -> HorizontalPlan:
+        return HorizontalPlan(before=executors, executors=executors, load=0.5, reason="")
+
+    monkeypatch.setattr(data_executors, "scale_horizontally", never)
+    missed = {figure.figure.split(".")[2] for figure in data_executors.horizontal(1) if figure.met is False}
+    assert missed == {"steady", "needed_500", "needed_600", "needed_690", "needed_800"}
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2])
@@ -182,6 +200,15 @@ def test_goals_of_vertical_scaling_are_the_papers_unless_the_ideal_misses_them()
     cores, share = data_executors.ideal(0.2)
     assert cores > 6.5
     assert data_executors.goals(0.2) == pytest.approx((cores / 0.9, 90.0 * share))
+
+
+@pytest.mark.parametrize("module", [data_executors, job_completion_time, arrival_traces])
+def test_more_seeds_than_there_are_headline_seeds_are_refused(module: ModuleType) -> None:
+    parser = ArgumentParser(exit_on_error=False)
+    module.add_options(parser)
+    assert parser.parse_args(["--seeds", str(len(HEADLINE_SEEDS))]).seeds == len(HEADLINE_SEEDS)
+    with pytest.raises(ArgumentError, match="--seeds"):
+        parser.parse_args(["--seeds", str(len(HEADLINE_SEEDS) + 1)])
 
 
 def test_jobs_whose_memory_is_short_are_forecast_too() -> None:
@@ -215,7 +242,7 @@ def test_a_window_of_a_trace_is_drawn_by_the_seed() -> None:
 def test_a_trace_of_arrivals_yields_every_figure(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("job_id,submit_time\n" + "".join(f"{n},{2 * n}\n" for n in range(12)))
-    figures = arrival_traces.measure(small(jobs=3, trace=str(trace), time_unit=60.0, speed=3, only=None))
+    figures = arrival_traces.measure(small(jobs=3, trace=str(trace), time_unit=60.0, speed=3, many=4, only=None))
     check(figures, "arrival_traces")
     assert {"speed.every_round", "speed.patient"} <= {
         figure.figure.removeprefix("arrival_traces.") for figure in figures
@@ -224,7 +251,8 @@ def test_a_trace_of_arrivals_yields_every_figure(tmp_path: Path) -> None:
 
 def test_the_speed_is_that_of_a_whole_simulation_however_long_its_arrivals_take() -> None:
     days = 50 * 86_400.0
-    figures = arrival_traces.measure(small(speed=3, every=days, only=["speed"]))
-    assert {figure.figure for figure in figures} == {"arrival_traces.speed.every_round", "arrival_traces.speed.patient"}
-    with pytest.raises(RuntimeError, match=r"of 20 jobs did not end on 1 nodes: .*more --nodes"):
-        arrival_traces.measure(small(speed=20, nodes=1, only=["speed"]))
+    figures = arrival_traces.measure(small(speed=3, many=4, every=days, only=["speed"]))
+    names = {figure.figure.removeprefix("arrival_traces.speed.") for figure in figures}
+    assert names == {"every_round", "patient", "many_jobs"}
+    with pytest.raises(ScalingError, match=r"of 8 jobs did not end on 1 nodes, .*--nodes"):
+        arrival_traces.measure(small(speed=20, many=4, nodes=1, only=["speed"]))

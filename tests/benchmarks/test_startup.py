@@ -35,7 +35,7 @@ STORY = [
 
 
 def test_the_parts_sum_to_the_seconds_from_the_trigger_to_the_first_batch() -> None:
-    story = explanation_of(*STORY, (11.5, "Starting -> Training"))
+    story = explanation_of(*STORY, (11.5, "the job is training"))
     parts = parts_of(1_000.0, tasks(), story, 1_013.0)
     assert sum(parts.values()) == pytest.approx(13.0)
     assert parts["Airflow starts prepare_data"] == pytest.approx(2.0)
@@ -44,14 +44,14 @@ def test_the_parts_sum_to_the_seconds_from_the_trigger_to_the_first_batch() -> N
 
 
 def test_a_worker_that_came_up_after_the_first_batch_makes_no_part_negative() -> None:
-    story = explanation_of(STORY[0], STORY[1], (10.0, "Starting -> Training"), (15.0, "started j-worker-1"))
+    story = explanation_of(STORY[0], STORY[1], (10.0, "the job is training"), (15.0, "started j-worker-1"))
     parts = parts_of(1_000.0, tasks(), story, 1_013.0)
     assert min(parts.values()) >= 0.0
     assert sum(parts.values()) == pytest.approx(13.0)
 
 
 def test_a_missing_moment_is_an_error_and_no_zero() -> None:
-    with pytest.raises(RuntimeError, match="Training"):
+    with pytest.raises(RuntimeError, match="the job is training"):
         parts_of(1_000.0, tasks(), explanation_of(*STORY), 1_013.0)
 
 

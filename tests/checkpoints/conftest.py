@@ -9,7 +9,7 @@ import pytest
 
 from elastrec.checkpoints.stores.store import Store, open_store
 from elastrec.platform.specs.job import TrainingJob
-from tests.s3 import bucket_at, s3_server
+from tests.s3 import s3_server, store_at
 from tools.stores import servers
 from tools.stores.fetching import missing
 
@@ -27,7 +27,7 @@ def s3_endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def s3_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    return bucket_at(s3_endpoint, unique("bucket", request), monkeypatch)
+    return store_at(s3_endpoint, unique("bucket", request), monkeypatch)
 
 
 def require(server: str, library: str = "") -> None:
@@ -47,7 +47,7 @@ def versity_server() -> Iterator[servers.S3]:
 
 @pytest.fixture
 def versity_uri(versity_server: servers.S3, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    return bucket_at(versity_server.endpoint, unique("bucket", request), monkeypatch)
+    return store_at(versity_server.endpoint, unique("bucket", request), monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,10 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.paginate import Paginator
 
+from elastrec.checkpoints.answers import answer
 from elastrec.checkpoints.catalog import discard, latest_record, list_records, newest_records, prune, prune_final
 from elastrec.checkpoints.commit import commit_record, new_record_uri
+from elastrec.checkpoints.parts import PartWriter
 from elastrec.checkpoints.record import open_record
 from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.stores.store import Store, open_store
@@ -19,7 +21,7 @@ from elastrec.checkpoints.terms import SupersededError, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
 from tests.checkpoints.verifying import verify
-from tests.checkpoints.writing import save, write_part
+from tests.checkpoints.writing import TABLES, VIRTUAL_BUCKETS, save, write_part
 
 MakeJob = Callable[..., TrainingJob]
 
@@ -197,6 +199,19 @@ def test_records_known_to_be_damaged_are_pruned_and_do_not_count(store: Store, m
     assert [uri for uri, _ in list_records(store, "clicks")] == [uris[3], uris[1]]
 
 
+def test_a_periodic_record_without_all_its_bytes_is_pruned_and_does_not_count(store: Store, make_job: MakeJob) -> None:
+    uris = [save(store, make_job(), step=step) for step in (1, 2, 3)]
+    final = save(store, make_job(), step=4, kind="final")
+    for uri, data in ((uris[1], b"short"), (uris[2], None), (final, b"short")):
+        torn = open_store(uri)
+        part = open_record(uri).manifest.parts[0].file
+        torn.delete(part) if data is None else torn.put(part, data)
+    assert prune(store, "clicks", "clicks-1", 1, in_progress=lambda: [uris[2]]) == [uris[1]]
+    assert prune(store, "clicks", "clicks-1", 1) == [uris[2]]
+    assert [uri for uri, _ in list_records(store, "clicks")] == [uris[0]]
+    assert open_store(final).exists("manifest.json")
+
+
 def test_records_are_tried_from_the_newest_to_the_oldest(store: Store, make_job: MakeJob) -> None:
     uris = [save(store, make_job(), step=step, kind="final") for step in (1, 2, 3)]
     save(store, make_job(), step=4)
@@ -267,3 +282,27 @@ def test_a_failed_check_writes_no_record_and_prunes_nothing(store: Store, make_j
             uri, parts, b"{}", job=make_job(), job_id="clicks-1", kind="periodic", step=300, generation=2, check=refuse
         )
     assert [found for found, _ in list_records(store, "clicks")] == [new, old]
+
+
+def save_empty(store: Store, job: TrainingJob, step: int, interval_end: str, base: str = "") -> str:
+    """Commits a periodic record without rows, of changes since its base if it has one; returns its URI."""
+    uri = new_record_uri(store, "clicks", "clicks-1", step)
+    groups = [answer(TABLES, range(VIRTUAL_BUCKETS), first=2 if base else 0, last=2 if base else 1)]
+    with PartWriter(uri, "ps-0", groups=groups) as writer:
+        part = writer.finish()
+    commit_record(
+        uri, [part], b"{}", job=job, job_id="clicks-1", kind="periodic", step=step, generation=0,
+        interval=("", interval_end), base=base,
+    )  # fmt: skip
+    return uri
+
+
+def test_the_base_of_a_record_that_was_just_written_stays_although_another_run_had_later_data(
+    store: Store, make_job: MakeJob
+) -> None:
+    job = make_job()
+    later = save_empty(store, job, 100, "2026-03-03T00:00Z")
+    full = save_empty(store, job, 10, "2026-03-02T00:00Z")
+    delta = save_empty(store, job, 20, "2026-03-02T00:00Z", base=full)
+    assert prune(store, "clicks", "clicks-1", keep=1, in_progress=lambda: [delta]) == []
+    assert [uri for uri, _ in list_records(store, "clicks")] == [later, delta, full]

@@ -48,9 +48,9 @@ class Effects:
             if "dir_fd" not in arguments:
                 self._note("delete", Path(path))
 
-        def rmtree(path: Any) -> None:
+        def rmtree(path: Any, **arguments: Any) -> None:
             self._note("delete tree", Path(path))
-            removed(path)
+            removed(path, **arguments)
 
         removed = shutil.rmtree
         monkeypatch.setattr(os, "fsync", fsync)

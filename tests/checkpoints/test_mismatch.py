@@ -8,7 +8,7 @@ from msgspec import structs
 
 from elastrec.checkpoints.mismatch import Verdict, compare
 from elastrec.checkpoints.summary import DenseSummary, ModelSummary, summarize
-from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.errors import CheckpointError, SpecError
 from elastrec.platform.specs.job import TrainingJob
 
 MakeJob = Callable[..., TrainingJob]
@@ -208,6 +208,12 @@ def test_a_short_form_equals_its_steps(make_job: MakeJob) -> None:
     assert compare(record, changed("none"), DENSE).dense("in.weight") is Verdict.NEW
     # An older record has no short forms.
     assert compare(structs.replace(record, steps_json=""), changed("none"), DENSE).is_exact
+
+
+def test_a_step_of_another_version_is_an_error_that_names_the_feature(record: ModelSummary, make_job: MakeJob) -> None:
+    later = structs.replace(record, steps_json='{"price": [{"step": "of a later version"}]}')
+    with pytest.raises(CheckpointError, match=r"price\.0: .*'of a later version'.*the version that wrote it"):
+        compare(later, make_job(), DENSE)
 
 
 def test_refuse_stops_at_any_change_and_names_each(record: ModelSummary, make_job: MakeJob) -> None:

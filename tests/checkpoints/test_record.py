@@ -136,6 +136,14 @@ def test_one_flipped_bit_in_the_positions_is_found_and_named(store: Store, make_
         open_record(record.uri).positions()
 
 
+def test_a_record_without_its_positions_is_damaged(store: Store, make_job: MakeJob) -> None:
+    record = open_record(save(store, make_job()))
+    name = record.manifest.positions_file
+    open_store(record.uri).delete(name)
+    with pytest.raises(DamagedRecordError, match=f"{name}: the file is missing"):
+        record.positions()
+
+
 def test_one_flipped_bit_in_an_array_is_found_and_named(tmp_path: Path, make_job: MakeJob) -> None:
     record = open_record(save(open_store(tmp_path), make_job(), servers=1))
     part, entry = section_of(record, 4)

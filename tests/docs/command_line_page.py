@@ -14,8 +14,8 @@ _WIDTH = 100
 INTRODUCTION = """# The command line
 
 `elastrec COMMAND --help` describes a command. With `--output json` the last line of standard output is one
-JSON value; everything else goes to standard error. Exit codes: 0 done, 1 the job failed, 2 bad input, 130 stopped by
-Ctrl-C.
+JSON value; everything else goes to standard error. Exit codes: 0 done, 1 the job or the command failed, 2
+bad input, 130 stopped by Ctrl-C, 141 the reader of the output has ended (`elastrec schema | head -1`).
 
 | variable | what it sets |
 |---|---|

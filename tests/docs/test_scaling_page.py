@@ -48,7 +48,7 @@ def test_messages_that_the_page_explains_are_those_of_the_program() -> None:
     unknown = {
         message: part
         for message in shown
-        for part in re.split(r"\d+|[:;] ?|two|one|the cluster|server size|size|cores|Evaluating", message)
+        for part in re.split(r"\d+|[:;] ?|two|one|the cluster|server size|size|cores|is evaluating", message)
         if part.strip() not in sources
     }
     assert len(shown) >= 10 and unknown == {}

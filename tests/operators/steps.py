@@ -13,7 +13,7 @@ from elastrec.operators.base import extended, give
 from elastrec.operators.values import AllocatedJob, JudgedJob, LaunchedJob, TrainedJob
 from elastrec.platform.jobs import Allocation, GateDecision, Interval, Launched, Observation, Prepared
 from elastrec.platform.jobs.types import ModelScore
-from elastrec.platform.specs.errors import JobNotFoundError
+from elastrec.platform.specs.errors import HistoryAwayError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
@@ -96,6 +96,7 @@ class Platform:
     def __init__(self, phase: Phase | None = None) -> None:
         self.phase = phase
         self.calls: list[str] = []
+        self.left: TrainingMetrics | None = None
         self.launch_error: Exception | None = None
         self.tracking_uri = "http://mlflow"
         self.run_tags: dict[str, str] = {}
@@ -105,6 +106,9 @@ class Platform:
         if self.phase is None:
             raise JobNotFoundError(f"job {job_id}: not in the cluster; it was stopped, finished or never launched")
         return Observation(TrainingMetrics(job=job_id, phase=self.phase, evaluated=True, auc=0.75))
+
+    def result_of(self, platform: Any, prepared: Prepared) -> TrainingMetrics:
+        return self.left or self.observe(platform, prepared.job_id).metrics
 
     def launch(self, platform: Any, prepared: Prepared, allocation: Allocation, owner: str = "") -> Launched:
         self.calls.append(f"launch as {owner}")
@@ -137,6 +141,8 @@ class Platform:
 
     def finish_job(self, platform: Any, prepared: Prepared) -> None:
         self.finish(platform, prepared.job_id)
+        if not self.has_tracking:
+            raise HistoryAwayError("MLflow does not answer")
 
     def finish(self, platform: Any, job_id: str) -> None:
         self.calls.append("finish")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 import pytest
 from airflow.sdk import DAG, Asset, AssetAlias
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated, TaskDeferred
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from structlog.testing import capture_logs
 
@@ -23,7 +24,7 @@ from elastrec.operators.training import (
     PrepareDataOperator,
     WarmStartOperator,
 )
-from elastrec.operators.triggers import TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
+from elastrec.operators.triggers import ENDED, TIMED_OUT, EvaluatorTrigger, JobPhaseTrigger, TrackingTrigger
 from elastrec.platform.jobs import Registered, job_id_for
 from elastrec.platform.specs.errors import (
     ChampionChangedError,
@@ -33,7 +34,7 @@ from elastrec.platform.specs.errors import (
     OtherJobError,
     SpecError,
 )
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from tests.operators.steps import (
     ALLOCATED_JOB,
     ALLOCATION,
@@ -57,7 +58,17 @@ OWNER = "daily_retraining/scheduled__2026-01-03/task"
 def platform(monkeypatch: pytest.MonkeyPatch) -> Platform:
     made = Platform()
     monkeypatch.setattr(ElastrecOperator, "platform", property(lambda self: made))
-    names = ("observe", "launch", "finish", "stop", "failure_report", "job_page", "tracking_answers", "with_run")
+    names = (
+        "observe",
+        "result_of",
+        "launch",
+        "finish",
+        "stop",
+        "failure_report",
+        "job_page",
+        "tracking_answers",
+        "with_run",
+    )
     for name in (
         *names,
         "publish_patience_seconds",
@@ -215,6 +226,17 @@ def test_the_offline_phase_takes_the_job_over_and_defers(platform: Platform) -> 
     assert deferred.value.method_name == "resume"
 
 
+def test_a_job_that_is_launched_again_by_the_offline_phase_links_its_new_run(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = msgspec.structs.replace(LAUNCHED, run_id="new", run_url="http://mlflow/new")
+    monkeypatch.setattr("elastrec.platform.jobs.launch", lambda *values, **named: again)
+    found = context(try_number=2)
+    with pytest.raises(TaskDeferred):
+        offline().execute(found)
+    assert found["ti"].pushed == {RUN_URL_KEY: "http://mlflow/new"}
+
+
 def test_the_tries_of_mapped_siblings_own_their_jobs_under_different_names(platform: Platform) -> None:
     owners = []
     for map_index in (0, 1):
@@ -248,6 +270,48 @@ def test_success_hands_on_the_metrics_and_the_job(platform: Platform) -> None:
     platform.phase = Phase.SUCCEEDED
     found = offline().resume(context(), event("succeeded"))
     assert found["auc"] == 0.75 and found["launched"] == plain(LAUNCHED_JOB)
+
+
+def test_a_job_that_ended_while_airflow_was_down_hands_on_the_result_in_its_store(platform: Platform) -> None:
+    # Its master has ended meanwhile, so that only its pod is left.
+    platform.phase = Phase.PENDING
+    platform.left = TrainingMetrics(job="clicks-1", phase=Phase.SUCCEEDED, samples_trained=10, auc=0.5)
+    for outcome in (ENDED, "succeeded"):
+        found = offline().resume(context(), event(outcome))
+        assert (found["phase"], found["samples_trained"], found["auc"]) == ("Succeeded", 10, 0.5)
+
+
+def test_a_loss_that_is_nan_is_handed_on_in_json_without_nan(platform: Platform) -> None:
+    platform.phase = Phase.PENDING
+    platform.left = TrainingMetrics(job="clicks-1", phase=Phase.SUCCEEDED, losses={"rank": float("nan")})
+    found = offline().resume(context(), event("succeeded"))
+    assert json.dumps(found["losses"], allow_nan=False) == '{"rank": "NaN"}'
+
+
+def test_a_job_that_failed_while_airflow_was_down_fails_with_the_reason_in_its_store(platform: Platform) -> None:
+    platform.phase = Phase.PENDING
+    platform.left = TrainingMetrics(job="clicks-1", phase=Phase.FAILED, reason="bug")
+    with pytest.raises(AirflowFailException, match="clicks-1 failed: bug"):
+        offline().resume(context(), event(ENDED))
+
+
+def test_a_job_that_ended_without_leaving_a_result_is_removed_so_that_the_next_try_launches_it(
+    platform: Platform,
+) -> None:
+    platform.phase = Phase.PENDING
+    with pytest.raises(AirflowException, match="the next try attaches to it or launches it again"):
+        offline().resume(context(), event(ENDED))
+    assert platform.calls == ["finish"]
+    with pytest.raises(TaskDeferred):
+        offline().execute(context(try_number=2))
+    assert platform.calls == ["finish", f"launch as {OWNER}/2"]
+
+
+def test_a_success_whose_metrics_cannot_be_read_is_tried_again(platform: Platform) -> None:
+    platform.phase = Phase.PENDING
+    with pytest.raises(AirflowException, match="clicks-1 is pending") as failed:
+        offline().resume(context(), event("succeeded"))
+    assert not isinstance(failed.value, AirflowFailException)
 
 
 def test_a_task_that_does_not_defer_waits_in_its_own_process(
@@ -309,6 +373,53 @@ def test_a_kill_stops_the_job_as_its_owner_and_does_nothing_without_a_job(platfo
         operator.execute(context())
     operator.on_kill()
     assert platform.calls[-1] == f"stop as {OWNER}/1"
+
+
+def test_a_kill_of_a_launch_stops_a_job_that_an_earlier_try_still_owns(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill comes before the launch has taken the job over; that of a later try is not stopped."""
+    for owner, tried in ((2, [3, 2]), (3, [3]), (4, [3, 2, 1])):
+        asked: list[str] = []
+
+        def stop(*values: Any, owner: str, of_job: str = f"{OWNER}/{owner}", asked: list[str] = asked) -> bool:
+            asked.append(owner)
+            return owner == of_job
+
+        monkeypatch.setattr("elastrec.platform.jobs.stop", stop)
+        platform.launch_error = KeyboardInterrupt()
+        operator = launch()
+        with pytest.raises(KeyboardInterrupt):
+            operator.execute(context(try_number=3))
+        operator.on_kill()
+        assert asked == [f"{OWNER}/{number}" for number in tried]
+
+
+@pytest.mark.parametrize("is_created", [False, True])
+def test_a_kill_during_a_launch_interrupts_it_and_stops_a_job_that_it_has_just_created(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, is_created: bool
+) -> None:
+    jobs, operator = set[str](), launch()
+
+    def launching(*values: Any, **fields: Any) -> Any:
+        try:
+            operator.on_kill()  # as Airflow's signal handler does, after which the task goes on
+        finally:
+            if is_created:
+                jobs.add(f"{OWNER}/1")
+        jobs.add("a job that nobody stops")
+        return LAUNCHED
+
+    def stop(*values: Any, owner: str) -> bool:
+        is_there = owner in jobs
+        jobs.discard(owner)
+        return is_there
+
+    monkeypatch.setattr("elastrec.platform.jobs.launch", launching)
+    monkeypatch.setattr("elastrec.platform.jobs.stop", stop)
+    with pytest.raises(AirflowTaskTerminated):
+        operator.execute(context())
+    assert jobs == set()
 
 
 def evaluate() -> EvaluateAndGateOperator:
@@ -378,6 +489,12 @@ def test_an_evaluator_whose_node_was_lost_is_retried(platform: Platform) -> None
     assert not isinstance(failed.value, AirflowFailException)
 
 
+def test_an_evaluator_with_an_error_that_may_not_occur_again_is_retried(platform: Platform) -> None:
+    with pytest.raises(AirflowException, match=r"interrupted; .* another one: .* \(exit code 1\)$") as failed:
+        evaluate().resume(context(), event("interrupted", "--- clicks-1-evaluator: Failed Error (exit code 1)\nfull"))
+    assert not isinstance(failed.value, AirflowFailException)
+
+
 def test_without_mlflow_publishing_waits_deferred_and_then_fails_without_another_try(
     platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,3 +553,20 @@ def test_finishing_removes_the_job_in_every_state(platform: Platform, phase: Pha
     platform.phase = phase
     FinishJobOperator(task_id="task", launched=plain(LAUNCHED_JOB)).execute(context())
     assert platform.calls == calls
+
+
+def test_finishing_waits_for_mlflow_after_the_job_is_removed_and_then_closes_its_run(platform: Platform) -> None:
+    def finish() -> FinishJobOperator:
+        return FinishJobOperator(task_id="task", launched=plain(LAUNCHED_JOB), deferrable=True)
+
+    platform.phase, platform.has_tracking = Phase.SUCCEEDED, False
+    with pytest.raises(TaskDeferred) as deferred:
+        finish().execute(context())
+    assert platform.calls == ["finish"] and platform.phase is None
+    trigger = deferred.value.trigger
+    assert isinstance(trigger, TrackingTrigger) and trigger.patience_seconds == 1800.0
+    with pytest.raises(AirflowFailException, match=r"stays open.* clear this task"):
+        getattr(finish(), deferred.value.method_name)(context(), event("away"))
+    platform.has_tracking = True
+    getattr(finish(), deferred.value.method_name)(context(), event("back"))
+    assert platform.calls == ["finish", "finish"]

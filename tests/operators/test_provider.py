@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2
 import jsonschema
+import msgspec
 import pendulum
 import pytest
 from airflow.dag_processing.dagbag import DagBag
@@ -21,15 +22,18 @@ from airflow.sdk._shared.secrets_masker import redact
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.timetables.base import DataInterval
+from airflow.utils.types import DagRunType
 
 from elastrec.operators import settings
+from elastrec.operators.base import give, take
 from elastrec.operators.hook import ElastrecHook
 from elastrec.operators.params import read_interval
 from elastrec.operators.provider_info import get_provider_info
-from elastrec.operators.training import PrepareDataOperator
+from elastrec.operators.training import PrepareDataOperator, WarmStartOperator
 from elastrec.platform.clusters.local.life_cycle import start_agent, stop_agent
+from elastrec.platform.jobs import Prepared
 from elastrec.platform.specs.errors import ClusterError, SpecError
-from tests.operators.steps import context
+from tests.operators.steps import PREPARED, context
 from tests.remote_cluster import FarConfig, install
 from tools.stack.services import default_dags_folder
 
@@ -97,6 +101,20 @@ def test_a_password_in_a_connections_tracking_uri_is_hidden_in_task_logs(
     assert "s3cr" not in repr(platform)
     for text in ("http://user:s3cr%2Fet-of-mlflow@host:5000/api failed", "the password s3cr/et-of-mlflow was refused"):
         assert "et-of-mlflow" not in str(redact(text))
+
+
+def test_a_password_in_a_job_is_hidden_in_logs_and_rendered_templates() -> None:
+    task = WarmStartOperator(
+        task_id="task", prepared={"job": {"path": "s3://key:pass-of-{{ 'rendered' }}@logs/clicks"}}
+    )
+    task.render_template_fields({}, jinja2.Environment())  # type: ignore[typeddict-item]
+    assert task.prepared == {"job": {"path": "s3://key:pass-of-rendered@logs/clicks"}}
+    assert "pass-of-rendered" not in str(redact(task.prepared, "prepared"))
+    give(msgspec.structs.replace(PREPARED, job_json='{"path": "s3://key:pass-of-output@logs/clicks"}'))
+    with pytest.raises(AirflowFailException):
+        take(Prepared, {"path": "s3://key:pass-of-input@logs/clicks"})
+    for word in ("output", "input"):
+        assert f"pass-of-{word}" not in str(redact(f"refused: pass-of-{word}"))
 
 
 def test_a_connection_that_is_not_defined_fails_without_a_retry_and_says_how_to_add_it() -> None:
@@ -173,6 +191,14 @@ def test_a_run_by_hand_with_the_logical_date_of_a_scheduled_one_trains_on_the_sa
     )
 
 
+@pytest.mark.parametrize("dag_id", ["daily_retraining", "auto_scaling"])
+def test_a_dag_whose_runs_must_not_overlap_refuses_backfills_and_no_other_run(dags: DagBag, dag_id: str) -> None:
+    # The scheduler compares `max_active_runs` with the runs outside of backfills only.
+    dag = DagSerialization.from_dict(DagSerialization.to_dict(dags.dags[dag_id]))
+    assert dag.max_active_runs == 1
+    assert set(dag.allowed_run_types) == set(DagRunType) - {DagRunType.BACKFILL_JOB}
+
+
 def test_no_dag_has_a_default_job(dags: DagBag) -> None:
     for dag_id in ("daily_retraining", "click_log_clustered"):
         params = dags.dags[dag_id].params
@@ -225,6 +251,15 @@ def test_rounds_that_were_missed_are_not_caught_up_with(dags: DagBag, catchup: b
         last = following.data_interval
     assert abs(len(runs) - rounds) <= 1
     assert catchup or all(now - run <= timedelta(minutes=3) for run in runs)
+
+
+@pytest.mark.parametrize("first", ["settings", "provider_info", "runs"])
+def test_a_module_that_airflow_loads_while_it_starts_may_be_imported_before_airflow(first: str) -> None:
+    # Airflow loads `provider_info` in its own first import, and `settings` with it; neither may import Airflow.
+    program = f"import elastrec.operators.{first}, sys; print('airflow' in sys.modules); import airflow.configuration"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{first == 'runs'}\n"
 
 
 def test_dag_files_load_neither_torch_nor_mlflow() -> None:

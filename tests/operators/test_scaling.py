@@ -155,12 +155,12 @@ def test_a_plan_is_requested_and_awaited_and_the_grid_shows_its_outcome(
     output = migrate(ran)
     assert master.asked == [GROWS] and master.logged == [(True, GROWS.reason)]
     assert output == {
-        "job_id": "clicks-1", "request_id": "shape-2", "proposed": "three-stage", "chosen": "1 → 2 workers",
+        "job_id": "clicks-1", "request_id": "shape-2", "proposed": "by three-stage", "chosen": "1 → 2 workers",
         "migrated": True, "outcome": "done", "reason": "", "pause_seconds": 0.25,
     }  # fmt: skip
     assert ran["ti"].pushed[RUN_URL_KEY] == "http://mlflow/clicks-1"
     assert ran["ti"].pushed[MIGRATION_URL_KEY].endswith("/jobs/clicks-1?connection=elastrec_default#migrations")
-    assert ran["map_index_name"] == "clicks-1: proposed three-stage; 1 → 2 workers; migrated, pause 0.25 s"
+    assert ran["map_index_name"] == "clicks-1: proposed by three-stage; 1 → 2 workers; migrated, pause 0.25 s"
 
 
 def test_a_change_of_a_job_that_has_ended_since_is_done_with_an_unknown_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_a_change_of_a_job_that_has_ended_since_is_done_with_an_unknown_pause(mo
     ran = context()
     output = migrate(ran)
     assert (output["migrated"], output["outcome"], output["pause_seconds"]) == (True, "done", None)
-    assert ran["map_index_name"] == "clicks-1: proposed three-stage; 1 → 2 workers; migrated"
+    assert ran["map_index_name"] == "clicks-1: proposed by three-stage; 1 → 2 workers; migrated"
 
 
 def test_the_grid_shows_the_sizes_that_were_proposed_and_chosen(
@@ -208,7 +208,7 @@ def test_each_part_of_a_name_that_is_too_long_for_airflow_is_cut(monkeypatch: py
     ran = context()
     migrate(ran)
     name = ran["map_index_name"]
-    assert len(name) == 250 and name.startswith("clicks-1: proposed three-stage; 1 → 2 workers; refused: no room")
+    assert len(name) == 250 and name.startswith("clicks-1: proposed by three-stage; 1 → 2 workers; refused: no room")
     changed = ChangedJob(
         job_id="clicks-1", proposed="4 → 5 workers, " * 40, chosen="4 → 5 workers, " * 40, migrated=True,
         outcome="done", pause_seconds=0.25,
@@ -291,7 +291,7 @@ def scale(ran: dict[str, Any], **arguments: Any) -> Any:
 def test_a_dag_scales_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.DONE))
     output = scale(context(), workers="2", parameter_server_memory="2Gi")
-    assert output["migrated"] and output["chosen"] == "workers 2, parameter_server_memory 2Gi"
+    assert output["migrated"] and output["chosen"] == "2 workers, 2Gi of memory per server"
     ((change, _),) = master.asked
     assert (change[Role.WORKER].count, change[Role.PARAMETER_SERVER].memory_bytes) == (2, 2**31)
 
@@ -327,7 +327,7 @@ def test_a_dag_moves_pods_to_other_nodes_within_its_timeout(monkeypatch: pytest.
 
 def test_a_change_that_the_cluster_refuses_fails_the_task_without_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.REFUSED, "no node has room"))
-    with pytest.raises(AirflowFailException, match="clicks-1: workers 200; refused: no node has room"):
+    with pytest.raises(AirflowFailException, match="clicks-1: 200 workers; refused: no node has room"):
         scale(context(), workers=200)
 
 

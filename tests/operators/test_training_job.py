@@ -38,6 +38,14 @@ def test_a_dag_may_hold_several_jobs_each_in_a_group_of_its_name() -> None:
     assert large.tooltip == "the large one"
 
 
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_all_tasks_that_wait_defer_or_none(deferrable: bool) -> None:
+    with DAG("clicks", schedule=None):
+        tasks = training_tasks(jobs_folder="jobs", deferrable=deferrable)
+    waiting = (tasks.offline_phase, tasks.evaluate_and_gate, tasks.register, tasks.finish)
+    assert [task.deferrable for task in waiting] == [deferrable] * 4
+
+
 def test_arguments_reach_the_task_that_they_name() -> None:
     limit = timedelta(hours=6)
     with DAG("clicks", schedule=None):

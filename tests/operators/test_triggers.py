@@ -20,13 +20,14 @@ from structlog.testing import capture_logs
 
 from elastrec.operators import settings
 from elastrec.operators.triggers import (
-    ENDED_BY_A_PERSON,
+    ENDED,
     TIMED_OUT,
     EvaluatorTrigger,
     JobPhaseTrigger,
     JobTrigger,
     TrackingTrigger,
 )
+from elastrec.operators.triggers.base import ENDED_BY_A_PERSON
 from elastrec.platform.jobs import EvaluatorState, Observation
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
@@ -114,6 +115,12 @@ def test_a_job_whose_master_the_cluster_has_ended_is_lost_at_once(script: Callab
     assert (event["outcome"], event["reason"]) == ("lost", "the master failed: NodeLost")
 
 
+def test_a_job_whose_master_has_ended_with_it_has_ended_at_once(script: Callable[..., None]) -> None:
+    metrics = TrainingMetrics(job="clicks", phase=Phase.PENDING, reason="master Succeeded")
+    script(Observation(metrics, reachable=False, has_ended=True))
+    assert first_event(JobPhaseTrigger(**ARGUMENTS))["outcome"] == ENDED
+
+
 def test_nothing_fires_before_the_grace_is_over(script: Callable[..., None]) -> None:
     script(seen(Phase.SUCCEEDED))
     begin = time.monotonic()
@@ -161,6 +168,29 @@ def test_the_wait_for_mlflow_ends_with_its_return_or_with_the_patience(
     monkeypatch.setattr("elastrec.platform.jobs.tracking_answers", answers)
     event = first_event(TrackingTrigger(patience_seconds=patience_seconds, **ARGUMENTS))
     assert (event["job_id"], event["outcome"]) == ("clicks-1", outcome)
+
+
+def test_the_wait_for_mlflow_goes_on_while_the_cluster_is_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def platform(trigger: JobTrigger) -> None:
+        asked.append(trigger)
+        if len(asked) < 3:
+            raise ClusterError("no node agent runs in /agent")
+
+    monkeypatch.setattr(JobTrigger, "_platform", platform)
+    monkeypatch.setattr("elastrec.platform.jobs.tracking_answers", lambda platform: True)
+    assert first_event(TrackingTrigger(patience_seconds=10.0, **ARGUMENTS))["outcome"] == "back"
+
+
+def test_the_wait_for_mlflow_ends_with_a_cluster_that_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    def platform(trigger: JobTrigger) -> None:
+        raise ClusterError("no node agent runs in /agent")
+
+    monkeypatch.setattr(JobTrigger, "_platform", platform)
+    monkeypatch.setattr(settings, "UNREACHABLE_AFTER_SECONDS", 0.05)
+    event = first_event(TrackingTrigger(patience_seconds=10.0, **ARGUMENTS))
+    assert (event["outcome"], event["reason"]) == ("unreachable", "no node agent runs in /agent")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,14 @@ from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
-from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, ShapeAnswer, ShapeOutcome, Status
+from elastrec.platform.transport.messages.observer import (
+    CancelShape,
+    ChangeShape,
+    GetStatus,
+    ShapeAnswer,
+    ShapeOutcome,
+    Status,
+)
 
 TOKEN = "secret"
 JOB = "clicks-1"
@@ -100,10 +107,15 @@ class RunningJob:
 
     # What it is asked
 
-    def ask(self, **changes: Any) -> None:
-        """Another shape for the workers."""
-        answer = self.call(ChangeShape(change={Role.WORKER: PlacesChange(**changes)}), ShapeAnswer)
+    def ask(self, **changes: Any) -> str:
+        """Another shape for the workers; returns the id of the request."""
+        answer: ShapeAnswer = self.call(ChangeShape(change={Role.WORKER: PlacesChange(**changes)}), ShapeAnswer)
         assert answer.accepted, answer.reason
+        return answer.request_id
+
+    def cancel(self, request_id: str) -> None:
+        """Cancels a request for a shape."""
+        self.call(CancelShape(request_id))
 
     # What is waited for
 

@@ -34,7 +34,9 @@ class _Itself:
 
 def play() -> int:
     """Returns the exit code."""
-    name, store = os.environ[environment.POD], Path(os.environ[environment.STORE].removeprefix("file://"))
+    name, folder = os.environ[environment.POD], Path(os.environ[environment.FILES])
+    texts = {file: (folder / file).read_text() for file in (environment.TOKEN_FILE, environment.STORE_FILE)}
+    store = Path(texts[environment.STORE_FILE].removeprefix("file://"))
     spec = PodSpec(
         name=name,
         job=os.environ[environment.JOB],
@@ -42,7 +44,7 @@ def play() -> int:
         command=(),
         size=PodSize(1.0, 1),
         environment=dict(os.environ),
-        secrets={"token": (Path(os.environ[environment.FILES]) / environment.TOKEN_FILE).read_text()},
+        secrets=texts,
     )
 
     def before_step(pod: ScriptedPod, shard: Any) -> None:

@@ -8,10 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.specs import job_to_json, load_job
 from elastrec.platform.specs.job import BUILT_IN_MODELS
 from elastrec.trainers.check import check
+from elastrec.trainers.models import FeatureSchema
 
 
 def job(architecture: str = "dlrm", options: dict[str, Any] | None = None, **data: Any) -> Any:
@@ -58,6 +62,63 @@ def test_a_model_that_cannot_be_used_is_named(architecture: str, words: str) -> 
     problems = check(job(architecture))
     assert problems
     assert words in str(problems[0])
+
+
+class Scaled(nn.Module):
+    """A model with a constant and with a cache, neither of which has to be kept."""
+
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema) -> None:
+        super().__init__()
+        self.rows = embedding_bag_collection
+        self.register_buffer("scale", torch.tensor(0.5))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        self.seen += 1
+        return self.rows(sparse_features).values().sum(dim=1) * self.scale
+
+
+class Normalised(Scaled):
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema) -> None:
+        super().__init__(embedding_bag_collection, schema)
+        self.normal = nn.BatchNorm1d(8)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        return self.normal(self.rows(sparse_features).values()).sum(dim=1) * self.scale
+
+
+def test_running_statistics_are_refused_and_constants_and_caches_are_not() -> None:
+    assert check(job(f"{__name__}:Scaled")) == []
+    (problem,) = check(job(f"{__name__}:Normalised"))
+    assert problem.path == "spec.model.architecture"
+    assert "not normal.running_mean, normal.running_var, normal.num_batches_tracked;" in problem.allowed
+
+
+class Unpooled(nn.Module):
+    """Takes the sum of the numbers of a list's rows, and one layer over the pooled rows of the others."""
+
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema) -> None:
+        super().__init__()
+        self.rows = embedding_bag_collection
+        self.layer = nn.Linear(2 * schema.embedding_dimension, 1)
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        rows = self.rows.rows(sparse_features, "L1")
+        return self.layer(self.rows(sparse_features).values()).squeeze(1) + rows.sum()
+
+
+def test_a_model_of_ones_own_may_take_rows_that_are_not_pooled() -> None:
+    lists = [{"name": "C1"}, {"name": "C2"}, {"name": "L1", "is_list": True}]
+    model = {"architecture": f"{__name__}:Unpooled", "embedding_dimension": 4, "unpooled_features": ["L1"]}
+    spec = {"model": model, "data": {"path": "clicks", "dense": [{"name": "I1"}], "sparse": lists}}
+    assert check(load_job({"metadata": {"name": "click"}, "spec": spec})) == []
+
+
+@pytest.mark.parametrize("architecture", ["din", "bst"])
+def test_a_model_that_pools_a_list_passes_with_attention_for_another_one(architecture: str) -> None:
+    options = {"din": {"attention": {"L1": "C2"}}, "bst": {"sequences": ["L1"]}}[architecture]
+    lists = [{"name": "L1", "is_list": True, "table": "C2"}, {"name": "L2", "is_list": True, "pooling": "attention"}]
+    assert check(job(architecture, options, sparse=[{"name": "C1"}, {"name": "C2"}, *lists])) == []
 
 
 def test_features_may_be_called_like_methods_of_a_dictionary() -> None:

@@ -4,10 +4,12 @@ import gc
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from elastrec.trainers.imports import without_collector
+from elastrec.trainers.parameter_server import warm_up
 
 
 def test_the_collector_works_again_after_the_imports() -> None:
@@ -15,6 +17,27 @@ def test_the_collector_works_again_after_the_imports() -> None:
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
+
+
+def test_the_collector_works_while_a_server_compiles_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[bool] = []
+    slabs = warm_up._warm_slabs
+    monkeypatch.setattr(warm_up, "_warm_slabs", lambda *of: (states.append(gc.isenabled()), slabs(*of)))
+    warm_up.warm_kernels()
+    assert states and all(states)
+
+
+@pytest.mark.services
+def test_a_server_of_512_mib_can_compile_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    *_, peak_KiB = run("""
+        from elastrec.trainers.parameter_server.warm_up import warm_kernels
+
+        warm_kernels()
+        # Not ru_maxrss, which a process takes over from the one that has started it.
+        print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+        """)
+    assert int(peak_KiB) < 450 << 10
 
 
 def run(code: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastrec.checkpoints import open_store, take_term
-from elastrec.platform.specs.errors import AuthenticationError, TransportError
+from elastrec.platform.specs.errors import AuthenticationError, ClusterError, TransportError
 from elastrec.platform.transport import RpcServer
 from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
 from elastrec.platform.transport.messages.job import Answer, Heartbeat
@@ -132,13 +132,16 @@ def test_a_client_does_not_give_up_during_an_outage_of_the_store(
     assert pod.call() == 2
 
 
-def test_the_environment_of_a_pod_names_what_is_missing_or_wrong() -> None:
+def test_the_environment_of_a_pod_names_what_is_missing_or_wrong(tmp_path: Path) -> None:
     given = {
-        "ELASTREC_STORE": "s3://store", "ELASTREC_JOB_NAME": "clicks", "ELASTREC_JOB": "clicks-1",
+        "ELASTREC_FILES": str(tmp_path), "ELASTREC_JOB_NAME": "clicks", "ELASTREC_JOB": "clicks-1",
         "ELASTREC_MASTER_TIMEOUT": "90",
     }  # fmt: skip
+    with pytest.raises(ClusterError, match=f"URI of the job's store cannot be read: .*{tmp_path}/store"):
+        TermPlace.read(given)
+    (tmp_path / "store").write_text("s3://store")
     assert TermPlace.read(given) == TermPlace("s3://store", "clicks", "clicks-1", 90.0)
-    with pytest.raises(Exception, match="ELASTREC_STORE"):
-        TermPlace.read(given | {"ELASTREC_STORE": ""})
+    with pytest.raises(Exception, match="ELASTREC_JOB_NAME"):
+        TermPlace.read(given | {"ELASTREC_JOB_NAME": ""})
     with pytest.raises(Exception, match="ELASTREC_MASTER_TIMEOUT: 'soon' is no number of seconds"):
         TermPlace.read(given | {"ELASTREC_MASTER_TIMEOUT": "soon"})

@@ -141,7 +141,8 @@ class Broker:
         return True
 
     def _format(self, cluster: str, properties: Path) -> None:
-        command = [*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)]
+        # The id may begin with a hyphen, which would make it an option.
+        command = [*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, cwd=self._folder)
         if done.returncode:
             raise BrokerError(f"Kafka's storage cannot be made: {(done.stdout + done.stderr)[-2000:]}")

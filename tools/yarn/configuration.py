@@ -92,6 +92,8 @@ def node_settings(folder: Path, number: int, ports: list[int]) -> dict[str, obje
         "yarn.nodemanager.local-dirs": str(folder / "local"),
         "yarn.nodemanager.log-dirs": str(folder / "logs"),
         "yarn.nodemanager.disk-health-checker.enable": "false",
+        # Checked once at the start nevertheless: no container starts on a disk that is fuller than 90 %, the default.
+        "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 100,
         "yarn.nodemanager.env-whitelist": "JAVA_HOME,PATH,LANG",
     }
 

@@ -41,8 +41,9 @@ class AttentionPooling(nn.Module):
 class AttentionBags(BagsOver):
     """An embedding bag collection of which some lists are pooled by attention, each distinct list once (RecD §5).
 
-    Models call it as they call the collection itself. Output: KeyedTensor `[B, sum of dimensions]` of all features of
-    the collection's tables, in their order, whether the collection leaves these lists out or pools them, too.
+    Models call it as they call the collection itself. Output: KeyedTensor `[B, sum of dimensions]` of these lists and
+    of the features that the collection pools, in the order of its tables, whether it leaves these lists out or pools
+    them, too.
 
     Args:
         collection: torchrec's, the one over parameter servers, or DeduplicatedBags.
@@ -64,7 +65,10 @@ class AttentionBags(BagsOver):
         poolings = {name: self.get_submodule(module) for name, module in self._modules_by_name.items()}
         attended_BX = pool_lists(lists, poolings)
         blocks = dict(zip(lists, attended_BX.split([self._widths[name] for name in lists], dim=1), strict=True))
-        values = [blocks[name] if name in blocks else pooled[name] for name in self._widths]
+        left = {**pooled.to_dict(), **blocks}
+        names = [name for name in self._widths if name in left]
         return KeyedTensor(
-            keys=list(self._widths), length_per_key=list(self._widths.values()), values=torch.cat(values, dim=1)
+            keys=names,
+            length_per_key=[self._widths[name] for name in names],
+            values=torch.cat([left[name] for name in names], dim=1),
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
-from elastrec.trainers.deduplication.jagged import expand_rows
+from elastrec.trainers.deduplication.jagged import expand_rows, jagged_index_select
 
 Features: TypeAlias = DeduplicatedFeatures | KeyedJaggedTensor
 
@@ -42,6 +42,11 @@ class BagsOver(nn.Module):
         """The features as the collection takes them."""
         return features
 
+    def rows(self, features: Features, name: str) -> Tensor:
+        """One row for each id of a feature, `[L, D]`, in their order, if the collection below has such a method."""
+        rows: Tensor = self.collection.rows(features, name)
+        return rows
+
 
 class DeduplicatedBags(BagsOver):
     """An embedding bag collection that also takes deduplicated features, and pools each distinct row once.
@@ -58,7 +63,7 @@ class DeduplicatedBags(BagsOver):
 
     def __init__(self, collection: nn.Module) -> None:
         super().__init__(collection)
-        self._prefetched: list[DeduplicatedFeatures] = []
+        self._prefetched: list[tuple[DeduplicatedFeatures, Any]] = []  # with their pulls
         self._open: DeduplicatedFeatures | None = None
 
     def prefetch(self, features: Features, *, dense: bool = False) -> Any:
@@ -68,8 +73,14 @@ class DeduplicatedBags(BagsOver):
         """
         if isinstance(features, KeyedJaggedTensor):
             return self.collection.prefetch(features, dense=dense)
-        self._prefetched.append(features)
-        return self.collection.prefetch(features.stacked, dense=dense, repeats=lambda: features.repeats)
+        pulled = self.collection.prefetch(features.stacked, dense=dense, repeats=lambda: features.repeats)
+        self._prefetched.append((features, pulled))
+        return pulled
+
+    def discard(self, pulled: Any) -> None:
+        """See RemoteEmbeddingBagCollection."""
+        self._prefetched = [each for each in self._prefetched if each[1] is not pulled]
+        self.collection.discard(pulled)
 
     def forget(self) -> None:
         """Drops prefetched pulls."""
@@ -99,11 +110,23 @@ class DeduplicatedBags(BagsOver):
             blocks.append(block if lookup is None else expand_rows(block[: distinct[key]].contiguous(), lookup))
         return KeyedTensor(keys=pooled.keys(), length_per_key=pooled.length_per_key(), values=torch.cat(blocks, dim=1))
 
+    def rows(self, features: Features, name: str) -> Tensor:
+        """As in `BagsOver`, also for features in their deduplicated form: with the rows of repeated lists repeated."""
+        features = self.recognised(features)
+        if isinstance(features, KeyedJaggedTensor):
+            return super().rows(features, name)
+        rows_LD: Tensor = self.collection.rows(features.stacked, name)
+        group = next((group for group in features.groups if name in group.keys), None)
+        if group is None:
+            return rows_LD
+        return jagged_index_select(rows_LD, group.feature(name)[1], group.inverse_lookup)[0]
+
     def recognised(self, features: Features) -> Features:
         """The deduplicated form of prefetched features in either form; otherwise the same object."""
-        for index, each in enumerate(self._prefetched):
+        for index, (each, _) in enumerate(self._prefetched):
             if each is features or each.is_expanded_as(features):
-                self._open = self._prefetched.pop(index)
+                self._open = each
+                del self._prefetched[index]
                 return each
         if self._open is not None and self._open.is_expanded_as(features):
             return self._open

@@ -14,7 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
 from elastrec.platform.data.reading.batches import ids_of
 from elastrec.platform.data.reading.encode import DENSE, LABEL
-from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor
+from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor, has_same_ids
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,10 @@ class DeduplicatedFeatures:
         """`expand`, created once, so that its prefetched rows are found again."""
         return self.expand()
 
-    def is_expanded_as(self, features: object) -> bool:
-        """Whether this object is the plain form that `expanded` gave out."""
-        return self.__dict__.get("expanded") is features
+    def is_expanded_as(self, features: DeduplicatedFeatures | KeyedJaggedTensor) -> bool:
+        """Whether this object is the plain form that `expanded` gave out, or a copy of it (see `has_same_ids`)."""
+        expanded: KeyedJaggedTensor | None = self.__dict__.get("expanded")
+        return expanded is not None and isinstance(features, KeyedJaggedTensor) and has_same_ids(features, expanded)
 
     def expand(self) -> KeyedJaggedTensor:
         """The plain form of all features."""

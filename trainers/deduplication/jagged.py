@@ -79,8 +79,9 @@ def sum_lists(rows_LD: Tensor, offsets: Tensor, weights_L: Tensor) -> Tensor:
 
 
 def softmax_lists(scores_L: Tensor, offsets: Tensor) -> Tensor:
-    """Softmax within each list, `[L]`."""
-    shares_L: Tensor = _SoftmaxLists.apply(scores_L, offsets)
+    """Softmax within each list, `[L]`, float32 or wider: bfloat16 cannot add more than 256 equal shares."""
+    wide_L = scores_L.to(torch.promote_types(scores_L.dtype, torch.float32))
+    shares_L: Tensor = _SoftmaxLists.apply(wide_L, offsets)
     return shares_L
 
 

@@ -96,3 +96,14 @@ class InverseKeyedJaggedTensor:
                 torch.from_numpy(np.ascontiguousarray(group.offsets)),
                 torch.from_numpy(group.inverse_lookup.astype(np.int64)),
             )
+
+
+def has_same_ids(features: KeyedJaggedTensor, others: KeyedJaggedTensor) -> bool:
+    """Whether these are one object, or one is a copy with the ids of the other, such as `features.to`."""
+    if features is others:
+        return True
+    return (
+        features.values() is others.values()
+        and features.keys() == others.keys()
+        and torch.equal(features.offsets(), others.offsets())
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor, nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
@@ -14,10 +15,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.some import repeated
+from elastrec.trainers.deduplication.tensor import has_same_ids
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
 
 Array = np.ndarray[Any, Any]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
         # model.
         self._anchor = torch.empty(0, requires_grad=True)
         self._requests: list[_Request] = []
+        self._has_warned = False
         self._open: _Request | None = None
         self._open_is_pooled = False
         self._left: list[RowGradients] = []
@@ -172,7 +177,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
     def prefetch(
         self, features: KeyedJaggedTensor, *, dense: bool = False, repeats: Callable[[], Tensor] | None = None
     ) -> Pulled:
-        """Starts the pull that `forward(features)` of the same object will wait for.
+        """Starts the pull that `forward(features)` of these features will wait for.
 
         Args:
             dense: also pull the dense parameters (`Pulled.dense`).
@@ -182,6 +187,14 @@ class RemoteEmbeddingBagCollection(nn.Module):
         request = self._ask(features, dense, repeats)
         self._requests.append(request)
         return request.pulled
+
+    def discard(self, pulled: Pulled) -> None:
+        """Drops a prefetched pull whose minibatch is over, if the model has used other features and pulled again."""
+        kept = [request for request in self._requests if request.pulled is not pulled]
+        if len(kept) < len(self._requests) and not self._has_warned:
+            self._has_warned = True
+            log.warning("pulled_twice", reason="the model passes other features than those of the minibatch")
+        self._requests = kept
 
     def forget(self) -> None:
         """Drops prefetched pulls and gradients; for use after a change of routing."""
@@ -233,10 +246,10 @@ class RemoteEmbeddingBagCollection(nn.Module):
         return found
 
     def _opened(self, features: KeyedJaggedTensor) -> _Request:
-        request = next((each for each in self._requests if each.features is features), None)
+        request = next((each for each in self._requests if has_same_ids(features, each.features)), None)
         if request is not None:
-            self._requests.remove(request)
-        elif self._open is not None and self._open.features is features:
+            self._requests = [each for each in self._requests if each is not request]
+        elif self._open is not None and has_same_ids(features, self._open.features):
             return self._open
         else:
             request = self._ask(features, dense=False)

@@ -1,8 +1,8 @@
 """`python -m elastrec.trainers.export`: the evaluator pod.
 
 Reads `export.json` among its files; the last line of its output is `RESULT ` and the result as JSON. Exit codes: 0
-done, 2 the model must not be used (it differs from the trained one, or its inputs are wrong), 1 other errors, for which
-a retry may help.
+done, 2 the model must not be used (it differs from the trained one, its code fails, or its inputs are wrong), 3 MLflow
+or its artifact store is away, 1 other errors, for which a retry may help.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The files of an exported model: plain arrays and JSON that need no server, no torch and no pickle to be read.
 
 elastrec.json          what is inside (ArtifactIndex)
-job.json               the job file as it ran
+job.json               the job file as it ran, passwords of URIs masked
 dense/<i>.npy          one dense parameter, float32
 tables/<i>-<s>.ids.npy     sorted ids of one shard, int64 [N] (`shards`)
 tables/<i>-<s>.values.npy  their rows, float32 [N, R], in the order of the ids
@@ -20,6 +20,7 @@ import structlog
 from elastrec.checkpoints import Record, SectionKind
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.uris import masked
 from elastrec.trainers.export.shards import ArtifactTable, Ids, Rows, ShardWriter, TableShards
 
 log = structlog.get_logger(__name__)
@@ -75,11 +76,12 @@ def write_artifact(folder: Path, job: TrainingJob, job_id: str, record: Record) 
         format_version=FORMAT_VERSION,
         job_name=job.metadata.name,
         job_id=job_id,
-        record_uri=record.uri,
+        record_uri=masked(record.uri),
         tables=tables,
         dense=dense,
     )
-    (folder / JOB_FILE).write_text(job.model_dump_json(by_alias=True))
+    # Everyone who may load the model reads this file.
+    (folder / JOB_FILE).write_text(masked(job.model_dump_json(by_alias=True)))
     (folder / INDEX_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(index)))
     log.info("artifact_written", job_id=job_id, record=record.uri, rows={table.name: table.rows for table in tables})
     return index

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
+import http
 import shutil
-import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import mlflow.artifacts
 import mlflow.pyfunc
 import pandas as pd
 import pyarrow as pa
+import requests
 import structlog
 from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.errors import ElastrecError, HistoryError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.uris import masked
+from elastrec.trainers.export.own_code import OwnCode
 from elastrec.trainers.export.requirements import STAND_INS, pinned, write_wheels
 from elastrec.trainers.export.signature import described_inputs, raw_frame, signature
+from elastrec.trainers.export.users_code import users_code, users_distributions
 from elastrec.trainers.export.wheel import PACKAGE
 
 log = structlog.get_logger(__name__)
@@ -32,6 +36,10 @@ _DATA, _WHEELS = "model", "wheels"
 
 
 Predict = Callable[[pd.DataFrame], pd.DataFrame]
+
+
+class UnusableModelError(ElastrecError):
+    """A model is not there any more, or cannot be loaded here; another try will not succeed either."""
 
 
 def use_tracking(tracking_uri: str) -> None:
@@ -46,15 +54,23 @@ def save(job: TrainingJob, artifact: Path, folder: Path, example: pa.Table | Non
     Args:
         artifact: folder from `write_artifact`; it is moved into the model, so that its rows are stored once.
         folder: must not exist.
-        example: a few raw rows, for users.
+        example: a few raw rows, for users; left out if JSON cannot hold them.
         columns: of the predictions.
     """
-    versions = pinned()
+    versions = pinned(users_distributions(job))
     with tempfile.TemporaryDirectory(prefix="stub-", dir=artifact.parent) as temporary:
         # MLflow copies what it is given: an empty folder, in whose place the artifact is moved.
         stub = Path(temporary) / _DATA
         stub.mkdir()
-        mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, example, columns, versions))
+        try:
+            mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, example, columns, versions))
+        except TypeError as error:
+            # Columns for a user's transform have any type, and MLflow writes the example as JSON.
+            if example is None or "JSON" not in str(error):
+                raise
+            log.warning("model_has_no_example", reason=str(error))
+            shutil.rmtree(folder)
+            mlflow.pyfunc.save_model(str(folder), **_contents(job, stub, None, columns, versions))
     place = folder / "data" / _DATA
     place.rmdir()
     shutil.move(artifact, place)
@@ -86,8 +102,42 @@ def load(uri: str) -> Any:
         raise HistoryError(f"{uri}: the model cannot be loaded: {type(error).__name__}: {error}") from error
 
 
+def load_apart(uri: str) -> tuple[Any, OwnCode]:
+    """The model behind an MLflow URI or folder, built with its own version of the user's code.
+
+    Returns: the model, and its code, within whose `used` it is to be called.
+
+    Raises:
+        UnusableModelError: it is not there any more, or cannot be loaded.
+        HistoryError: it could not be fetched; a later try may succeed.
+    """
+    try:
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=uri))
+    except Exception as error:  # each kind of artifact store has errors of its own
+        what = f"{type(error).__name__}: {error}"
+        if _is_absent(error):
+            raise UnusableModelError(f"{uri}: the model is not there: {what}") from error
+        raise HistoryError(f"{uri}: the model could not be fetched: {what}") from error
+    try:
+        code = OwnCode(folder)
+        with code.used():
+            return load(str(folder)), code
+    except (HistoryError, MlflowException, OSError) as error:
+        raise UnusableModelError(str(error)) from error
+
+
+def _is_absent(error: Exception) -> bool:
+    if isinstance(error, MlflowException):
+        return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
+    response = error.response if isinstance(error, requests.HTTPError) else None
+    return response is not None and response.status_code == http.HTTPStatus.NOT_FOUND
+
+
 def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str) -> str:
     """Logs a saved model in the run, without another copy on the way; returns its `models:/m-...` URI.
+
+    A model of the run that is still pending is that of an evaluator that was killed, because a job has one evaluator at
+    a time; it is marked as failed.
 
     Raises:
         HistoryError: the tracking server refused or is unreachable.
@@ -95,8 +145,12 @@ def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str)
     use_tracking(tracking_uri)
     client = mlflow.MlflowClient(tracking_uri)
     try:
+        experiment_id = client.get_run(run_id).info.experiment_id
+        for left in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+            if left.status is LoggedModelStatus.PENDING:
+                client.finalize_logged_model(left.model_id, LoggedModelStatus.FAILED)
         logged = client.create_logged_model(
-            client.get_run(run_id).info.experiment_id,
+            experiment_id,
             name=job.metadata.name,
             source_run_id=run_id,
             model_type=job.spec.model.architecture.rpartition(":")[2],
@@ -109,8 +163,11 @@ def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str)
             client.finalize_logged_model(logged.model_id, LoggedModelStatus.FAILED)
             raise
         client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
-    except (MlflowException, OSError) as error:
-        raise HistoryError(f"{tracking_uri}: the model could not be logged in run {run_id}: {error}") from error
+    except Exception as error:
+        # Clients of S3, Google and Azure raise errors of their own, or are not installed.
+        is_known = isinstance(error, MlflowException | OSError)
+        what = str(error) if is_known else f"{type(error).__name__}: {error}"
+        raise HistoryError(f"{masked(tracking_uri)}: the model could not be logged in run {run_id}: {what}") from error
     log.info("model_logged", run_id=run_id, model_uri=logged.model_uri)
     return str(logged.model_uri)
 
@@ -139,19 +196,3 @@ def _contents(
     if code := users_code(job):
         contents["code_paths"] = code
     return contents
-
-
-def users_code(job: TrainingJob) -> list[str]:
-    """Files or packages of the user's model and transform that no installation contains."""
-    installed = tuple(Path(path).resolve() for path in sysconfig.get_paths().values())
-    modules: set[str] = set()
-    for path in (job.spec.model.architecture, job.spec.data.transform or ""):
-        top = path.partition(":")[0].partition(".")[0] if ":" in path else ""
-        spec = importlib.util.find_spec(top) if top and top != "elastrec" else None
-        if spec is None or spec.origin is None:
-            continue
-        origin = Path(spec.origin).resolve()
-        source = origin.parent if spec.submodule_search_locations else origin
-        if not any(folder in source.parents for folder in installed):
-            modules.add(str(source))
-    return sorted(modules)

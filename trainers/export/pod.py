@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import structlog
 import torch
 
+from elastrec.platform.data.files import is_read_error
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import DataError, ElastrecError, HistoryError, JobFailedError, SpecError
 from elastrec.platform.transport.logs import configure_logging
@@ -28,16 +30,21 @@ def main() -> int:
     try:
         if not files:
             raise JobFailedError(f"the environment variable {environment.FILES} is missing; a cluster backend sets it")
+        # MLflow never deletes the champion that it downloads; here, it vanishes with the pod.
+        tempfile.tempdir = str(work)
         request = decode_request((Path(files) / EXPORT_FILE).read_text())
         result = export(request, work)
     except ElastrecError as error:
         log.error("export_failed", reason=str(error), kind=type(error).__name__)
         if isinstance(error, HistoryError):
             return EXIT_HISTORY
+        if is_read_error(error):
+            return 1  # which says nothing about the model
         return 2 if isinstance(error, JobFailedError | SpecError | DataError) else 1
-    except Exception:
+    except Exception as error:
+        # Others come from the user's model or transform, or from a bug of ours, and would occur again.
         log.exception("export_failed")
-        return 1
+        return 1 if isinstance(error, OSError | MemoryError) else 2
     sys.stdout.write(result_line(result) + "\n")
     sys.stdout.flush()
     return 0

@@ -12,7 +12,7 @@ from elastrec.checkpoints import open_record
 from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.data.reading.reader import ShardReader
-from elastrec.platform.specs.errors import HistoryError, JobFailedError
+from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.export import ExportRequest, ExportResult
 from elastrec.trainers.export import logged_model
@@ -26,6 +26,7 @@ from elastrec.trainers.worker.predictions import read_predictions
 log = structlog.get_logger(__name__)
 
 _EXAMPLE_ROWS = 5
+_EXAMPLE_CANDIDATES = 100
 
 
 def export(request: ExportRequest, work: Path) -> ExportResult:
@@ -44,9 +45,10 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
         artifact.mkdir()
         write_artifact(artifact, job, request.job_id, open_record(request.record_uri))
         size = sum(file.stat().st_size for file in artifact.rglob("*") if file.is_file())
-        columns = prediction_columns(Scorer(Artifact(artifact)).heads)
+        unsaved = Scorer(Artifact(artifact))
+        columns = prediction_columns(unsaved.heads)
         manifest = read_manifest(request.evaluation_manifest_uri) if request.evaluation_manifest_uri else None
-        example = _example(job, manifest)
+        example = _example(unsaved, manifest)
         saved = Path(request.artifact_uri) if request.artifact_uri else Path(temporary) / "saved"
         logged_model.save(job, artifact, saved, example, columns)
         model = logged_model.load(str(saved))
@@ -70,13 +72,15 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
     return result
 
 
-def _example(job: TrainingJob, manifest: DataManifest | None) -> pa.Table | None:
+def _example(scorer: Scorer, manifest: DataManifest | None) -> pa.Table | None:
+    """The first usable ones of a few rows."""
     if manifest is None or not manifest.rows:
         return None
-    reader = ShardReader(job.spec.data, manifest)
-    raw = next(reader.read_raw(0, min(_EXAMPLE_ROWS, manifest.rows)))
+    reader = ShardReader(scorer.job.spec.data, manifest)
+    raw = next(reader.read_raw(0, min(_EXAMPLE_CANDIDATES, manifest.rows)))
     reader.close()
-    return raw
+    usable = raw.filter(pa.array(~scorer.score(raw).bad))[:_EXAMPLE_ROWS]
+    return usable if usable.num_rows else None
 
 
 def _check(
@@ -104,8 +108,8 @@ def _compare(request: ExportRequest, scorer: Scorer, manifest: DataManifest | No
     if request.champion_model_uri:
         logged_model.use_tracking(request.tracking_uri)
         try:
-            champion = logged_model.load(request.champion_model_uri)
-        except HistoryError as error:
+            champion = logged_model.load_apart(request.champion_model_uri)
+        except logged_model.UnusableModelError as error:
             problem = str(error)
             log.warning("champion_not_loaded", reason=problem)
     compared = compare_on(manifest, scorer, champion)

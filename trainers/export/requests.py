@@ -6,14 +6,16 @@ it a column that Arrow cannot hold or the encoder does not take: then rows are s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from elastrec.platform.data.reading.numbers import is_text
 from elastrec.platform.specs.errors import DataError, MissingColumnError
 
 _NOT_CONVERTED = (ValueError, TypeError, OverflowError, NotImplementedError)
@@ -28,18 +30,21 @@ class Answer:
     reasons: Mapping[int, str]
 
 
-def answer(score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int) -> Answer:
+def answer(
+    score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int, null_tokens: Sequence[str] = ()
+) -> Answer:
     """Scores the rows of a request.
 
     Args:
         score: of rows that are a table; raises DataError for a column whose type it cannot take.
         heads: H.
+        null_tokens: see `table_of`.
 
     Raises:
         MissingColumnError: a column is missing.
     """
     try:
-        return score(table_of(rows))
+        return score(table_of(rows, null_tokens))
     except MissingColumnError:
         raise
     except DataError:
@@ -48,7 +53,7 @@ def answer(score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int) 
     reasons: dict[int, str] = {}
     for row_G in _by_types(values):
         try:
-            part = score(table_of(values.iloc[row_G]))
+            part = score(table_of(values.iloc[row_G], null_tokens))
         except MissingColumnError:
             raise
         except DataError as error:
@@ -59,8 +64,11 @@ def answer(score: Callable[[pa.Table], Answer], rows: pd.DataFrame, heads: int) 
     return Answer(prediction_BH, reasons)
 
 
-def table_of(rows: pd.DataFrame) -> pa.Table:
+def table_of(rows: pd.DataFrame, null_tokens: Sequence[str] = ()) -> pa.Table:
     """The rows as a table, its columns as `pa.Table.from_pandas` makes them, at a third of its cost for a few rows.
+
+    Args:
+        null_tokens: texts that count as missing values, as in the files of the log.
 
     Raises:
         DataError: a column is there twice, has values of several types, or some that no table can hold.
@@ -70,9 +78,13 @@ def table_of(rows: pd.DataFrame) -> pa.Table:
         if str(name) in columns:
             raise DataError(f"column {str(name)!r} is there twice")
         try:
-            columns[str(name)] = _array(column)
+            values = _array(column)
         except _NOT_CONVERTED as error:
             raise DataError(f"column {str(name)!r}: {error}") from error
+        if null_tokens and is_text(values.type):
+            is_null = pc.is_in(values, value_set=pa.array(null_tokens, values.type))
+            values = pc.if_else(is_null, pa.scalar(None, values.type), values)
+        columns[str(name)] = values
     return pa.table(columns)
 
 

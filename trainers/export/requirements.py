@@ -6,6 +6,7 @@ the versions with which the model was checked, so that later releases have no ef
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -22,14 +23,17 @@ STAND_INS = {"fbgemm-gpu": "fbgemm-gpu-cpu"}
 """torchrec names the CUDA build of its operators; an installer would lay both builds over each other."""
 
 
-def pinned() -> dict[str, str]:
+def pinned(users: Iterable[str] = ()) -> dict[str, str]:
     """Versions of the package and of all that it needs, by name, sorted; of `STAND_INS` those of their providers.
+
+    Args:
+        users: distributions of the user's model and transform, which the exported model needs, too.
 
     Raises:
         HistoryError: the package has no metadata.
     """
     versions: dict[str, str] = {}
-    waiting, seen = [(PACKAGE, "")], set()
+    waiting, seen = [(PACKAGE, ""), *((canonicalize_name(name), "") for name in users)], set()
     while waiting:
         name, extra = waiting.pop()
         if (name, extra) in seen:

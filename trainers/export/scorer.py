@@ -21,6 +21,7 @@ from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.reading.encode import BadRow, RowEncoder
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.data.reading.transform import Transform
+from elastrec.platform.specs.data import FileFormat
 from elastrec.platform.specs.errors import CheckpointError, DataError
 from elastrec.trainers.export.artifact import Artifact
 from elastrec.trainers.export.embeddings import ArtifactEmbeddings
@@ -69,10 +70,11 @@ class Scorer:
         spec = self.job.spec
         hash_sizes = {name: size for name in spec.data.tables if (size := spec.table(name).hash_size)}
         self._encoder = RowEncoder(spec.data, hash_sizes)
-        columns = self._encoder.columns
+        columns = self._encoder.feature_columns  # rows of a request have no labels
         self._transform = Transform(spec.data.transform, columns) if spec.data.transform else None
         self._embeddings = ArtifactEmbeddings(embedding_tables(self.job), artifact, spec.sequence_features)
         self.widths = self._embeddings.widths
+        self.columns = frozenset(reading.column for reading in self._encoder.readings)
         schema = FeatureSchema.from_job(self.job)
         self._model = build_model(spec.model, self._embeddings, schema, seed=spec.training.seed)
         _load_dense(self._model, artifact)
@@ -84,9 +86,16 @@ class Scorer:
         """Whether a function of the user computes the columns from raw ones."""
         return self._transform is not None
 
-    def raw_reader(self, manifest: DataManifest) -> RawReader:
-        """Reads rows for the model."""
-        return RawReader(self.job.spec.data, manifest, self._encoder.readings)
+    @property
+    def null_tokens(self) -> tuple[str, ...]:
+        """Texts of a request that count as missing: those of the log's files, also if it was converted to Parquet."""
+        data = self.job.spec.data
+        was_text = data.format is not FileFormat.PARQUET or any(feature.raw_encoding for feature in data.sparse)
+        return data.csv.null_tokens if was_text else ()
+
+    def raw_reader(self, manifest: DataManifest, *, with_label: bool = True) -> RawReader:
+        """Reads rows for the model; without labels, the log need not have their columns any more."""
+        return RawReader(self.job.spec.data, manifest, self._encoder.readings, targets=with_label)
 
     def score(self, rows: pa.Table, *, with_label: bool = False) -> Scored:
         """Scores raw rows `[B]`; memory grows with B.
@@ -165,9 +174,11 @@ class PyfuncModel:
         if not isinstance(model_input, pd.DataFrame):
             raise DataError(f"the model scores a pandas DataFrame of raw columns, not {type(model_input).__name__}")
         if self.scorer.has_transform:
-            found = self._score(table_of(model_input))
+            # The user's function need not expect a request without rows.
+            nothing = Answer(np.empty((0, len(self._columns)), np.float32), {})
+            found = self._score(table_of(model_input, self.scorer.null_tokens)) if len(model_input) else nothing
         else:
-            found = answer(self._score, model_input, len(self._columns))
+            found = answer(self._score, self._needed(model_input), len(self._columns), self.scorer.null_tokens)
         index = model_input.index
         reasons = np.full(len(index), None, object)
         for row, reason in found.reasons.items():
@@ -181,6 +192,11 @@ class PyfuncModel:
                 objects[is_bad] = None
                 columns[name] = _objects(objects, index)
         return pd.DataFrame({**columns, IS_BAD: is_bad, REASON: _objects(reasons, index)}, index=index)
+
+    def _needed(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Without columns that the model does not read, whose values may be of any type."""
+        needed = [str(name) in self.scorer.columns for name in rows.columns]
+        return rows if all(needed) else rows.loc[:, needed]
 
     def _score(self, rows: pa.Table) -> Answer:
         scored = self.scorer.score(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pandas as pd
@@ -11,9 +12,10 @@ import pyarrow.compute as pc
 from mlflow.models import ModelSignature
 from mlflow.types.schema import ColSpec, DataType, Schema
 
-from elastrec.platform.data.features.columns import encoding_of
+from elastrec.platform.data.features.columns import encoding_of, ignore_marks, read_column
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.reading.encode import RowEncoder
+from elastrec.platform.data.reading.numbers import as_float64, combined, is_text
 from elastrec.platform.specs.data import TrainingData
 from elastrec.trainers.models.heads import IS_BAD, REASON, JobHeads
 
@@ -68,7 +70,11 @@ def _described(reading: Reading) -> str:
 def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
     """Raw rows as a frame of one dtype per column, whatever is missing; with a user's transform, as they are.
 
-    An empty integer id becomes what the encoder would make of it anyway, where no step looks at it first.
+    An empty integer id becomes what the encoder would make of it anyway, where no step looks at it first; an id from
+    2**63 on becomes the negative number of the same 64 bits.
+
+    Args:
+        rows: that the encoder can use.
     """
     if data.transform:
         targets = [target.name for target in data.targets if target.name in rows.schema.names]
@@ -82,32 +88,26 @@ def raw_frame(data: TrainingData, rows: pa.Table) -> pd.DataFrame:
 
 def _frame_column(column: pa.ChunkedArray, readings: list[Reading], separator: str) -> object:
     if len(readings) == 1 and readings[0].kind == "numbers" and not readings[0].is_list:
-        return np.asarray(_numbers(column), np.float64)
+        value_B, missing_B, wrong_B = as_float64(combined(column), readings[0].column)
+        return np.where(missing_B | wrong_B, np.nan, value_B)
     if len(readings) == 1 and readings[0].kind == "ids" and (readings[0].is_list or readings[0].fill is not None):
-        return _ids(column.combine_chunks(), readings[0], separator)
+        return _ids(combined(column), readings[0], separator)
     # Read in several ways, or with steps that look at what is missing: the values themselves, None where there is none.
     return pd.Series(column.to_pylist(), dtype=object)
 
 
-def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = pc.replace_with_mask(column, pc.fill_null(pc.equal(column, ""), False), pa.scalar(None, column.type))
-    return column.cast(pa.float64())
-
-
 def _ids(column: pa.Array, feature: Reading, separator: str) -> object:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    if feature.is_list and is_text(column.type):
+        column = pc.split_pattern(column, separator)
+    element = column.type.value_type if feature.is_list and pa.types.is_nested(column.type) else column.type
+    if encoding_of(feature, element) == "integer":
+        # As the encoder reads them, which takes more than Arrow casts: white space, a plus sign, all of 64 bits.
+        ids = read_column(column, feature, separator, ignore_marks)
+        return ids.values if ids.offsets is None else np.split(ids.values, ids.offsets[1:-1])
     if feature.is_list:
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = pc.split_pattern(column, separator)
-        element = column.type.value_type if pa.types.is_nested(column.type) else column.type
-        kind = np.int64 if encoding_of(feature, element) == "integer" else object
         return [
-            np.array([value for value in (row or []) if value not in (None, "")], kind) for row in column.to_pylist()
+            np.array([value for value in (row or []) if value not in (None, "")], object) for row in column.to_pylist()
         ]
-    if encoding_of(feature, column.type) == "integer":
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = pc.replace_with_mask(column, pc.equal(column, ""), pa.scalar(None, column.type))
-        return np.asarray(pc.fill_null(column.cast(pa.int64()), feature.fill), np.int64)
-    return np.array(column.cast(pa.string()).to_pylist(), object)
+    with suppress(pa.ArrowInvalid):  # binary values that are no text
+        column = column.cast(pa.string())
+    return np.array(column.to_pylist(), object)

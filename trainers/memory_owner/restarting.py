@@ -58,6 +58,8 @@ class RestartedProcess:
         """
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._mask = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
+        # Its handler, if there is one, would otherwise take the signals of a child that has not called execve yet.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         crashes = 0
         while True:
             began, kills = self._clock(), self._memory_kills()

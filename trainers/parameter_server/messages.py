@@ -44,11 +44,13 @@ class Share(msgspec.Struct, frozen=True, array_like=True):
         round: number of the round, equal on all servers.
         rows: of the worker's minibatch.
         is_last: the round completes a step.
+        step_begins: number of the step's first round; -1: not known.
     """
 
     round: int
     rows: int
     is_last: bool
+    step_begins: int = -1
 
 
 class Pull(Message, frozen=True):

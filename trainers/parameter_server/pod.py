@@ -189,6 +189,7 @@ class ServerPod:
                 self._settings.pod, job.spec, clock=self._clock, granted_cores=granted_threads(os.environ)
             )
             orders = self._orders
+            self._server.broke = orders.failed
             self._saver = Saver(self._server, orders.froze, orders.saved, orders.failed, orders.copied, self._memory)
             self._mover = Mover(self._server, self._open, self._beat_now.set)
             handlers.begin(self._server)
@@ -213,6 +214,8 @@ class ServerPod:
             directive, failure, waited = self._orders.wait(done, 1.0)
             next_eviction -= 1.0 if waited else 0.0
             if failure is not None:
+                if self._server.is_broken:
+                    self._report_failure(f"a push was applied in part: {failure}", retryable=True)
                 raise failure
             assert directive is not None
             if next_eviction <= 0:
@@ -386,12 +389,13 @@ class ServerPod:
                 if self._notice.is_over:
                     log.warning("ended_after_notice", grace_seconds=self._settings.grace_seconds)
                     self.stop()
-        except ElastrecError as error:
+        except Exception as error:  # a server without heartbeats would serve on until the master ends it
             self._orders.failed(error)
 
     def _heartbeat(self) -> Heartbeat:
         assert self._server is not None
         used = resource.getrusage(resource.RUSAGE_SELF)
+        dense = self._server.dense  # once: a restore may drop it meanwhile
         with self._orders.reports() as reports:
             return Heartbeat(
                 pod=self._settings.pod,
@@ -407,7 +411,7 @@ class ServerPod:
                 load=self._load.measure(self._server.stores, self._owned(), self._server.served, time.monotonic()),
                 memory_bytes=max(0, self._memory_bytes() - self._memory.mapped_bytes),
                 cpu_seconds=used.ru_utime + used.ru_stime,
-                dense_bytes=0 if self._server.dense is None else self._server.dense.values.nbytes,
+                dense_bytes=0 if dense is None else dense.values.nbytes,
                 **reports,
             )
 

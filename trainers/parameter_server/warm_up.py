@@ -6,7 +6,7 @@ import numpy as np
 
 from elastrec.platform.specs.job import TableSpec
 from elastrec.platform.specs.optimizers import OptimizerSpec
-from elastrec.trainers.imports import without_collector
+from elastrec.trainers.imports import frozen_afterwards
 from elastrec.trainers.parameter_server.dense.rules import STATE_NAMES
 from elastrec.trainers.parameter_server.dense.store import DenseStore
 from elastrec.trainers.parameter_server.messages import Parameter
@@ -20,7 +20,7 @@ from elastrec.trainers.parameter_server.storage.loading import load, load_column
 from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
 
-@without_collector()
+@frozen_afterwards()
 def warm_kernels() -> None:
     """Runs a tiny request of every kind on separate stores, with read-only arrays as in frames."""
     settings = {"b": TableSpec(admit_after=2, evict_after=60.0)}

@@ -93,6 +93,8 @@ class Feed:
         self._end: Finished | BaseException | None = None
         self._reading = 0  # increases with every change of size: minibatches that were read before are discarded
         self._is_cancelled = False
+        self._is_done = False  # whether the master has no more shards
+        self._announced = -1  # the reading whose end is among the entries
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
@@ -188,29 +190,33 @@ class Feed:
             return not is_void()
 
     def _run(self) -> None:
-        announced = -1  # the reading whose end is among the entries
-        is_done = False
-        try:
-            while not self._is_cancelled:
-                reading = self._read_leases()
-                if not is_done:
-                    leased = self._lease(1, self._cancelled)
-                    if leased is None:
-                        return
-                    with self._changed:
-                        self._leases.extend(_Lease(shard, _begin_of(shard)) for shard in leased.shards)
-                    reading = self._read_leases()
-                    is_done = leased.state is LeaseState.DONE
-                    if leased.state in (LeaseState.WAIT, LeaseState.STALE):
-                        self._put(Waiting(), reading)
-                        self._wait_for_work(reading, leased.wait_seconds or _TICK_SECONDS)
-                elif announced == reading:
+        while not self._is_cancelled:
+            try:
+                self._go_on()
+            except BaseException as error:  # every failure is passed to the loop, which handles it
+                reading = self._reading
+                if self._put(error, reading):
+                    # Another size discards the error together with the minibatches before it: it must happen again.
                     self._wait_for_work(reading, None)
-                elif self._put(Finished(), reading):
-                    announced = reading
-        except BaseException as error:  # every failure is passed to the loop, which handles it
-            while not self._put(error, self._reading) and not self._is_cancelled:
-                pass
+
+    def _go_on(self) -> None:
+        """Reads leases that are not read yet, then leases another shard or puts the end."""
+        reading = self._read_leases()
+        if not self._is_done:
+            leased = self._lease(1, self._cancelled)
+            if leased is None:
+                return
+            with self._changed:
+                self._leases.extend(_Lease(shard, _begin_of(shard)) for shard in leased.shards)
+            reading = self._read_leases()
+            self._is_done = leased.state is LeaseState.DONE
+            if leased.state in (LeaseState.WAIT, LeaseState.STALE):
+                self._put(Waiting(), reading)
+                self._wait_for_work(reading, leased.wait_seconds or _TICK_SECONDS)
+        elif self._announced == reading:
+            self._wait_for_work(reading, None)
+        elif self._put(Finished(), reading):
+            self._announced = reading
 
     def _wait_for_work(self, reading: int, timeout_seconds: float | None) -> None:
         """Returns early if leases must be read again, or the feed is closed."""
@@ -233,7 +239,13 @@ class Feed:
         try:
             for found in self._read(shard, progress, batch_size):
                 before = progress
-                progress = shard.progress(found.end_offset, ended=found.ends_split, position=found.position)
+                left_out = found.end_offset - before.offset - found.batch.num_rows
+                progress = shard.progress(
+                    found.end_offset,
+                    ended=found.ends_split,
+                    position=found.position,
+                    bad_rows=before.bad_rows + left_out,
+                )
                 if not self._put(Item(shard, found.batch, progress, before, found.ids), reading):
                     return
         except Exception as error:

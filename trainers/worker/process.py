@@ -22,6 +22,7 @@ from elastrec.platform.specs.errors import (
     TransportError,
 )
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.logs import configure_logging
 from elastrec.trainers.memory import ResidentMemory
 from elastrec.trainers.threads import granted_threads
@@ -79,9 +80,10 @@ def _fail(session: Session, error: Exception) -> int:
     cause: BaseException = error
     if isinstance(error, FeedError):
         progress, cause = error.progress, error.__cause__ or error
-    text = "".join(traceback.format_exception(cause))
+    # Causes in the traceback are errors of other libraries, whose messages may hold URIs with passwords.
+    text = masked("".join(traceback.format_exception(cause)))
     retryable = is_retryable(cause)
-    reason = str(cause) if isinstance(cause, ElastrecError) else f"{type(cause).__name__}: {cause}"
+    reason = masked(str(cause) if isinstance(cause, ElastrecError) else f"{type(cause).__name__}: {cause}")
     log.error("worker_failed", retryable=retryable, reason=reason, traceback=text)
     session.failed(retryable=retryable, reason=reason, traceback=text, shard=progress)
     return EXIT_RETRY if retryable else EXIT_JOB_FAILS

@@ -81,6 +81,8 @@ class Session:
 
         Raises:
             AuthenticationError: the master refuses this pod's token.
+            DataError: predictions of a trained minibatch are not allowed for their head.
+            Exception: another error that has ended the heartbeats.
         """
         with self._changed:
             return self._current()
@@ -262,15 +264,22 @@ class Session:
                     log.info("master_reached_again", master=self._client.address)
                 quiet = False
             except (AuthenticationError, MasterGoneError) as error:
-                with self._changed:
-                    self._failure = error
-                    self._changed.notify_all()
+                self._fail(error)
                 return
             except TransportError as error:
                 if not quiet:
                     log.warning("master_unreachable", master=self._client.address, reason=str(error))
                 quiet = True
                 time.sleep(min(0.2, self._beat_seconds))
+            except Exception as error:  # the master would replace a worker without heartbeats, and not know why
+                self._fail(error)
+                return
+
+    def _fail(self, error: Exception) -> None:
+        """Passes an error of the heartbeats to the loop, which asks for the directive."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
 
     def _heartbeat(self, timeout_seconds: float) -> None:
         with self._changed:

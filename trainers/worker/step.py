@@ -144,6 +144,7 @@ class Step:
             loss.backward(retain_graph=number < len(losses.trained))
         computed = clock()
         left = self.collection.take_row_gradients()
+        self._bags.discard(started.pulled)
         samples = started.item.batch.num_rows
         rows, dense = self._guard.rows(left), self._guard.dense(self.flat.gradients)
         sent = self.client.push(
@@ -171,6 +172,7 @@ class Step:
         with torch.no_grad():
             self._load(started.pulled)
             outputs = self._forward(started.inputs)
+        self._bags.discard(started.pulled)
         assert self._pooled is not None
         predicted = self.heads.predicted(outputs, self.heads.targets(started.inputs.target_BT))
         return Prediction(predicted, self._pooled)

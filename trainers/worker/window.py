@@ -24,6 +24,7 @@ class Window:
         self._lock = threading.Lock()
         self._taking = threading.Lock()
         self._totals: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
+        self._before_step: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._losses: dict[str, float] = {}
         self._rows: list[Sequence[Predicted]] = []
         self._number = 0
@@ -34,17 +35,28 @@ class Window:
     ) -> None:
         """Adds to the counters of these names (the fields of WindowMetrics); all of one step at once.
 
+        What is added before a step belongs to the window of that step, because a step may take longer than a window.
+
         Args:
             losses: sums of named losses.
             predicted: predictions of the heads for the rows of a minibatch before the update.
         """
         with self._lock:
             for name, amount in amounts.items():
-                self._totals[name] += amount
+                self._before_step[name] += amount
+            if amounts.get("steps"):
+                for name, amount in self._before_step.items():
+                    self._totals[name] += amount
+                self._before_step = dict.fromkeys(_COUNTERS, 0)
             for name, amount in (losses or {}).items():
                 self._losses[name] = self._losses.get(name, 0.0) + amount
             if predicted:
                 self._rows.append(predicted)
+
+    def forget_waits(self) -> None:
+        """Drops what was added since the last step, because the worker does not wait for rows any more."""
+        with self._lock:
+            self._before_step = dict.fromkeys(_COUNTERS, 0)
 
     def take(self) -> WindowMetrics:
         """The oldest window that was not delivered yet; the same one until `delivered`, then the next."""

@@ -107,13 +107,15 @@ class Worker:
             TransportError: the parameters cannot be reached.
         """
         assert self._feed is not None, "follow first"
+        if self._kind != "train":
+            return self._feed.next(timeout_seconds)  # the window has only times of training
         clock, window = time.perf_counter, self.session.window
         began = clock()
         entry = self._feed.peek(timeout_seconds)
         window.add(wait_seconds=clock() - began)
         if entry is None:
             return None
-        if isinstance(entry, Item) and self._kind == "train":
+        if isinstance(entry, Item):
             began, self._takes_part = clock(), True
             rows = self.trainer.next_rows(self.batch_size)
             window.add(pull_seconds=clock() - began)
@@ -185,6 +187,7 @@ class Worker:
         Raises:
             TransportError: gradients were lost.
         """
+        self.session.window.forget_waits()  # without shards, or in a pause
         if self._takes_part:
             self._train_share()
             self.trainer.rest(directive)

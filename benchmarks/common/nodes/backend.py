@@ -48,7 +48,7 @@ def connect(config: NodesConfig) -> NodesCluster:
 
 BACKEND = Backend(
     NodesConfig,
-    lambda config: NodesLauncher(connect(config)),
+    lambda config: NodesLauncher(connect(config)),  # type: ignore[arg-type]
     lambda config, job: NodesFleet(connect(config), job),
     is_remote=False,
     has_memory_volumes=True,

@@ -12,7 +12,7 @@ from elastrec.platform.clusters.pods import PodSpec
 class NodesLauncher(LocalLauncher):
     """A `LocalLauncher` whose pods go to the agent that has room for them."""
 
-    cluster: NodesCluster
+    cluster: NodesCluster  # type: ignore[assignment]
 
     def dry_run(self, pod: PodSpec) -> dict[str, Any]:
         """See `Launcher.dry_run`: whichever agent it is sent to, the request is the same."""

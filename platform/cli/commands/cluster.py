@@ -8,9 +8,11 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
 from elastrec.platform.cli.completion import running_jobs, running_pods
 from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.reader import interrupted_without_reader
 from elastrec.platform.clusters.nodes import Capacity, limits_enforced
 from elastrec.platform.jobs.known import not_in_cluster
 from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.text.some import counted
 
 
 @click.command()
@@ -29,8 +31,9 @@ def logs(pod: str, follow: bool, tail: int | None) -> None:
                 raise not_in_cluster(platform, pod)
             raise SpecError([FieldProblem("POD", repr(pod), ", ".join(of_job))], "the command line")
         pod = first.name
-    for line in platform.launcher.logs(pod, tail_lines=tail, follow=follow):
-        click.echo(line)
+    with interrupted_without_reader():
+        for line in platform.launcher.logs(pod, tail_lines=tail, follow=follow):
+            click.echo(line)
 
 
 @click.command()
@@ -45,7 +48,7 @@ def stop(job: str, output: str) -> None:
     if output == "json":
         echo_json({"job": job, "stopped": True, "pods": pods})
     else:
-        click.echo(f"{job}: stopped, {len(pods)} pods removed")
+        click.echo(f"{job}: stopped, {counted(len(pods), 'pod')} removed")
 
 
 @click.group()

@@ -61,8 +61,15 @@ def inspect(
 
 def _record(checkpoint: str, job_name: str | None) -> Record:
     from elastrec.checkpoints import latest_record, open_record, open_store
+    from elastrec.checkpoints.manifest import MANIFEST
 
     if job_name is None:
+        if not open_store(checkpoint).exists(MANIFEST):
+            problem = FieldProblem(
+                "CHECKPOINT", repr(checkpoint), f"the folder or URI of a complete record, which has a {MANIFEST}",
+                "for the newest record of a job in a store, add --job NAME",
+            )  # fmt: skip
+            raise SpecError([problem], "the command line")
         return open_record(checkpoint)
     record = latest_record(checkpoint, job_name)
     if record is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from elastrec.platform.cli.options import (
 )
 from elastrec.platform.specs.text.crd import custom_resource_definition, job_json_schema
 from elastrec.platform.specs.text.loading import dump_job, job_from_json, load_job
+from elastrec.platform.specs.text.uris import masked
 
 
 class _ReadableDumper(yaml.SafeDumper):
@@ -125,11 +127,13 @@ def render(
         pods += [member_pod(request, role, address, index, token, tls) for index in range(count)]
     backend = backend_of(platform.cluster_config)
     requests = [platform.launcher.dry_run(backend.as_created(pod)) for pod in pods]
+    # A backend hides only what is a secret of the pod; URIs in files and variables may hold passwords, too.
+    requests = json.loads(masked(json.dumps(requests)))
     if output == "json":
         echo_json(requests)
         return
     if full:
-        click.echo(dump_job(request.training_job))
+        click.echo(masked(dump_job(request.training_job)))
     for line in "\n".join(prepared.tables).splitlines():
         click.echo(f"# {line}")
     click.echo(yaml.dump_all(requests, Dumper=_ReadableDumper, sort_keys=False).rstrip())

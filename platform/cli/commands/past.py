@@ -13,11 +13,12 @@ from rich.table import Table
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.completion import all_jobs
-from elastrec.platform.cli.options import echo_json, output_option, platform_to_look, wide_console
+from elastrec.platform.cli.options import OutputFile, echo_json, output_option, platform_to_look, wide_console
 from elastrec.platform.jobs.known import unknown
 from elastrec.platform.jobs.watching.past import NothingLeftError
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.job import HistorySpec
+from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +46,11 @@ def explain(job: str, store: str, output: str) -> None:
     with _known_to(platform, job, store):
         story = jobs.explanation(platform, job, store)
     if output == "json":
-        echo_json({name: value for name, value in msgspec.to_builtins(story).items() if name != "type"})
+        shown = {name: value for name, value in msgspec.to_builtins(story).items() if name != "type"}
+        for plain, own in zip(shown["own_plans"], story.own_plans, strict=True):
+            del plain["plan_json"]
+            plain["plan"] = msgspec.json.decode(own.plan_json)
+        echo_json(shown)
     else:
         click.echo(as_text(story))
 
@@ -59,9 +64,7 @@ def explain(job: str, store: str, output: str) -> None:
     show_default=True,
     help="MLflow experiment of the job, as in its job file.",
 )
-@click.option(
-    "--file", "to", type=click.Path(dir_okay=False), help="Write the report to this file instead of standard output."
-)
+@click.option("--file", "to", type=OutputFile(), help="Write the report to this file instead of standard output.")
 @store_option
 def report(job: str, experiment: str, to: str | None, store: str) -> None:
     """Print the report of a JOB.
@@ -82,7 +85,7 @@ def report(job: str, experiment: str, to: str | None, store: str) -> None:
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
-@click.option("--parquet", type=click.Path(dir_okay=False), help="Also write the whole ledger to this file.")
+@click.option("--parquet", type=OutputFile(), help="Also write the whole ledger to this file.")
 @click.option("--kind", type=click.Choice(["train", "evaluate"]), help="Show only shards of this kind.")
 @store_option
 @output_option
@@ -113,8 +116,8 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
         click.echo(f"... {table.num_rows - _SHOWN_LINES:,} more; --parquet FILE or --output json has them all")
     for name, facts in _totals(table).items():
         click.echo(
-            f"{name}: {facts['attempts']:,} attempts at {facts['shards']:,} shards; {facts['rows']:,} rows, "
-            f"{facts['repeated']:,} of them repeated; the model has seen {facts['kept']:,}"
+            f"{name}: {counted(facts['attempts'], 'attempt')} at {counted(facts['shards'], 'shard')}; "
+            f"{facts['rows']:,} rows, {facts['repeated']:,} of them repeated; the model has seen {facts['kept']:,}"
         )
     if parquet:
         click.echo(f"written: {parquet}")

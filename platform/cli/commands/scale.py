@@ -12,6 +12,7 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
 from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.specs.text import plain_words
 
 Amount = TypeVar("Amount", int, float)
 _ASKED, _GONE = "asked", "gone"
@@ -65,7 +66,7 @@ def scale(
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
     from elastrec.platform.specs.shape import PlacesChange
-    from elastrec.platform.specs.text.quantities import parse_bytes, parse_seconds
+    from elastrec.platform.specs.text.quantities import parse_bytes
     from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 
     change = {
@@ -76,7 +77,7 @@ def scale(
             count=servers, cores=server_cores, memory_bytes=_amount("--server-memory", server_memory, parse_bytes)
         ),
     }
-    timeout_seconds = _amount("--timeout", timeout, parse_seconds)
+    timeout_seconds = _amount("--timeout", timeout, _some_seconds)
     is_asked = bool(moved) or any(places != PlacesChange() for places in change.values())
     if cancel and (dry_run or is_asked):
         raise click.UsageError("--cancel is for an earlier request and allows no other option")
@@ -101,7 +102,7 @@ def scale(
             ended = {"outcome": str(ShapeOutcome.CANCELLED), "reason": "", "seconds": 0.0}
             echo_json({"job_id": job, **ended, **cancelled})
         else:
-            by = f" (requested by {last.asked_by})" if last.asked_by else ""
+            by = f" (requested by {plain_words.requester(last.asked_by)})" if last.asked_by else ""
             click.echo(f"{job}: cancelled: {last.wanted}{by}")
         return
     answer = asking.ask_for_shape(
@@ -133,6 +134,15 @@ def _amount(option: str, text: str | None, parse: Callable[[str], Amount]) -> Am
     from elastrec.platform.specs.text.quantities import parsed
 
     return None if text is None else parsed(option, text, parse, "the command line")
+
+
+def _some_seconds(text: str) -> float:
+    from elastrec.platform.specs.text.quantities import parse_seconds
+
+    seconds = parse_seconds(text)
+    if not seconds:
+        raise ValueError("a duration above 0, such as 30s or 5m")
+    return seconds
 
 
 def _report(

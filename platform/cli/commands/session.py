@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
-from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 
@@ -46,7 +46,7 @@ _partition_option = click.option(
     metavar="FEATURE,...",
     help="Features that the model itself pools, such as attention of din or sequences of bst.",
 )
-@click.option("--picture", type=click.Path(dir_okay=False, writable=True), help="Write a PNG picture to this file.")
+@click.option("--picture", type=OutputFile(), help="Write a PNG picture to this file.")
 @output_option
 def inspect(
     path: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console
 from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes, instead of the file's.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed, instead of the file's; equal seeds give equal results.")
-@click.option("--picture", type=click.Path(dir_okay=False), help="Write a picture of the comparison to this PNG file.")
+@click.option("--picture", type=OutputFile(), help="Write a picture of the comparison to this PNG file.")
 @output_option
 def simulate(
     file: str, policies: tuple[str, ...], nodes: int | None, seed: int | None, picture: str | None, output: str
@@ -139,6 +140,9 @@ class _Bars:
 
 
 def _hours(seconds: float) -> str:
+    """Infinity is the completion time of a job that has not ended."""
+    if math.isinf(seconds):
+        return "not ended"
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
@@ -157,7 +161,8 @@ def _table(reports: list[Report], jobs: int, asked: SimulationFile) -> Table:
         figures = each.figures()
 
         def against(name: str, figures: dict[str, float] = figures) -> str:
-            return f"{100 * (figures[name] / base[name] - 1):+.1f} %" if base[name] and figures is not base else ""
+            is_known = base[name] and math.isfinite(base[name]) and math.isfinite(figures[name])
+            return f"{100 * (figures[name] / base[name] - 1):+.1f} %" if is_known and figures is not base else ""
 
         table.add_row(
             each.policy,

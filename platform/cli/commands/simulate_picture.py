@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def draw(reports: Sequence[Report], file: str) -> None:
     for number, each in enumerate(reports):
         color = f"C{number}"
         rising = sorted(job.completion_seconds / 3600 for job in each.jobs)
-        shares = [(place + 1) / len(rising) for place in range(len(rising))]
+        jobs = len(rising) + len(each.unfinished)
+        shares = [(place + 1) / jobs for place in range(len(rising))]
         times.step(rising, shares, where="post", color=color, label=each.policy)
         hours = [moment.seconds / 3600 for moment in each.moments]
         held.plot(hours, [moment.cores for moment in each.moments], color=color, linewidth=1)
@@ -45,7 +47,7 @@ def draw(reports: Sequence[Report], file: str) -> None:
     }  # fmt: skip
     width = 0.8 / len(reports)
     for number, found in enumerate(figures):
-        heights = [found[name] / figures[0][name] if figures[0][name] else 0.0 for name in named.values()]
+        heights = [_ratio(found[name], figures[0][name]) for name in named.values()]
         places = [place + (number - (len(reports) - 1) / 2) * width for place in range(len(named))]
         drawn = bars.bar(places, heights, width, color=f"C{number}")
         bars.bar_label(drawn, [f"{height:.2f}" for height in heights], fontsize=7)
@@ -53,3 +55,10 @@ def draw(reports: Sequence[Report], file: str) -> None:
     bars.axhline(1, color="gray", linestyle=":")
     bars.set(title=f"against {reports[0].policy}")
     figure.savefig(Path(file), format="png", dpi=100)
+
+
+def _ratio(value: float, base: float) -> float:
+    """NaN, for which no bar is drawn, where a time is infinite because too few jobs have ended."""
+    if not (math.isfinite(value) and math.isfinite(base)):
+        return math.nan
+    return value / base if base else 0.0

@@ -16,10 +16,12 @@ from elastrec.platform import jobs
 from elastrec.platform.cli.completion import running_jobs
 from elastrec.platform.cli.options import echo_json, output_option
 from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_line
+from elastrec.platform.cli.reader import interrupted_without_reader
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.known import not_in_cluster
 from elastrec.platform.specs.metrics import IDLE, Phase, Role
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 
 _LOOK_SECONDS = 1.0
@@ -43,20 +45,21 @@ def status(job: str | None, watch: bool, output: str) -> None:
     platform = jobs.Platform.from_environment(start=False)
     looks = _looks(platform, job, watch)
     try:
-        if output == "json":
-            for look in looks:
-                echo_json(look.as_json())
-                sys.stdout.flush()
-        elif sys.stdout.isatty():
-            _show_on_terminal(looks, watch)
-        elif watch:
-            _print_lines(looks)
-        else:
-            # A pipe has no width, and a script must get whole names.
-            for look in looks:
-                Console(width=look.columns.width(look.columns.headings) + 1).print(look.table(None))
-                for reason in look.reasons():
-                    click.echo(reason)
+        with interrupted_without_reader():
+            if output == "json":
+                for look in looks:
+                    echo_json(look.as_json())
+                    sys.stdout.flush()
+            elif sys.stdout.isatty():
+                _show_on_terminal(looks, watch)
+            elif watch:
+                _print_lines(looks)
+            else:
+                # A pipe has no width, and a script must get whole names.
+                for look in looks:
+                    Console(width=look.columns.width(look.columns.headings) + 1).print(look.table(None))
+                    for reason in look.reasons():
+                        click.echo(reason)
     except KeyboardInterrupt:
         if not watch:
             raise
@@ -203,7 +206,7 @@ def _pods_columns(pods: list[PodStatus]) -> Columns:
     for pod in pods:
         columns.add(
             pod.name,
-            pod.role.value,
+            plain_words.role(pod.role),
             f"{pod.phase.value} ({pod.reason})" if pod.reason else pod.phase.value,
             str(pod.restarts),
             f"{pod.size.cores:g}",

@@ -126,7 +126,8 @@ def _left_pods(state: StateFolder) -> bool:
     try:
         journal = Journal(state.journal)
         try:
-            return has_pods or bool(journal.records())
+            # Read in any case, because the agent could not start with damaged records.
+            return bool(journal.records()) or has_pods
         finally:
             journal.close()
     except DamagedJournalError:

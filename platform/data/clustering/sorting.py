@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.deduplicating.stored_groups import stored_groups
 from elastrec.platform.data.files import opened_parquet
 from elastrec.platform.data.finished import Progress
+from elastrec.platform.data.reading.numbers import schema_without_views
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -84,7 +85,7 @@ def open_source(uris: Sequence[str], keys: ClusterKeys) -> SortSource:
                     f"{uri}: holds deduplicated features, whose rows cannot be moved; cluster the log that it was made "
                     "from"
                 )
-            schemas.append(parquet.schema_arrow.remove_metadata())
+            schemas.append(schema_without_views(parquet.schema_arrow.remove_metadata()))
             rows += metadata.num_rows
             size += sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     try:

@@ -160,7 +160,7 @@ class DeduplicatedShard:
         sessions, self._sessions = self._sessions, []
         if order_N is None or not sessions:
             return order_N
-        return session_order(pa.chunked_array(sessions), order_N)
+        return session_order(sessions, order_N)
 
     def finish(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """See `DeduplicatedRows.finish`."""

@@ -109,7 +109,7 @@ def _order(raw: pa.Table, session: str | None, training: Training) -> tuple[NDAr
         return place_N, np.arange(raw.num_rows)
     sessions = combined(raw[session])
     if training.shuffle:
-        place_N = session_order(sessions, place_N)
+        place_N = session_order([sessions], place_N)
     return place_N, session_numbers(sessions.take(pa.array(place_N)))
 
 

@@ -4,6 +4,7 @@ Of a group's features, a row group has the columns `distinct:FEATURE`, null wher
 `back:NUMBER`: the distance from each row to the earlier row, within the row group, that it repeats; 0 for a distinct
 row. Rows keep their numbers, so that manifests, shards and offsets are those of the plain form. The names differ from
 the features', so that a reader without support for this form reports missing columns instead of reading empty lists.
+Lists of a fixed size are stored as lists of any size, because Arrow reads no null rows of the former from Parquet.
 
 Comparison is exact: it includes texts, nulls and all bits of floats.
 """
@@ -50,7 +51,8 @@ def stored_schema(schema: pa.Schema, groups: Groups) -> pa.Schema:
             f"columns: {reserved} are names of the deduplicated form; rename them, or cluster the plain log"
         )
     fields = [
-        pa.field(f"{_DISTINCT}{field.name}", field.type) if field.name in named else field for field in schema
+        pa.field(f"{_DISTINCT}{field.name}", _stored_type(field.type)) if field.name in named else field
+        for field in schema
     ]  # fmt: skip
     fields += [pa.field(f"{_BACK}{index}", pa.int32()) for index in range(len(groups))]
     metadata = {**(schema.metadata or {}), METADATA_KEY: json.dumps(groups)}
@@ -71,7 +73,7 @@ def without_repeats(table: pa.Table, groups: Groups) -> pa.Table:
         back_B = rows - first_rows(code_B, count)[code_B]
         # A null index gives a null row, whatever the type.
         kept = pa.array(rows, mask=back_B > 0)
-        columns |= {name: combined(table[name]).take(kept) for name in group}
+        columns |= {name: _stored(combined(table[name])).take(kept) for name in group}
         backs[f"{_BACK}{index}"] = pa.array(back_B.astype(np.int32))
     schema = stored_schema(table.schema, groups)
     return pa.Table.from_arrays([*columns.values(), *backs.values()], schema=schema)
@@ -169,6 +171,15 @@ class StoredRows:
                 )
             self._origins[group] = row_N[self._first : self._first + self._rows]
         return self._origins[group]
+
+
+def _stored_type(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(kind.value_field) if pa.types.is_fixed_size_list(kind) else kind
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    kind = _stored_type(column.type)
+    return column if kind == column.type else column.cast(kind)
 
 
 def column_codes(column: pa.Array, name: str) -> Codes:

@@ -120,7 +120,7 @@ def _list_parts(values: pa.Array, column: str, separator: str) -> tuple[Longs, p
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         values = pc.split_pattern(values, separator)
     elif pa.types.is_null(values.type):
-        return np.zeros(len(values) + 1, np.int64), pa.nulls(0, pa.int64())
+        return np.zeros(len(values) + 1, np.int64), pa.nulls(0)
     parts = list_parts(values)
     if parts is None:
         raise DataError(

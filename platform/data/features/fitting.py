@@ -6,6 +6,7 @@ Training, evaluation, checkpoints and the exported model use these statistics an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,11 +33,17 @@ _BLOCK_ROWS = 16_384
 
 @dataclass
 class Moments:
-    """Mean and variance of numbers that are added piece by piece (Chan, Golub and LeVeque 1979)."""
+    """Mean and variance of numbers that are added piece by piece (Chan, Golub and LeVeque 1979).
+
+    Attributes:
+        lowest, highest: of the numbers. Of equal numbers, rounding may leave a variance above 0.
+    """
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
 
     def add(self, values: NDArray[np.float64]) -> None:
         """Further numbers [L]."""
@@ -51,11 +58,13 @@ class Moments:
         self.squares += squares + apart * apart * self.count * len(values) / count
         self.mean += apart * len(values) / count
         self.count = count
+        self.lowest = min(self.lowest, float(values.min()))
+        self.highest = max(self.highest, float(values.max()))
 
     @property
     def deviation(self) -> float:
         """The variance of the numbers themselves, not an estimate for a population."""
-        return math.sqrt(self.squares / self.count) if self.count else 0.0
+        return math.sqrt(self.squares / self.count) if self.lowest < self.highest else 0.0
 
 
 def unfitted_features(data: TrainingData) -> list[str]:
@@ -82,9 +91,12 @@ def _with_values(step: Vocabulary, feature: SparseFeature) -> Vocabulary:
         return step
     place = f"data.features.{feature.name}: the vocabulary {step.file}"
     try:
-        lines = read_bytes(step.file).decode("utf-8-sig").splitlines()
+        # Not `splitlines`, which also ends lines inside values: at form feeds, U+0085 or U+2028.
+        lines = re.split(r"\r\n|\r|\n", read_bytes(step.file).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{place} is no UTF-8 ({error}); write it again in UTF-8") from error
+    if not lines[-1]:
+        lines.pop()
     if not 0 < len(lines) <= MOST_VALUES:
         raise DataError(f"{place} has {len(lines):,} lines; allowed: 1 to {MOST_VALUES:,}; use a step hash for more")
     values: list[str | int] = list(lines)
@@ -122,7 +134,7 @@ def fit(
     most = FIT_ROWS if rows is None else rows
     for name, moments in _moments(rest, manifest, unfitted_features(rest), most).items():
         if not moments.count or not moments.deviation:
-            found = "no value at all" if not moments.count else f"the value {moments.mean:g} only"
+            found = "no value at all" if not moments.count else f"the value {moments.lowest:g} only"
             raise DataError(
                 f"data.features.{name}: found {found} in {min(manifest.rows, most):,} rows, expected different "
                 "numbers to standardize; remove the feature, or give the step mean and scale"

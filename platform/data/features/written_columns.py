@@ -26,7 +26,7 @@ def written_column(values: pa.Array, name: str, read: Mapping[Reading, Column], 
     readings = [reading for reading in read if reading.column == name and reading.kind != "presence"]
     ways = {replace(reading, fill=None) for reading in readings}
     if len(ways) != 1:
-        # The type is one that all files of a log share.
+        # As few types as possible, because a file has one for each column.
         return values.cast(_shared(values.type))
     reading = readings[0]
     if reading.fill is None or (reading.kind == "ids" and reading.fill == MISSING_ID):

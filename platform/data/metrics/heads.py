@@ -90,10 +90,14 @@ class HeadSketches:
         """Adds rows.
 
         Raises:
-            DataError: a prediction or label is not allowed for its kind, or the kind of a head changed.
+            DataError: a prediction or label is not allowed for its kind, or the kind of a head changed; names the head.
         """
         for head, kind, prediction_B, label_B in predicted:
-            self._of(head, kind).update(prediction_B, label_B)
+            sketch = self._of(head, kind)
+            try:
+                sketch.update(prediction_B, label_B)
+            except DataError as error:
+                raise DataError(f"head {head!r}: {error}") from error
 
     def merge_encoded(self, encoded: bytes) -> None:
         """Adds the rows of other sketches.

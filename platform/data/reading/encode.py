@@ -403,5 +403,8 @@ def _column(columns: Mapping[str, pa.Array | pa.ChunkedArray], name: str) -> pa.
 
 
 def _shortened(value: pa.Scalar) -> str:
-    shown = repr(value.as_py())
+    try:
+        shown = repr(value.as_py())
+    except UnicodeDecodeError as error:
+        shown = repr(error.object)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

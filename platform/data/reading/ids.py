@@ -23,7 +23,7 @@ def encode_ids(values: pa.Array, encoding: str, column: str) -> Ids:
 
     Args:
         encoding: `integer` (also written `5.0` or as text), `hexadecimal` (text of 1 to 16 digits) or `string`
-            (xxh3-64 of the UTF-8 bytes).
+            (xxh3-64 of the UTF-8 bytes; empty text is missing).
 
     Raises:
         DataError: the column's type cannot hold such ids.
@@ -49,13 +49,11 @@ def _through_dictionary(values: pa.DictionaryArray, encoding: str, column: str) 
         distinct = values.dictionary
         if not is_text(distinct.type):
             raise DataError(f"column {column!r}: found {distinct.type}, expected text for the encoding string")
-        hashes = np.fromiter(
-            (0 if v is None else xxhash.xxh3_64_intdigest(v) for v in distinct.cast(pa.large_binary()).to_pylist()),
-            np.uint64,
-            len(distinct),
-        )
+        texts = distinct.cast(pa.large_binary()).to_pylist()
+        # Empty text is an empty field, as in text files and in the other encodings.
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(v) if v else 0 for v in texts), np.uint64, len(texts))
         id_U = hashes.view(np.int64)
-        missing_U, wrong_U = missing_of(distinct), np.zeros(len(distinct), np.bool_)
+        missing_U, wrong_U = np.array([not v for v in texts], np.bool_), np.zeros(len(texts), np.bool_)
     else:
         id_U, missing_U, wrong_U = encode_ids(values.dictionary, encoding, column)
     missing_B = missing_of(values)
@@ -94,11 +92,14 @@ def integer_ids(values: pa.Array) -> NDArray[np.int64] | None:
 
 
 def _integers_of_text(values: pa.Array, column: str) -> Ids:
-    text = values.cast(pa.string())
     try:
-        return _integers(text.cast(pa.int64()), column)
+        text = values.cast(pa.string())
+        # Arrow would read hexadecimal digits after `0x`, which are no integers, whatever the other rows hold.
+        if not _may_have_x(text):
+            return _integers(text.cast(pa.int64()), column)
     except pa.ArrowInvalid:
-        text = trimmed(text)
+        pass
+    text = trimmed(values)
     missing_B = missing_of(text)
     integral = pc.fill_null(pc.match_substring_regex(text, _INTEGER), True)
     wrong_B = ~np.asarray(integral)
@@ -116,6 +117,16 @@ def _integers_of_text(values: pa.Array, column: str) -> Ids:
         empty_B = missing_of(coded)
         id_B = np.where(empty_B, 0, id_U.view(np.int64)[index_B])
         return id_B, missing_B, wrong_B | (~fits_U[index_B] & ~empty_B)
+
+
+def _may_have_x(text: pa.StringArray) -> bool:
+    """Whether an x or X is among the texts, or in the place of an empty one."""
+    _, offset_buffer, data_buffer = text.buffers()
+    if data_buffer is None or not len(text):
+        return False
+    offsets = np.frombuffer(offset_buffer, np.int32)
+    begin, end = offsets[text.offset], offsets[text.offset + len(text)]
+    return bool((np.frombuffer(data_buffer, np.uint8)[begin:end] | 0x20 == ord("x")).any())
 
 
 _IS_DIGIT = np.zeros(256, np.bool_)

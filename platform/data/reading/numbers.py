@@ -31,6 +31,36 @@ def is_text(type_: pa.DataType) -> bool:
     )
 
 
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The type with `string` and `binary` for `string_view` and `binary_view`, also within lists and structs.
+
+    Polars and other writers put views into the Arrow schema of their Parquet files. pyarrow cannot take, sort or
+    compare them, and Parquet itself does not know them.
+    """
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(_field_without_views(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_field_without_views(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_field_without_views(kind.value_field), kind.list_size)
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_without_views(field) for field in kind])
+    return kind
+
+
+def _field_without_views(field: pa.Field) -> pa.Field:
+    return field.with_type(without_views(field.type))
+
+
+def schema_without_views(schema: pa.Schema) -> pa.Schema:
+    """See `without_views`; metadata stay."""
+    return pa.schema([_field_without_views(field) for field in schema], metadata=schema.metadata)
+
+
 # pyarrow's to_pandas_dtype imports pandas.
 _PLAIN: dict[int, np.dtype[Any]] = {
     pa.type_for_alias(name).id: np.dtype(name)
@@ -97,8 +127,14 @@ def as_float64(values: pa.Array, column: str) -> tuple[NDArray[np.float64], NDAr
 
 
 def trimmed(values: pa.Array) -> pa.StringArray:
-    """Text without white space around it; null where nothing is left."""
-    text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    """Text without white space around it; null where nothing is left. Bytes that are no UTF-8 become U+FFFD."""
+    try:
+        text = pc.utf8_trim_whitespace(values.cast(pa.string()))
+    except pa.ArrowInvalid:
+        # Parquet files may contain such text, because not every writer checks it.
+        raw = values.cast(pa.large_binary()).to_pylist()
+        decoded = [None if each is None else each.decode(errors="replace") for each in raw]
+        text = pc.utf8_trim_whitespace(pa.array(decoded, pa.string()))
     return pc.if_else(pc.equal(text, ""), None, text)
 
 

@@ -25,8 +25,10 @@ from elastrec.platform.data.reading.files.text import (
     opened_text,
     parse_strings,
     parse_typed,
+    rows_differ,
+    with_dots,
 )
-from elastrec.platform.data.reading.numbers import as_float64
+from elastrec.platform.data.reading.numbers import as_float64, schema_without_views
 from elastrec.platform.data.reading.transform import Transform
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
@@ -74,6 +76,7 @@ class RawReader:
 
     Args:
         readings: the ways in which the features read their columns.
+        targets: whether labels and weights are read, too; a user's transform gets all columns in any case.
         extra: further columns to read.
         keep: features that remain deduplicated, in `RawRows.stored`, if the file stores only their distinct rows. All
             others are expanded, and so are all before a user's transform.
@@ -88,12 +91,14 @@ class RawReader:
         manifest: DataManifest,
         readings: Collection[Reading],
         *,
+        targets: bool = True,
         extra: Sequence[str] = (),
         keep: frozenset[str] = frozenset(),
     ) -> None:
         self._data = data
         self._manifest = manifest
-        needed = dict.fromkeys([*(each.name for each in data.targets), *(each.column for each in readings)])
+        wanted = data.targets if targets else ()
+        needed = dict.fromkeys([*(each.name for each in wanted), *(each.column for each in readings)])
         self._columns = tuple(dict.fromkeys((*needed, *extra)))
         # A user's transform gets plain text, and may make columns that the file does not have.
         self._transform = Transform(data.transform, needed) if data.transform else None
@@ -101,6 +106,9 @@ class RawReader:
         self._texts = list(dict.fromkeys(each.column for each in ids)) if self._transform is None else []
         numbers = {each.column for each in readings if each.kind == "numbers"}
         numbers -= {each.column for each in readings if each.kind == "ids" or each.is_list}
+        # Lists of numbers are text, whose decimal points the parser of text files does not know.
+        lists = {each.column for each in readings if each.kind == "numbers" and each.is_list}
+        self._number_lists = lists - {each.column for each in readings if each.kind == "ids"}
         self._numbers = frozenset({target.name for target in data.targets} | numbers)
         self._keep = keep if data.transform is None else frozenset()
         self._open: tuple[str, PlannedFile, pq.ParquetFile] | None = None
@@ -212,7 +220,8 @@ class RawReader:
             )
             table = parquet.read_row_groups(groups, columns=columns, use_threads=pa.cpu_count() > 1)
             planned.check_read()
-            return table
+            plain = schema_without_views(table.schema)
+            return table if plain == table.schema else table.cast(plain)
         except (pa.ArrowException, OSError) as error:
             opened, self._open = self._open, None
             if opened is not None:
@@ -259,11 +268,12 @@ class RawReader:
                     value_B = np.where(wrong_B, np.nan, value_B)
                     index = table.schema.get_field_index(name)
                     table = table.set_column(index, name, pa.array(value_B, mask=missing_B))
+        if csv.decimal_point not in (".", csv.list_separator) and self._transform is None:
+            for name in sorted(self._number_lists & set(columns)):
+                dotted = with_dots(table[name], csv.decimal_point)
+                table = table.set_column(table.schema.get_field_index(name), name, dotted)
         if table.num_rows != rows:
-            raise DataError(
-                f"{rows} lines gave {table.num_rows} rows: a quoted field holds a line break; set "
-                "csv.newlines_in_values: true, or remove it"
-            )
+            raise rows_differ(rows, table.num_rows)
         return table, bad_lines
 
 

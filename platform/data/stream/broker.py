@@ -10,10 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import structlog
+
 from elastrec.platform.specs.errors import DataError, TransportError
 
 _TOPIC = re.compile(r"^[A-Za-z0-9._-]{1,249}$")
 _ANSWER_SECONDS = 10.0
+_log = structlog.get_logger()
 RESERVED = frozenset(
     {
         "bootstrap.servers", "enable.idempotence", "acks", "transactional.id", "delivery.report.only.error", "group.id",
@@ -103,7 +106,8 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
             have this number. 0: it must exist.
 
     Raises:
-        DataError: the name or a setting is not allowed; the topic does not exist or has other partitions.
+        DataError: the name or a setting is not allowed; the topic does not exist, has other partitions, or is
+            compacted.
         TransportError: the broker does not answer, or refuses.
     """
     if not _TOPIC.match(name) or name in (".", ".."):
@@ -124,6 +128,7 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
                 "--partitions"
             )
         described = _described(library, admin, name)
+        policy = _cleanup_policy(library, admin, name)
     except library.KafkaException as error:
         raise TransportError(
             f"Kafka at {servers}: {reason(error)}; check the address, that the broker runs, and the settings"
@@ -134,22 +139,58 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
             f"topic: {name!r} has {count} partitions, not {create_partitions}; allowed: as many as it has, or another "
             "topic (with more partitions later, a session's rows would be in two of them)"
         )
+    if "compact" in policy:
+        raise DataError(
+            f"topic: {name!r} has the cleanup.policy {policy}; allowed: delete; a compacted topic keeps only the last "
+            "row of each session, because sessions are the keys: change the policy, or choose another topic"
+        )
     return Topic(name, str(known.cluster_id), str(described.topic_id), count)
 
 
 def _described(library: ModuleType, admin: Any, name: str) -> Any:
     """The library's description of a topic that exists or was just created."""
+
+    def ask() -> Any:
+        futures = admin.describe_topics(library.TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
+        return futures[name].result(2 * _ANSWER_SECONDS)
+
+    return _once_known(library, ask)
+
+
+def _once_known(library: ModuleType, ask: Callable[[], Any]) -> Any:
+    """An answer about a topic that exists or was just created, which the broker acknowledges before it can answer."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while True:
         try:
-            futures = admin.describe_topics(library.TopicCollection([name]), request_timeout=_ANSWER_SECONDS)
-            return futures[name].result(2 * _ANSWER_SECONDS)
+            return ask()
         except library.KafkaException as error:
-            # The broker acknowledges a new topic before it can describe it.
             unknown = error.args[0].code() == library.KafkaError.UNKNOWN_TOPIC_OR_PART
             if not unknown or time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
+
+
+def _cleanup_policy(library: ModuleType, admin: Any, name: str) -> str:
+    """Empty if the broker does not allow the question, which needs the right DescribeConfigs, or has no answer."""
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    topic = ConfigResource(ResourceType.TOPIC, name)
+
+    def ask() -> Any:
+        return admin.describe_configs([topic], request_timeout=_ANSWER_SECONDS)[topic].result(2 * _ANSWER_SECONDS)
+
+    try:
+        found = _once_known(library, ask)
+    except library.KafkaException as error:
+        if error.args[0].code() not in (
+            library.KafkaError.TOPIC_AUTHORIZATION_FAILED, library.KafkaError.CLUSTER_AUTHORIZATION_FAILED
+        ):  # fmt: skip
+            raise
+        _log.warning("topic's configuration not readable", topic=name, reason=reason(error))
+        return ""
+    # Other implementations of Kafka's protocol do not have all settings.
+    policy = found.get("cleanup.policy")
+    return str(policy.value) if policy is not None else ""
 
 
 def reason(error: Exception) -> str:

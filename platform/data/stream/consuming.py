@@ -70,7 +70,8 @@ class PartitionLog:
                     raise self._unreadable(str(error.str()))
             if len(held) == most:
                 yield held
-                held = []
+                # The caller may have written rows for a long time.
+                held, last_message = [], time.monotonic()
             if time.monotonic() - last_message > _SILENCE_SECONDS:
                 raise self._unreadable(f"no message for {_SILENCE_SECONDS:.0f} s")
         if held:

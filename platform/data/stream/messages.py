@@ -5,9 +5,9 @@
 | binary label | 0 or 1 |
 | label of kind `value` | a finite number |
 | weight | a finite number from 0 on |
-| timestamp column | whole seconds since the epoch |
+| timestamp column | whole seconds since the epoch, see `seconds_column` |
 | session column | an integer or a text; all rows of a topic the same of the two |
-| column of numbers | a number before any step; absent or nil: an empty field |
+| column of numbers | a finite number before any step; absent or nil: an empty field |
 | column of ids | a signed 64-bit id, after encoding, before any step; absent or nil: an empty field |
 | list column | a list of such values; absent: an empty list |
 
@@ -25,15 +25,18 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND
+from elastrec.platform.data.moments import seconds_column
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LARGEST_FLOAT32, _LARGEST_FLOAT64 = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
+# Infinities and NaN are outside: a job would refuse the row when its message cannot be corrected any more.
+Number = Annotated[float, msgspec.Meta(ge=-_LARGEST_FLOAT64, le=_LARGEST_FLOAT64)]
 Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-# Years 0 to 9999, as `date` knows them.
-Seconds = Annotated[int, msgspec.Meta(ge=-62_135_596_800, le=253_402_300_799)]
+Seconds = Annotated[int, msgspec.Meta(ge=FIRST_SECOND, le=LAST_SECOND)]
 # Of each kind of label, and of weights: what a message may hold (infinities and NaN are outside), and its column.
 _TARGETS: dict[str, tuple[Any, pa.DataType]] = {
     "binary": (Annotated[int, msgspec.Meta(ge=0, le=1)], pa.int8()),
@@ -41,8 +44,8 @@ _TARGETS: dict[str, tuple[Any, pa.DataType]] = {
     "weight": (Annotated[float, msgspec.Meta(ge=0, le=_LARGEST_FLOAT32)], pa.float64()),
 }
 _VALUES: dict[tuple[str, bool], tuple[Any, Any, pa.DataType]] = {
-    ("numbers", False): (float | None, None, pa.float64()),
-    ("numbers", True): (list[float], [], pa.list_(pa.float64())),
+    ("numbers", False): (Number | None, None, pa.float64()),
+    ("numbers", True): (list[Number], [], pa.list_(pa.float64())),
     ("ids", False): (Id | None, None, pa.int64()),
     ("ids", True): (list[Id], [], pa.list_(pa.int64())),
 }
@@ -85,13 +88,13 @@ class MessageForm:
             if any(feature.column_name == column and feature.is_list for feature in data.sparse):
                 raise DataError(f"{field}: {column!r} is a list; allowed: a column with one value per row")
         assert data.session is not None and data.timestamp is not None
-        self.session, self.timestamp = data.session, data.timestamp
+        self.session, self.timestamp = data.session, seconds_column(data)
         targets = {name: _TARGETS[kind] for name, kind in data.targets}
         types: dict[str, tuple[Any, Any, pa.DataType]] = {
             **{name: (type_, msgspec.NODEFAULT, column) for name, (type_, column) in targets.items()},
             **_feature_types(data),
         }
-        types[data.timestamp] = (Seconds, msgspec.NODEFAULT, pa.int64())
+        types[self.timestamp] = (Seconds, msgspec.NODEFAULT, pa.int64())
         session = Id if data.session in types else Id | str
         types[data.session] = (session, msgspec.NODEFAULT, pa.null())
         self.columns = tuple(types)
@@ -122,9 +125,11 @@ class MessageForm:
         Raises:
             DataError: it is not a row of this form; the message names the column.
         """
+        if message is None:
+            raise DataError("is no row: it has no value (a tombstone)")
         try:
-            return self._decoder.decode(message or b"")
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return self._decoder.decode(message)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise DataError(f"is no row: {error}") from error
 
     def session_of(self, row: Row) -> int | str:

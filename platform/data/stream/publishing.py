@@ -106,7 +106,7 @@ class _Sender:
     def __init__(self, topic: Topic, servers: str, settings: Mapping[str, str]) -> None:
         self._library = client_library()
         self._topic = topic
-        self._sent = 0
+        self._sent = self._undelivered = 0
         self._failures: list[str] = []
         fixed = {
             "enable.idempotence": True, "acks": "all", "delivery.report.only.error": True,
@@ -145,6 +145,7 @@ class _Sender:
 
     def _on_delivery(self, error: Any, _message: Any) -> None:
         if error is not None:
+            self._undelivered += 1
             self._failures.append(str(error.str()))
 
     def _on_error(self, error: Any) -> None:
@@ -153,11 +154,11 @@ class _Sender:
 
     def _check(self) -> None:
         if self._failures:
-            waiting = len(self._producer)
+            missing = len(self._producer) + self._undelivered
             self._producer.purge()
             raise TransportError(
                 f"topic {self._topic.name}: a message was not acknowledged ({self._failures[0]}); of {self._sent:,} "
-                f"rows sent up to {waiting:,} are missing; send the log to a new topic when the broker is available"
+                f"rows sent up to {missing:,} are missing; send the log to a new topic when the broker is available"
             )
 
 

@@ -12,21 +12,22 @@ from enum import StrEnum
 
 import structlog
 
-from elastrec.platform.clusters.pods import EndCause, PodPhase, PodSpec, PodStatus, RestartPolicy
+from elastrec.platform.clusters.pods import EndCause, EndReason, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.history.model_registry import Champion
 from elastrec.platform.jobs.ending.gate import decide
 from elastrec.platform.jobs.ending.publishing import with_run, with_tracking
-from elastrec.platform.jobs.ending.tracking import Announce
+from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, warn
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
 from elastrec.platform.jobs.watching.last_words import pod_last_words
 from elastrec.platform.jobs.watching.past import result_of
-from elastrec.platform.master.pods.launch import TEAM_LABEL, evaluator_job, pod_name, pod_size
+from elastrec.platform.master.pods.launch import TEAM_LABEL, by_secrecy, evaluator_job, pod_name, pod_size
 from elastrec.platform.specs import environment
 from elastrec.platform.specs.errors import ChampionChangedError, HistoryError, JobFailedError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.export import (
     EXIT_HISTORY,
@@ -42,6 +43,7 @@ from elastrec.platform.transport.messages.export import (
 log = structlog.get_logger(__name__)
 CHAMPION_LABEL = "elastrec.io/champion"
 """Label of an evaluator's pod: the champion's version that it scores; empty if there was no champion."""
+_REPLACED_EVALUATORS = 3
 
 
 class EvaluatorState(StrEnum):
@@ -54,11 +56,14 @@ class EvaluatorState(StrEnum):
     """It could not write to MLflow, and must be started again."""
     LOST = "lost"
     """The cluster has ended its pod, for example with its node, or does not know it; it must be started again."""
+    INTERRUPTED = "interrupted"
+    """It ended with an error that another one may not have, such as a full disk; it must be started again."""
 
 
 def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
-    """The pod that builds and checks the model; the same for equal requests. It calls no pod and needs no secret."""
+    """The pod that builds and checks the model; the same for equal requests. It calls no pod and needs no token."""
     name = pod_name(request.job_id, Role.EVALUATOR)
+    files, secrets = by_secrecy({EXPORT_FILE: encode_request(request)})
     return PodSpec(
         name=name,
         job=evaluator_job(request.job_id),
@@ -66,7 +71,8 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
         command=("python", "-m", "elastrec.trainers.export"),
         size=pod_size(job.spec.resources.evaluator),
         environment={environment.POD: name},
-        files={EXPORT_FILE: encode_request(request)},
+        files=files,
+        secrets=secrets,
         restart_policy=RestartPolicy.NEVER,
         labels={
             "elastrec.io/role": "evaluator",
@@ -79,8 +85,8 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
 def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
     """Submits the evaluator of a job that has succeeded, unless it exists.
 
-    An evaluator is replaced if it failed because MLflow was not reachable, if the cluster has ended it, or if it has
-    scored an earlier champion.
+    An evaluator is replaced if it failed because MLflow was not reachable or with an error that may not occur again, if
+    the cluster has ended it, or if it has scored an earlier champion.
 
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
@@ -90,14 +96,12 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
     if (pod := platform.launcher.find(evaluator_job(prepared.job_id))) is not None:
         state, _ = evaluator_state(platform, prepared.job_id)
         is_outdated = state is EvaluatorState.DONE and not _scores_champion(pod, _champion(platform, job))
-        if state not in (EvaluatorState.WITHOUT_HISTORY, EvaluatorState.LOST) and not is_outdated:
+        if state in (EvaluatorState.RUNNING, EvaluatorState.FAILED, EvaluatorState.DONE) and not is_outdated:
             return
     launched = with_run(platform, prepared, launched)
     metrics = result_of(platform, prepared)
     if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
-        raise JobFailedError(
-            f"job {prepared.job_id} is {metrics.phase.value}, not Succeeded: there is no model to export"
-        )
+        raise JobFailedError(f"job {prepared.job_id} {plain_words.phase(metrics.phase)}: there is no model to export")
     champion = _champion(platform, job)
     store = job.spec.checkpoint.store
     request = ExportRequest(
@@ -129,6 +133,8 @@ def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, st
             state = EvaluatorState.LOST
         elif pod.exit_code == EXIT_HISTORY:
             state = EvaluatorState.WITHOUT_HISTORY
+        elif pod.end is EndReason.ERROR:
+            state = EvaluatorState.INTERRUPTED
         return state, pod_last_words(platform, pod)
     return EvaluatorState.RUNNING, f"{pod.phase.value} {pod.reason} {pod.message}".strip()
 
@@ -175,22 +181,45 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
 
 
 def evaluate_and_gate(
-    platform: Platform, prepared: Prepared, launched: Launched, announce: Announce = log.warning
+    platform: Platform, prepared: Prepared, launched: Launched, announce: Announce = warn
 ) -> GateDecision:
     """`start_evaluator`, wait, `gate_decision`: for callers that may block. Waits while MLflow does not answer.
 
+    An evaluator that the cluster has ended, or that had an error which may not occur again, is replaced, three times at
+    most; so is one that had no MLflow, or no artifact store, if MLflow answers by then.
+
     Args:
-        announce: called with progress lines while MLflow does not answer.
+        announce: called with progress lines while MLflow does not answer, or if an evaluator is replaced.
 
     Raises:
         HistoryAwayError: MLflow did not answer within `spec.history.publish_wait`.
     """
+
+    losses = 0
+
+    def is_replaced() -> bool:
+        """Whether the evaluator is to be started again, and was not too often yet; a job that was stopped has none."""
+        nonlocal losses
+        state, reason = evaluator_state(platform, prepared.job_id)
+        is_replaceable = state in (EvaluatorState.LOST, EvaluatorState.INTERRUPTED) or (
+            # While MLflow does not answer, it is waited for instead.
+            state is EvaluatorState.WITHOUT_HISTORY and tracking_answers(platform)
+        )
+        is_there = platform.launcher.find(evaluator_job(prepared.job_id)) is not None
+        if not (is_replaceable and is_there) or losses == _REPLACED_EVALUATORS:
+            return False
+        losses += 1
+        how = "had no MLflow" if state is EvaluatorState.WITHOUT_HISTORY else f"was {state.value}"
+        announce(f"the evaluator {how}, starting another one: {reason.splitlines()[0]}")
+        return True
 
     def once() -> GateDecision:
         while True:
             start_evaluator(platform, prepared, launched)
             while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
                 time.sleep(0.3)
+            if is_replaced():
+                continue
             try:
                 return gate_decision(platform, prepared, launched)
             except ChampionChangedError as error:
@@ -210,15 +239,11 @@ def register(platform: Platform, prepared: Prepared, launched: Launched, decisio
     registry = _registry(platform, job)
     version = registry.register(job.registered_model, decision.model_uri, launched.run_id, decision)
     note = ""
-    if decision.passed:
-        champion = registry.champion(job.registered_model)
-        if champion is None or champion.version in (decision.champion_version, version):
-            registry.promote(job.registered_model, version)
-        else:
-            note = (
-                f"{_version_words(champion.version)} has become champion since this model was compared with "
-                f"{_version_words(decision.champion_version)}, and stays champion"
-            )
+    if decision.passed and (champion := registry.promote(job.registered_model, version, decision.champion_version)):
+        note = (
+            f"{_version_words(champion.version)} has become champion since this model was compared with "
+            f"{_version_words(decision.champion_version)}, and stays champion"
+        )
     log.info("model_registered", name=job.registered_model, version=version, champion=decision.passed and not note)
     return Registered(
         name=job.registered_model,
@@ -230,10 +255,14 @@ def register(platform: Platform, prepared: Prepared, launched: Launched, decisio
 
 
 def result(
-    platform: Platform, prepared: Prepared, launched: Launched, decision: GateDecision, registered: Registered
+    prepared: Prepared, launched: Launched, metrics: TrainingMetrics, decision: GateDecision, registered: Registered
 ) -> Result:
-    """The result of the job in one object; call this before `finish_job`."""
-    metrics = result_of(platform, prepared)
+    """The result of the job in one object.
+
+    Args:
+        metrics: its last ones, by `result_of` before the job was published: another process with the same key may
+            publish it first, and remove the job and its result.
+    """
     return Result(
         run_id=launched.run_id,
         model_uri=registered.model_uri,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import structlog
 
 from elastrec.platform.history import History
-from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, wait_for_tracking
+from elastrec.platform.jobs.ending.left_runs import close_left_run, deliver
+from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, wait_for_tracking, warn
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import resolved
 from elastrec.platform.jobs.starting.starting_sizes import allocation_asked_for
@@ -22,16 +23,13 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Launched, Prepared
 from elastrec.platform.jobs.watching.job_pods import remove_job
 from elastrec.platform.jobs.watching.masters import ask_pod, is_gone, pod_of_master
-from elastrec.platform.jobs.watching.past import explanation, left_result, result_of
-from elastrec.platform.master.reporting.unsent_metrics import forget_points, forget_result, read_points
+from elastrec.platform.jobs.watching.past import left_result, result_of
+from elastrec.platform.master.reporting.unsent_metrics import forget_result
 from elastrec.platform.specs.errors import CheckpointError, HistoryAwayError, HistoryError, TransportError
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import NameRun
-
-if TYPE_CHECKING:
-    from elastrec.platform.history.report import Story
 
 log = structlog.get_logger(__name__)
 Found = TypeVar("Found")
@@ -43,7 +41,7 @@ def publish_patience_seconds(prepared: Prepared) -> float:
 
 
 def with_tracking(
-    platform: Platform, prepared: Prepared, step: Callable[[], Found], announce: Announce = log.warning
+    platform: Platform, prepared: Prepared, step: Callable[[], Found], announce: Announce = warn
 ) -> Found:
     """Executes a step that needs MLflow; repeats it if MLflow stops answering, for `spec.history.publish_wait`.
 
@@ -76,27 +74,28 @@ def away_message(platform: Platform, prepared: Prepared) -> str:
 def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Launched:
     """The same job with its run in MLflow, which is created if necessary; sends figures that were kept. Idempotent.
 
-    A run that somebody has deleted meanwhile is replaced, without the figures that it had.
+    A run that somebody has deleted meanwhile is replaced, without the figures that it had. If the job was trained again
+    since it got the run, because it had failed, its new run is used.
 
     Raises:
         HistoryError: MLflow does not answer or refuses.
     """
     job = job_from_json(prepared.job_json)
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
-    if not launched.run_id or not _is_present(history, launched):
+    if not launched.run_id or not _is_current(history, launched):
         allocation = launched.allocation or allocation_asked_for(job)
         run_id = history.start_run(prepared, allocation)
         launched = msgspec.structs.replace(launched, run_id=run_id, run_url=history.run_url(run_id))
         _name_run(platform, prepared.job_id, run_id)
-    _deliver(history, job.spec.checkpoint.store, job.metadata.name, launched)
+    deliver(history, job, prepared.job_id, launched.run_id)
     return launched
 
 
-def _is_present(history: History, launched: Launched) -> bool:
-    is_present = history.present_run(launched.run_id) == launched.run_id
-    if not is_present:
-        log.warning("run_was_deleted", job_id=launched.job_id, run_id=launched.run_id, consequence="it has another run")
-    return is_present
+def _is_current(history: History, launched: Launched) -> bool:
+    is_current = history.is_current(launched.run_id)
+    if not is_current:
+        log.warning("run_is_replaced", job_id=launched.job_id, run_id=launched.run_id, reason="deleted, or it failed")
+    return is_current
 
 
 def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
@@ -105,15 +104,6 @@ def _name_run(platform: Platform, job_id: str, run_id: str) -> None:
         ask_pod(platform, pod_of_master(platform, job_id), NameRun(run_id=run_id), Done, timeout_seconds=10)
     except TransportError as error:
         log.warning("run_not_named", job_id=job_id, run_id=run_id, error=str(error))
-
-
-def _deliver(history: History, store: str, job_name: str, launched: Launched) -> None:
-    points = read_points(store, job_name, launched.job_id)
-    if not points:
-        return
-    history.log_series(launched.run_id, points)
-    forget_points(store, job_name, launched.job_id)
-    log.info("history_delivered", job_id=launched.job_id, run_id=launched.run_id, points=len(points))
 
 
 def forget(platform: Platform, prepared: Prepared) -> None:
@@ -127,32 +117,38 @@ def forget(platform: Platform, prepared: Prepared) -> None:
 
 
 def finish_job(platform: Platform, prepared: Prepared) -> None:
-    """`finish`, also for a job whose master has ended: the run is closed with the data in the store. Idempotent."""
+    """`finish`, also for a job whose master has ended: the run is closed with the data in the store. Idempotent.
+
+    The run of a job that has left neither a master nor a result is closed as stopped.
+
+    Raises:
+        HistoryAwayError: MLflow does not answer. The job is removed from the cluster; another call closes the run.
+    """
     job_id = prepared.job_id
-    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, job_id)) else None
-    if left is None:
-        finish(platform, job_id)
+    master = pod_of_master(platform, job_id)
+    left = left_result(platform, prepared) if is_gone(master) else None
+    if left is None and master is not None:
+        if not finish(platform, job_id):
+            raise _run_stays_open(platform, job_id)
         return
     remove_job(platform, job_id)
     if not tracking_answers(platform):
-        log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error="MLflow does not answer")
-        return
+        raise _run_stays_open(platform, job_id)
     job = job_from_json(prepared.job_json)
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     try:
         run_id = history.open_run(job_id)
         if run_id:
-            story = _story(platform, job_id, job.spec.checkpoint.store)
-            history.finish_run(run_id, left.phase, left.reason, story=story)
+            deliver(history, job, job_id, run_id)
+            close_left_run(platform, history, prepared, run_id)
     except HistoryError as error:
-        log.warning("run_not_closed", job_id=job_id, phase=left.phase.value, error=str(error))
+        if not tracking_answers(platform):
+            raise _run_stays_open(platform, job_id) from error
+        log.warning("run_not_closed", job_id=job_id, error=str(error))
 
 
-def _story(platform: Platform, job_id: str, store: str) -> Story | None:
-    from elastrec.platform.jobs.watching.story import story_of
-
-    try:
-        return story_of(explanation(platform, job_id, store))
-    except CheckpointError as error:
-        log.warning("job_not_explained", job_id=job_id, error=str(error))
-        return None
+def _run_stays_open(platform: Platform, job_id: str) -> HistoryAwayError:
+    server = masked(platform.tracking_uri)
+    return HistoryAwayError(
+        f"MLflow at {server} does not answer: job {job_id} is removed from the cluster, and its run stays open"
+    )

@@ -22,7 +22,16 @@ def tracking_answers(platform: Platform) -> bool:
     return answers(platform.tracking_uri)
 
 
-def wait_for_tracking(platform: Platform, seconds: float, announce: Announce = log.warning) -> bool:
+def warn(text: str) -> None:
+    """Logs a line for people.
+
+    `log.warning` itself, bound when a module is imported, would write to standard output, because a command configures
+    its logs later.
+    """
+    log.warning(text)
+
+
+def wait_for_tracking(platform: Platform, seconds: float, announce: Announce = warn) -> bool:
     """Waits until MLflow answers; returns False if it does not within the given time.
 
     Args:

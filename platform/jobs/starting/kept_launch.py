@@ -10,6 +10,7 @@ caller that resumes the job.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -51,16 +52,25 @@ def keep_launch(store: str, prepared: Prepared, allocation: Allocation, earlier_
     Raises:
         CheckpointError: the store refused.
     """
-    job_json = masked(prepared.job_json)
+    # The address of MLflow's page differs on other machines.
+    plain = _masked(msgspec.to_builtins(msgspec.structs.replace(prepared, page="")))
     kept = KeptLaunch(
-        # The address of MLflow's page may contain credentials, and differs on other machines.
-        prepared=msgspec.structs.replace(prepared, job_json=job_json, page=""),
+        prepared=msgspec.convert(plain, Prepared),
         allocation=allocation,
         launched=datetime.now(UTC).isoformat(timespec="milliseconds"),
         earlier_terms=earlier_terms,
     )
     name = job_from_json(prepared.job_json).metadata.name
     write_launch(store, name, prepared.job_id, msgspec.json.format(msgspec.json.encode(kept), indent=2))
+
+
+def _masked(value: Any) -> Any:
+    """All texts in a value, masked."""
+    if isinstance(value, dict):
+        return {key: _masked(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_masked(item) for item in value]
+    return masked(value) if isinstance(value, str) else value
 
 
 def launch_of(store: str, name: str, job_id: str) -> KeptLaunch | None:

@@ -9,9 +9,10 @@ import msgspec
 import structlog
 
 from elastrec.checkpoints import concluded_term, newest_term
-from elastrec.platform.clusters.pods import PodPhase
+from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
+from elastrec.platform.jobs.ending.left_runs import close_run_of_earlier_training, drop_points_of_earlier_training
 from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
@@ -21,7 +22,14 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Launched, Prepared
 from elastrec.platform.jobs.watching.job_pods import remove_job
 from elastrec.platform.jobs.watching.last_words import ending_of, keep_log
-from elastrec.platform.jobs.watching.masters import Answer, ask_pod, live_master, pod_of_master, wait_for_master
+from elastrec.platform.jobs.watching.masters import (
+    Answer,
+    ask_pod,
+    is_gone,
+    live_master,
+    pod_of_master,
+    wait_for_master,
+)
 from elastrec.platform.master.pods.launch import LaunchRequest, master_pod, pod_name
 from elastrec.platform.master.service.resumption import finished_on_other_rows, own_records
 from elastrec.platform.specs.errors import ClusterError, ElastrecError, HistoryError, TransportError
@@ -116,6 +124,8 @@ def launch(
 ) -> Launched:
     """Creates the job's master, or takes over the job that already exists under this id. Never creates a second one.
 
+    A job whose master has ended after the job is left as it is: `result_of` has its result.
+
     If MLflow does not answer, this waits for `spec.history.launch_wait` and then continues without a run, which
     `publishing.with_run` creates later. A job with records continues from the newest one.
 
@@ -133,9 +143,13 @@ def launch(
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
     existing = pod_of_master(platform, prepared.job_id)
-    record = None
+    record, owner_to_name = None, owner
     if existing is not None:
         refuse_other_job(existing, prepared)
+        if owner and not is_gone(existing):
+            # Before the wait for MLflow: a caller that is ended meanwhile must be able to stop the job.
+            _direct_master(platform, prepared.job_id, owner, existing, "")
+            owner_to_name = ""
     else:
         # Checked before a run is created, so that a refused launch leaves no run.
         request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
@@ -162,16 +176,8 @@ def launch(
         log.info("job_launched", job_id=prepared.job_id, run_id=run_id, owner=owner, goes_on_from=goes_on_from)
     else:
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
-    with contextlib.closing(wait_for_master(platform, prepared.job_id)) as client:
-        try:
-            if owner:
-                client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
-            if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
-                client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
-        except TransportError:
-            # If the master has failed meanwhile, its log has a better reason.
-            wait_for_master(platform, prepared.job_id, timeout_seconds=0.0).close()
-            raise
+    if existing is None or not is_gone(existing):
+        _direct_master(platform, prepared.job_id, owner_to_name, existing, run_id)
     return Launched(
         job_id=prepared.job_id,
         master_pod=name,
@@ -182,6 +188,20 @@ def launch(
         goes_on_from=record.uri if record and existing is None else "",
         goes_on_at=record.manifest.step if record and existing is None else 0,
     )
+
+
+def _direct_master(platform: Platform, job_id: str, owner: str, existing: PodStatus | None, run_id: str) -> None:
+    """Waits for the job's master, and tells it its owner and, if it existed with another one, its run in MLflow."""
+    with contextlib.closing(wait_for_master(platform, job_id)) as client:
+        try:
+            if owner:
+                client.call(TakeOver(owner=owner), Done, timeout_seconds=15)
+            if run_id and existing is not None and existing.labels.get(RUN_LABEL, "") != run_id:
+                client.call(NameRun(run_id=run_id), Done, timeout_seconds=15)
+        except TransportError:
+            # If the master has failed meanwhile, its log has a better reason.
+            wait_for_master(platform, job_id, timeout_seconds=0.0).close()
+            raise
 
 
 def _start_run(
@@ -195,11 +215,17 @@ def _start_run(
 ) -> str:
     if wait_for_tracking(platform, patience_seconds):
         try:
+            # Another caller may have launched the job during the wait.
+            begins = begins and pod_of_master(platform, prepared.job_id) is None
+            if begins:
+                _close_run_of_earlier_training(platform, history, prepared)
             return history.start_run(prepared, allocation, begins=begins)
         except HistoryError as error:
             if tracking_answers(platform):
                 raise
             log.warning("history_went_away", job_id=prepared.job_id, error=str(error))
+    if begins and pod_of_master(platform, prepared.job_id) is None:
+        drop_points_of_earlier_training(prepared)
     log.warning(
         "launched_without_run",
         job_id=prepared.job_id,
@@ -208,6 +234,14 @@ def _start_run(
         consequence="its figures are delivered when MLflow is back",
     )
     return ""
+
+
+def _close_run_of_earlier_training(platform: Platform, history: History, prepared: Prepared) -> None:
+    try:
+        close_run_of_earlier_training(platform, history, prepared)
+    except HistoryError as error:
+        # The new training has a run of its own in any case.
+        log.warning("run_of_earlier_training_not_closed", job_id=prepared.job_id, error=str(error))
 
 
 def _close_run_without_job(platform: Platform, history: History, job_id: str, error: ElastrecError) -> None:
@@ -268,17 +302,18 @@ def stop(platform: Platform, job_id: str, reason: str, owner: str = "") -> bool:
     return answer is not None or bool(removed)
 
 
-def finish(platform: Platform, job_id: str) -> None:
-    """Ends a job whose result was read: ends its master, deletes the remaining pods, closes its MLflow run.
-    Idempotent."""
+def finish(platform: Platform, job_id: str) -> bool:
+    """Ends a job whose result was read: ends its master, deletes the remaining pods, closes its MLflow run. Idempotent.
+
+    Returns False if the run stays open, because MLflow does not answer.
+    """
     master = _EndingMaster(platform, job_id)
     pod = master.pod
     phase, failure, run_id = _ending(platform, master)
     explained, measured = _explained(master), _measured(master)
     master.end()
     remove_job(platform, job_id)
-    if pod is not None:
-        _close_run(platform, run_id, phase, failure, explained, measured)
+    return pod is None or _close_run(platform, run_id, phase, failure, explained, measured)
 
 
 def _ending(platform: Platform, master: _EndingMaster) -> tuple[Phase, str, str]:
@@ -310,9 +345,10 @@ def _measured(master: _EndingMaster) -> Profile | None:
 
 def _close_run(
     platform: Platform, run_id: str, phase: Phase, reason: str, explained: Explanation | None, measured: Profile | None
-) -> None:
+) -> bool:
+    """Returns False if the run stays open, because MLflow does not answer."""
     if not run_id:
-        return
+        return True
     error = "it does not answer"
     history = History(platform.tracking_uri, "", platform.ui_url)
     if tracking_answers(platform):
@@ -324,7 +360,7 @@ def _close_run(
                 from elastrec.platform.jobs.scaling.story import fitted
 
                 if (model := fitted(measured)) is not None:
-                    decisions.log_coefficients(run_id, model.coefficients)
+                    decisions.log_coefficients(run_id, model.coefficients, model.shape.dense_bytes)
             if explained is not None and explained.own_plans:
                 from elastrec.platform.jobs.scaling.story import write_own_plans
 
@@ -340,8 +376,9 @@ def _close_run(
         story = None if explained is None else story_of(explained)
         try:
             history.finish_run(run_id, phase, reason, story=story)
-            return
+            return True
         except HistoryError as refused:
             error = str(refused)
     # The job has ended in any case; the run stays open, which is logged.
     log.warning("run_not_closed", run_id=run_id, phase=phase.value, error=error)
+    return tracking_answers(platform)

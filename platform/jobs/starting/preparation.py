@@ -41,7 +41,6 @@ log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
 _START_RECORDS = 3
 """Number of the newest records of other jobs from which a job may continue."""
-_FIRST_ROW = StartPositions("", "")
 _SHOW: dict[str, Callable[[float], str]] = {
     "cores": lambda amount: f"{amount:g}",
     "memory": lambda amount: format_bytes(int(amount)),
@@ -69,16 +68,20 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Start:
-    """URIs of the record to start from and of alternatives if it is damaged, and what is kept of the first one.
+    """URIs of the record to start from and of alternatives if it is damaged.
 
     Attributes:
-        model: the first record's; None without a record.
+        first: the record of the first one; None without records.
     """
 
     records: list[str]
     adaptation: str = ""
-    begin: StartPositions = _FIRST_ROW
-    model: ModelSummary | None = None
+    first: Record | None = None
+
+    @property
+    def model(self) -> ModelSummary | None:
+        """The first record's."""
+        return None if self.first is None else self.first.manifest.model
 
 
 def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interval | None = None) -> Prepared:
@@ -104,6 +107,8 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             start = _find_start(job, rows)
             job, fitted = with_figures(job, rows.training, start.model)
             job, deduplication = with_groups(job, rows.training)
+            # Only now the order of the rows is known.
+            begin = _begin(job, rows, start.first)
         except ElastrecError:
             # Problems of the model are reported before problems of the data.
             model.wait()
@@ -126,8 +131,8 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         training_digest=rows.training.digest,
         start_record=start_record,
         older_start_records=older_start_records,
-        start_positions=start.begin.positions,
-        start_note=start.begin.note,
+        start_positions=begin.positions,
+        start_note=begin.note,
         adaptation=start.adaptation,
         deduplication=deduplication,
         fitted=fitted,
@@ -138,7 +143,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         training_rows=prepared.training_rows,
         evaluation_rows=prepared.evaluation_rows,
         start_record=start_record or "nothing",
-        begins=start.begin.note,
+        begins=begin.note,
     )
     return prepared
 
@@ -296,7 +301,6 @@ def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
     start_from = job.spec.continual.start_from
     if start_from == "nothing":
         return _Start([])
-    begin = _FIRST_ROW
     try:
         if start_from == "latest":
             bound = rows.interval.moments()[0].astimezone(UTC).isoformat() if rows.interval.start else None
@@ -306,13 +310,8 @@ def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
             records = list(islice(found, _START_RECORDS))
         else:
             records = [open_record(start_from)]
-            if records[0].manifest.kind is RecordKind.PERIODIC:
-                begin = start_positions(records[0], job, rows.training.digest, rows.training.rows)
     except CheckpointError as error:
-        problem = FieldProblem(
-            "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
-        )
-        raise SpecError([problem], "the checkpoint to continue from") from None
+        raise _no_start(start_from, error) from None
     if not records:
         return _Start([])
     first, *older = records
@@ -320,7 +319,24 @@ def _find_start(job: TrainingJob, rows: _Rows) -> _Start:
     adaptation.raise_if_refused()
     usable = [record.uri for record in older if _fits(record, job)]
     log.info("continues_from", record=first.uri, exact=adaptation.is_exact, else_from=usable)
-    return _Start([first.uri, *usable], str(adaptation), begin, first.manifest.model)
+    return _Start([first.uri, *usable], str(adaptation), first)
+
+
+def _begin(job: TrainingJob, rows: _Rows, first: Record | None) -> StartPositions:
+    """The first row, or the positions of a periodic record, if they refer to the same rows."""
+    if first is None or first.manifest.kind is not RecordKind.PERIODIC:
+        return StartPositions("", "")
+    try:
+        return start_positions(first, job, rows.training.digest, rows.training.rows)
+    except CheckpointError as error:
+        raise _no_start(job.spec.continual.start_from, error) from None
+
+
+def _no_start(start_from: str, error: CheckpointError) -> SpecError:
+    problem = FieldProblem(
+        "spec.continual.start_from", f"{start_from!r} ({error})", "latest, nothing or the URI of a complete record"
+    )
+    return SpecError([problem], "the checkpoint to continue from")
 
 
 def _fits(record: Record, job: TrainingJob) -> bool:

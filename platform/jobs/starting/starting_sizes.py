@@ -51,7 +51,7 @@ def warm_start(platform: Platform, prepared: Prepared) -> Allocation:
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     past = [past_job(each) for each in history.job_records(JobFilter(phases=(Phase.SUCCEEDED,)), limit=LOOKED_AT)]
     room = room_of(platform.launcher.nodes())
-    found = choose(features_of(job, prepared.training_rows), past, asked, room)
+    found = choose(features_of(job, prepared.training_rows), past, asked, room, servers=_servers(job))
     log.info("warm_start", job_id=prepared.job_id, reason=found.reason, allocation=str(found.allocation))
     return _allocation(_within(found.allocation, job), explained(found))
 
@@ -82,10 +82,8 @@ def features_of(job: TrainingJob, training_rows: int) -> Features:
 
 
 def past_job(record: JobRecord) -> PastJob:
-    """A finished job for warm start: the last number of workers, and the memory that servers used."""
-    granted = msgspec.structs.asdict(record.granted)
-    workers = round(record.metrics.get(names.SCALING_WORKERS, record.granted.workers))
-    allocation = amounts.Allocation(**{**granted, "workers": max(1, workers)})
+    """A finished job for warm start: its last sizes, and the memory that servers used."""
+    allocation = amounts.Allocation(**msgspec.structs.asdict(record.last))
     fullest = record.metrics.get(_MEMORY_OF_SERVERS, 0.0)
     return PastJob(
         job_id=record.job_id,
@@ -109,10 +107,18 @@ def explained(found: WarmStart) -> str:
     return f"history: {found.reason}" + (f": {shares}" if shares else "")
 
 
+def _servers(job: TrainingJob) -> tuple[int, int]:
+    """The fewest and the most parameter servers of a job."""
+    bounds = job.spec.scaling
+    most = min(bounds.maximum_parameter_servers, job.spec.resources.virtual_buckets)
+    return min(bounds.minimum_parameter_servers, most), most
+
+
 def _within(allocation: amounts.Allocation, job: TrainingJob) -> amounts.Allocation:
     bounds = job.spec.scaling
     workers = min(max(allocation.workers, bounds.minimum_workers), bounds.maximum_workers)
-    servers = min(max(allocation.parameter_servers, bounds.minimum_parameter_servers), bounds.maximum_parameter_servers)
+    fewest, most_servers = _servers(job)
+    servers = min(max(allocation.parameter_servers, fewest), most_servers)
     sizes = dict[str, float]()
     for field, (role, amount) in SIZES.items():
         least, most = bounds.limits(role, amount)

@@ -8,9 +8,10 @@ from elastrec.platform.clusters.pods import EndCause, PodPhase
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.job_pods import pods_of_job
 from elastrec.platform.jobs.watching.last_words import ending_of, pod_last_words, whole_log
-from elastrec.platform.jobs.watching.masters import ask_pod, pod_of_master
+from elastrec.platform.jobs.watching.masters import ask_pod, is_gone, pod_of_master
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.observer import GetStatus, Status
 
 
@@ -23,12 +24,15 @@ class Observation:
         failure: reason and, if there is one, the user's traceback; empty unless the job failed.
         reachable: whether the master answers; it does not, for example, while its node restarts it.
         is_lost: whether the cluster has ended the master, for example with its node; another launch continues the job.
+        has_ended: whether the master has ended because its job is over and nobody read the result in time; then
+            `result_of` has it.
     """
 
     metrics: TrainingMetrics
     failure: str = ""
     reachable: bool = True
     is_lost: bool = False
+    has_ended: bool = False
 
 
 def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Observation:
@@ -54,8 +58,9 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
         words = f"the master does not answer{restarted}: {error}"
         return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
     if status is None:
-        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".strip()
-        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+        words = f"master {pod.phase.value}: {pod.reason} {pod.message}".rstrip(" :")
+        metrics = TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words)
+        return Observation(metrics, reachable=False, has_ended=is_gone(pod))
     return Observation(TrainingMetrics.model_validate_json(status.metrics_json), status.failure)
 
 
@@ -68,7 +73,8 @@ def failure_report(platform: Platform, job_id: str) -> str:
     try:
         observation = observe(platform, job_id)
         report = [
-            f"job {job_id} {observation.metrics.phase.value}: {observation.failure or observation.metrics.reason}"
+            f"job {job_id} {plain_words.phase(observation.metrics.phase)}: "
+            f"{observation.failure or observation.metrics.reason}"
         ]
     except ClusterError as error:
         report = [str(error)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from elastrec.platform.jobs.starting.kept_launch import launch_of
 from elastrec.platform.jobs.starting.preparation import resolved
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Prepared
@@ -100,22 +101,35 @@ def result_of(platform: Platform, prepared: Prepared) -> TrainingMetrics:
     """The job's last metrics, from its master or, after the master has ended, from the store.
 
     Raises:
-        ClusterError: the job is neither in the cluster nor in the store, or the cluster does not answer.
+        ClusterError: the job is neither in the cluster nor in the store, the cluster does not answer, or (retryable)
+            the master does not.
         CheckpointError: the store could not be asked.
     """
-    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, prepared.job_id)) else None
-    return left or observe(platform, prepared.job_id).metrics
+    job_id = prepared.job_id
+    left = left_result(platform, prepared) if is_gone(pod_of_master(platform, job_id)) else None
+    if left is not None:
+        return left
+    seen = observe(platform, job_id)
+    if seen.reachable:
+        return seen.metrics
+    # The master ends if another process has published the job, or restarts. A job that has succeeded is not launched
+    # again, so its result is of this launch; that of a failed job may be of an earlier one.
+    left = left_result(platform, prepared)
+    if left is None or left.phase is not Phase.SUCCEEDED:
+        raise ClusterError(f"job {job_id}: {seen.metrics.reason}", retryable=True)
+    return left
 
 
 def left_result(platform: Platform, prepared: Prepared) -> TrainingMetrics | None:
-    """The result of a finished job in its store; None if there is none.
+    """The result of a finished job in its store; None if there is none of its last launch.
 
     Raises:
         CheckpointError: the store could not be asked.
     """
     job = job_from_json(prepared.job_json)
     store = resolved(job.spec.checkpoint.store, platform.work_uri)
-    return read_result(store, job.metadata.name, prepared.job_id)
+    launch = launch_of(store, job.metadata.name, prepared.job_id)
+    return read_result(store, job.metadata.name, prepared.job_id, launch.earlier_terms if launch else 0)
 
 
 def is_trained(platform: Platform, prepared: Prepared) -> bool:

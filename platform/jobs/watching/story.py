@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastrec.platform.history.records import Sizes
 from elastrec.platform.history.report import Story, StoryEntry, StoryPart
 from elastrec.platform.master.measuring.time_profile import PARTS
 from elastrec.platform.master.reporting.explanation import as_text
@@ -21,4 +22,6 @@ def story_of(explained: Explanation) -> Story:
         ],
         omitted=explained.omitted,
         migrations=explained.migrations,
+        sizes=Sizes.of_shape(explained.shape) if explained.shape is not None else None,
+        shape_changes=explained.shape_changes,
     )

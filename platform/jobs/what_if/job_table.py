@@ -62,19 +62,23 @@ class Table(msgspec.Struct, frozen=True):
     skipped: tuple[str, ...]
 
 
-def _rows(file: Path, needed: Sequence[str]) -> list[dict[str, str]]:
-    """The file's lines, columns by our names."""
+def _rows(file: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
+    """The file's records, columns by our names, each with the number of its last line."""
     try:
-        with file.open(newline="", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text))
+        # Spreadsheets write a byte order mark.
+        with file.open(newline="", encoding="utf-8-sig") as text:
+            reader = csv.DictReader(text)
+            rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable CSV file in UTF-8", "check the path")
         raise SpecError([problem], str(file)) from None
     if not rows:
         raise SpecError([FieldProblem("file", "no line", "a header and one line per job", "add jobs")], str(file))
-    named = [{_TRACE_NAMES.get(name, name): value or "" for name, value in row.items() if name} for row in rows]
-    if missing := [name for name in needed if name not in named[0]]:
-        columns = ", ".join(name for name in rows[0] if name)
+    named = [
+        (line, {_TRACE_NAMES.get(name, name): value or "" for name, value in row.items() if name}) for line, row in rows
+    ]
+    if missing := [name for name in needed if name not in named[0][1]]:
+        columns = ", ".join(name for name in rows[0][1] if name)
         raise SpecError(
             [FieldProblem(f"column {name}", f"absent (found: {columns})", "a column of this name") for name in missing],
             str(file),
@@ -88,7 +92,7 @@ def read_arrivals(file: Path, time_unit_seconds: float = 1.0) -> list[float]:
     Raises:
         SpecError: the file cannot be read, has no such column, or contains an invalid time.
     """
-    lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("arrival_seconds",)), start=2)]
+    lines = [_Line(line, row) for line, row in _rows(file, ("arrival_seconds",))]
     seconds = sorted(line.arrival() * time_unit_seconds for line in lines)
     if wrong := [problem for line in lines for problem in line.problems]:
         raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
@@ -101,7 +105,7 @@ def read_node_changes(file: Path, time_unit_seconds: float = 1.0) -> tuple[NodeC
     Raises:
         SpecError: the file cannot be read, columns are missing, or fields are wrong.
     """
-    lines = [_Line(line, row) for line, row in enumerate(_rows(file, ("seconds", "nodes")), start=2)]
+    lines = [_Line(line, row) for line, row in _rows(file, ("seconds", "nodes"))]
     changes = [line.node_change(time_unit_seconds) for line in lines]
     if wrong := [problem for line in lines for problem in line.problems]:
         raise SpecError(wrong[:_MOST_PROBLEMS], str(file))
@@ -120,7 +124,7 @@ def read_jobs(file: Path, time_unit_seconds: float = 1.0, *, skip_wrong_lines: b
     """
     jobs: dict[str, JobToRun] = {}
     wrong: list[FieldProblem] = []
-    for line, row in enumerate(_rows(file, _NEEDED), start=2):
+    for line, row in _rows(file, _NEEDED):
         fields = _Line(line, row)
         job = fields.job(time_unit_seconds)
         if job is not None and job.job_id in jobs:

@@ -2,17 +2,20 @@
 
 The coefficients of a job are fitted to all runs of its name, and then scaled to its own speed. With only one
 configuration, the shares of a step come from its workers' measurements (pull, compute, push); without measurements,
-documented shares are assumed. A simulation is only as good as the recorded runs, and `notes` name what is missing.
+documented shares are assumed. A job whose sizes changed while it ran has the coefficients that its master fitted. A
+simulation is only as good as the recorded runs, and `notes` name what is missing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import read_coefficients
 from elastrec.platform.history.records import JobRecord
 from elastrec.platform.scaling.amounts import Allocation
 from elastrec.platform.scaling.model.columns import Columns
@@ -22,8 +25,11 @@ from elastrec.platform.simulator.mixes import features_of
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.text.some import counted
 
 _DENSE_BYTES = 10_000_000
+"""Dense parameters of a job whose coefficients are fitted here. Chosen: fit and simulation use the same value, so that
+it only scales the coefficient of synchronisation."""
 _STEPPING_SECONDS = tuple(
     names.named(names.TIME_SECONDS, part=part) for part in ("training", "waiting_for_data", "redoing_lost_work")
 )
@@ -43,11 +49,20 @@ class Past(msgspec.Struct, frozen=True):
 
 
 class _Run(msgspec.Struct, frozen=True):
+    """A run that can be used.
+
+    Attributes:
+        allocation: at its start.
+        seen: its mean step; meaningless if its sizes changed.
+        own: coefficients that its master has fitted to its measurements; None if its sizes never changed.
+    """
+
     record: JobRecord
     allocation: Allocation
     shape: ModelShape
     seen: Observation
     samples: float
+    own: Coefficients | None
 
 
 def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
@@ -57,7 +72,7 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
         largest_growth: plans may give a job at most this many times its workers and servers.
     """
     runs: dict[tuple[str, int, int], list[_Run]] = defaultdict(list)
-    left_out = []
+    left_out, changed = [], []
     taken: set[str] = set()
     for record in sorted(records, key=lambda item: item.started_unix_seconds):
         run, reason = _run(record)
@@ -65,11 +80,15 @@ def jobs_of(records: Sequence[JobRecord], largest_growth: int = 8) -> Past:
             run, reason = None, "another attempt at the same job is taken"
         if run is None:
             left_out.append((record.job_id, reason))
+            continue
+        taken.add(record.job_id)
+        if run.own is not None:
+            changed.append((run, run.own))
         else:
-            taken.add(record.job_id)
             runs[record.job_name, run.shape.batch_size, run.shape.embedding_dimension].append(run)
-    jobs, notes = [], []
-    begin = min((run.record.started_unix_seconds for group in runs.values() for run in group), default=0.0)
+    usable = [*itertools.chain.from_iterable(runs.values()), *(run for run, _ in changed)]
+    begin = min((run.record.started_unix_seconds for run in usable), default=0.0)
+    jobs, notes = [_job(run, own, begin, largest_growth) for run, own in changed], []
     for (name, *_), group in sorted(runs.items()):
         try:
             model = fit(group[0].shape, [run.seen for run in group], job_id=name)
@@ -102,10 +121,19 @@ def _run(record: JobRecord) -> tuple[_Run | None, str]:
         allocation = Allocation(**msgspec.structs.asdict(record.granted))
     except ScalingError as error:
         return None, str(error)
+    own, dense_bytes = None, _DENSE_BYTES
+    if record.shape_changes:
+        # The time of the run is that of all its sizes together. A master's coefficients are per byte of the dense
+        # parameters that it has counted.
+        own, counted_bytes = read_coefficients(record.metrics), record.metrics.get(names.SCALING_DENSE_BYTES)
+        if own is None or counted_bytes is None:
+            changes = counted(record.shape_changes, "time")
+            return None, f"its sizes changed {changes} while it ran, and its master has left no model of its speed"
+        dense_bytes = int(counted_bytes)
     step = allocation.workers * batch * seconds / samples
-    shape = ModelShape(batch_size=int(batch), dense_bytes=_DENSE_BYTES, embedding_dimension=int(dimension))
+    shape = ModelShape(batch_size=int(batch), dense_bytes=dense_bytes, embedding_dimension=int(dimension))
     seen = Observation(allocation=allocation, iteration_seconds=step, compute_seconds=_compute(record, step))
-    return _Run(record, allocation, shape, seen, samples), ""
+    return _Run(record, allocation, shape, seen, samples, own), ""
 
 
 def _training_seconds(record: JobRecord) -> float:

@@ -24,6 +24,7 @@ from elastrec.platform.master.pods import losses, requests
 from elastrec.platform.master.pods.membership import Member, MemberStage
 from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.directive import TakeFrom, TakeOrder
 
@@ -96,7 +97,7 @@ def step(state: JobState, effects: list[Effect]) -> bool:
     is_unwanted = _is_unwanted(state, migration)
     if migration.stage != HANDING_OVER and (is_unwanted or not is_possible(state)):
         unwanted = "other servers are wanted" if migration.moves else "other servers are not wanted any more"
-        reason = unwanted if is_unwanted else f"the job is {state.phase}"
+        reason = unwanted if is_unwanted else f"the job {plain_words.phase(state.phase)}"
         cancel(state, reason, effects)
         return True
     if migration.stage == STARTING:

@@ -28,6 +28,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: used in this order if the start record is damaged.
         start_positions: of the start record, if the job begins at them; None: at the first row.
         slow_pod_moves: how many slow workers and servers the job moves to other nodes; 0: none.
+        most_bad_rows: bad rows that all workers together may leave out; None: they judge them alone.
         relieves_hot_servers: whether buckets leave a hot server for others.
         most_server_cores: a server that is to have more is replaced, not resized in place
             (`JobSpec.most_server_cores`); None: never.
@@ -59,6 +60,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
     pod_restarts: int
     older_start_records: list[str] = []
     start_positions: Positions | None = None
+    most_bad_rows: int | None = None
     slow_pod_moves: int = 0
     relieves_hot_servers: bool = True
     most_server_cores: float | None = None
@@ -89,6 +91,7 @@ class JobPlan(msgspec.Struct, frozen=True, kw_only=True):
             start_record=request.start_record,
             older_start_records=request.older_start_records,
             start_positions=_positions(request.start_positions),
+            most_bad_rows=spec.data.bad_rows.at_most if spec.data.bad_rows.policy == "skip" else None,
             slow_pod_moves=spec.faults.slow_pod_moves,
             relieves_hot_servers=spec.scaling.relieve_hot_servers,
             most_server_cores=spec.most_server_cores,

@@ -20,6 +20,7 @@ class Lease(msgspec.Struct):
     Attributes:
         begin: the offset at which this attempt began; `offset` is the acknowledged one, `position` the same in the form
             of the source.
+        bad_rows: bad rows between these two offsets.
     """
 
     pod: str
@@ -28,6 +29,7 @@ class Lease(msgspec.Struct):
     offset: int
     granted: float = 0.0
     position: bytes = b""
+    bad_rows: int = 0
 
 
 class Returned(msgspec.Struct, array_like=True):
@@ -84,6 +86,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         lease_seconds: a pod without progress for this long loses its leases.
         keep_rows: splits that begin below this row are marked `keep_predictions`.
         samples: rows trained, including repeats; not reset by rollbacks.
+        bad_rows: different bad rows among the acknowledged ones: later epochs have the rows of the first one again.
         failures: of splits that failed and are not done.
         deadlines: until when each pod with leases must show progress.
     """
@@ -101,6 +104,7 @@ class ShardQueue(msgspec.Struct, kw_only=True):
     held: dict[str, int] = {}
     grants: dict[str, Grant] = {}
     samples: int = 0
+    bad_rows: int = 0
     leases: int = 0
     repeats: int = 0
 
@@ -178,6 +182,9 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         rows = progress.offset - lease.offset
         lease.offset, lease.position = progress.offset, progress.position
         self.samples += rows
+        if progress.bad_rows and self.splits.range(progress.number).epoch == 0:
+            self.bad_rows += progress.bad_rows - lease.bad_rows
+            lease.bad_rows = progress.bad_rows
         self.deadlines[pod] = time + self.lease_seconds
         if not progress.ended:
             return Accepted(rows)
@@ -206,10 +213,11 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         for number in numbers:
             lease = self.doing[number]
             ended.append(self._end(number, outcome))
-            begins_anew = self.kind == "evaluate"
-            self.returned[number] = (
-                Returned(0, lease.attempt) if begins_anew else Returned(lease.offset, lease.attempt, lease.position)
-            )
+            if self.kind == "evaluate":  # it begins anew
+                self.returned[number] = Returned(0, lease.attempt)
+                self.bad_rows -= lease.bad_rows
+            else:
+                self.returned[number] = Returned(lease.offset, lease.attempt, lease.position)
         self.grants.pop(pod, None)
         return ended
 
@@ -237,12 +245,13 @@ class ShardQueue(msgspec.Struct, kw_only=True):
         """The positions for a checkpoint record; leased splits count as returned at their acknowledged offset."""
         begun = [Begun(number, lease.offset, lease.attempt, lease.position) for number, lease in self.doing.items()]
         begun += [Begun(number, back.offset, back.attempt, back.position) for number, back in self.returned.items()]
-        return StreamPositions(self.cursor, begun)
+        return StreamPositions(self.cursor, begun, self.bad_rows)
 
     def restore(self, positions: StreamPositions | None) -> list[Ended]:
         """Returns to a record's positions, or to the beginning; all leases become void, failures still count."""
         ended = [self._end(number, "rolled back") for number in list(self.doing)]
         self.cursor = positions.cursor if positions else 0
+        self.bad_rows = positions.bad_rows if positions else 0
         begun = positions.begun if positions else []
         self.returned = {shard.number: Returned(shard.offset, shard.attempt, shard.position) for shard in begun}
         # Rows up to the old offset are trained again, which counts as progress.

@@ -11,6 +11,7 @@ from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING,
 from elastrec.platform.master.pods import succession
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.some import some
 
 if TYPE_CHECKING:
@@ -149,19 +150,21 @@ def waiting(state: JobState, time: float) -> str:
     if words := "; ".join(filter(None, (migration.waiting(state, time), succession.waiting(state)))):
         return words
     for late in state.saves.unknown:
-        return f"{late.order_id} is unknown: its record has not been committed for {time - late.since:.0f} s"
+        what = f"it is unknown whether {plain_words.numbered(late.order_id)} is complete"
+        return f"{what}: its record has not been committed for {time - late.since:.0f} s"
     return ""
 
 
 def _waiting_for_save(state: JobState, save: Save, time: float) -> str:
+    name = plain_words.numbered(save.order_id)
     if save.stage == COMMITTING:
         seconds = time - save.since
-        return f"committing {save.order_id} for {seconds:.0f} s" if seconds >= _SHOWN_SECONDS else ""
+        return f"committing {name} for {seconds:.0f} s" if seconds >= _SHOWN_SECONDS else ""
     if save.stage == PAUSING:
-        return _waiting(f"pausing for {save.order_id}", leasing.moving_workers(state), time - save.since)
+        return _waiting(f"pausing for {name}", leasing.moving_workers(state), time - save.since)
     servers = writers(state, save)
     seconds = max((time - max(server.active, save.since) for server in servers), default=0.0)
-    return _waiting(f"writing {save.order_id}", servers, seconds)
+    return _waiting(f"writing {name}", servers, seconds)
 
 
 def _waiting(what: str, members: list[Member], seconds: float) -> str:

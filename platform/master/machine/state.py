@@ -374,3 +374,13 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
                 # No rollback undoes it, so it is progress of the servers, too.
                 self.membership.made_progress(Role.PARAMETER_SERVER)
                 self.evaluation_sketch = merge_sketches(self.evaluation_sketch, report.sketch)
+        self._limit_bad_rows(effects)
+
+    def _limit_bad_rows(self, effects: list[Effect]) -> None:
+        most, found = self.plan.most_bad_rows, sum(queue.bad_rows for queue in self.queues)
+        if most is not None and found > most:
+            self.fail(
+                f"{found} bad rows in all workers, data.bad_rows.at_most allows {most}; each worker's log names those "
+                "that it skipped: fix them, or allow more",
+                effects,
+            )

@@ -186,9 +186,9 @@ class Monitor:
         window = Window(
             seconds=seconds,
             samples=self._samples,
-            samples_per_second=self._samples / seconds,
+            samples_per_second=self._samples / seconds if seconds else 0.0,
             loss=self._loss_sum / self._samples if self._samples else None,
-            losses={name: amount / self._samples for name, amount in self._losses.items()},
+            losses={name: amount / self._samples for name, amount in self._losses.items()} if self._samples else {},
             heads=head_metrics(self._sketches),
             batch_seconds={name: self.pods[name].batch_seconds for name in self._steps},
             memory_bytes={name: pod.memory_bytes for name, pod in self.pods.items()},

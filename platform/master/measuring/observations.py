@@ -219,6 +219,11 @@ class Observations:
         """Whether a window of the job's figures ended."""
         if not self._monitor.is_window_over(now):
             return False
+        self.close_last_window(state, now)
+        return True
+
+    def close_last_window(self, state: JobState, now: float) -> None:
+        """Ends the window at once: a job that has ended gets no other one, and a short job has had none."""
         window = self.monitor.close_window(now)
         # While a job pauses for a save or rolls back, times per row are not valid.
         self._is_trained = window.samples > 0
@@ -229,4 +234,3 @@ class Observations:
         # Rows also count during a save and while workers start or end, because the forecast does not wait for these.
         if are_servers_settled(state):
             self.growth.add(state.training.samples, state.phases.generation, self.monitor.tables())
-        return True

@@ -18,6 +18,7 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
+from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.security import TlsConfig
 
 TEAM_LABEL = "elastrec.io/team"
@@ -174,6 +175,12 @@ def secret_files(token: str, tls: TlsConfig | None, *, serves: bool) -> dict[str
     return files
 
 
+def by_secrecy(files: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Plain files of a pod, and those that are to be its secrets, because a URI in them has a password."""
+    hidden = {name: text for name, text in files.items() if masked(text) != text}
+    return {name: text for name, text in files.items() if name not in hidden}, hidden
+
+
 def pod_size(resources: PodResources) -> PodSize:
     """The size of one pod of a role."""
     return PodSize(resources.cores, resources.memory)
@@ -223,11 +230,10 @@ def member_pod(
         role,
         pod_name(request.job_id, role, index, restart),
         size or pod_size(described),
-        files={},
+        files={environment.STORE_FILE: request.store},
         secrets=secret_files(token, tls, serves=role is not Role.WORKER),
         environment_variables={
             environment.MASTER_ADDRESS: master_address,
-            environment.STORE: request.store,
             environment.JOB_NAME: request.training_job.metadata.name,
             environment.MASTER_TIMEOUT: f"{request.training_job.spec.faults.master_timeout:g}",
             environment.GRACE: f"{_GRACE_SECONDS[role]:g}",
@@ -259,6 +265,7 @@ def _pod(
     memory_volume: MemoryVolume | None = None,
     placement: Placement | None = None,
 ) -> PodSpec:
+    plain, hidden = by_secrecy(files)
     return PodSpec(
         name=name,
         job=request.job_id,
@@ -266,8 +273,8 @@ def _pod(
         command=("python", "-m", _MODULE[role]),
         size=size,
         environment={environment.JOB: request.job_id, environment.POD: name, **environment_variables},
-        files=files,
-        secrets=secrets,
+        files=plain,
+        secrets=secrets | hidden,
         serves=role is not Role.WORKER,
         startup_cores=request.training_job.spec.resources.startup_cores,
         restart_policy=restart_policy,

@@ -77,8 +77,8 @@ def pod_gone(state: JobState, event: PodGone, effects: list[Effect]) -> None:
 
 def process_replaced(state: JobState, member: Member, event: PodRegistered, effects: list[Effect]) -> None:
     """Another process registered under the pod's name: the old process has ended, but not the pod."""
-    reason = "its process was replaced"
-    if not _count(state, member, reason, effects, taken_away=False, detail=""):
+    reason, request = "its process was replaced", succession.request_behind(state, member)
+    if request is None and not _count(state, member, reason, effects, taken_away=False, detail=""):
         return
     effects.append(Decided(decision="process_replaced", inputs={"pod": member.name, "phase": str(state.phase)}))
     if member.role is Role.WORKER:
@@ -89,6 +89,8 @@ def process_replaced(state: JobState, member: Member, event: PodRegistered, effe
         rollback.recover(state, f"{member.name}: {reason}", effects)
     else:
         migration.process_replaced(state, member.name)
+    if request is not None and not state.phase.is_final:
+        succession.count_loss(state, member, request, reason, effects)
 
 
 def _lost_rows(state: JobState, member: Member, restored_order_id: str) -> bool:

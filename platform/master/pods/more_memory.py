@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodRefused, Ticked
-from elastrec.platform.master.pods import shape
+from elastrec.platform.master.pods import requests, shape
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.shape import PlacesChange, PodSize
 
@@ -25,11 +25,16 @@ ROOM_SECONDS = 120.0
 def double(state: JobState, killed: Member, limit_bytes: int, effects: list[Effect]) -> None:
     """Doubles the wanted memory of a role's pods, unless it is already wanted or exceeds the limit in the job file.
 
+    Open requests that are given up later do not return to less.
+
     Args:
         limit_bytes: the limit at which the pod was killed.
     """
     role, most_bytes = killed.role, state.plan.most_memory_bytes.get(killed.role, 0)
     memory_bytes, wanted_bytes = min(2 * limit_bytes, most_bytes), state.wanted_shape[role].size.memory_bytes
+    if memory_bytes > limit_bytes:
+        for request, earlier_bytes in requests.memory_if_given_up(state, role):
+            requests.return_to_memory(request, role, max(earlier_bytes, memory_bytes))
     is_under_way = killed.awaits_size and killed.asked.memory_bytes > limit_bytes
     if is_under_way or memory_bytes <= max(limit_bytes, wanted_bytes):
         return
@@ -81,3 +86,6 @@ def _settle_for_less(state: JobState, member: Member, reason: str, effects: list
     if state.wanted_shape[member.role].size.memory_bytes == wanted_bytes:
         change = {member.role: PlacesChange(memory_bytes=member.oom_bytes)}
         shape.note(state, state.wanted_shape.changed(change), ASKED_BY)
+    for request, earlier_bytes in requests.memory_if_given_up(state, member.role):
+        if earlier_bytes == wanted_bytes:
+            requests.return_to_memory(request, member.role, member.oom_bytes)

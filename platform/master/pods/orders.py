@@ -12,6 +12,7 @@ from elastrec.platform.master.machine.events import PodOrdered, WorkersOrdered
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.job import Training
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.directive import PodOrders
 from elastrec.platform.transport.messages.observer import OrderedWorker, OrderWorkers, WorkerOrder
 
@@ -39,7 +40,7 @@ def refusal(state: JobState, training: Training, message: OrderWorkers) -> str:
     if order.is_idle:
         return _idle_refusal(state, message.pods)
     if not message.pods and state.phase in _NOT_AFTER:
-        return f"the job is {state.phase}: no worker trains any more"
+        return f"the job {plain_words.phase(state.phase)}: no worker trains any more"
     return ""
 
 

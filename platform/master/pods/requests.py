@@ -9,7 +9,7 @@ import msgspec
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, ShapeChange, named_fields
-from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
@@ -30,7 +30,8 @@ class RequestedShape(msgspec.Struct, kw_only=True):
 
     Attributes:
         asked: the time of the request; `change`, `moves`: its contents.
-        before: the earlier values of its fields, and of those of requests that it superseded.
+        before: the earlier values of its fields, and of those of requests that it superseded; memory that was doubled
+            after a kill is not below the doubled amount.
         roles: of the pods that it concerns; `moved_pods`: pods to be moved for it, or for requests that it superseded.
         avoided_nodes: names of the nodes on which its new pods must not run.
         losses: number of its new pods that were lost.
@@ -96,10 +97,7 @@ def names_size(places: PlacesChange | None) -> bool:
 
 def in_words(change: ShapeChange, moves: list[PodMove]) -> str:
     """The contents of a request, for people."""
-    words = [
-        f"{name} {format_bytes(int(value)) if name.endswith('_bytes') else format(value, 'g')}"
-        for name, value in named_fields(change).items()
-    ]
+    words = plain_words.places(change)
     words += [f"{move.pod} moved" + (" to another node" if move.leaves_node else "") for move in moves]
     return ", ".join(words)
 
@@ -126,6 +124,20 @@ def find(state: JobState, request_id: str) -> RequestedShape | None:
 def of_plan(state: JobState, plan_id: str) -> RequestedShape | None:
     """The request of a plan; None if there is none, or it ended long ago."""
     return next((r for r in state.shape_requests if plan_id and r.plan_id == plan_id), None)
+
+
+def memory_if_given_up(state: JobState, role: Role) -> list[tuple[RequestedShape, int]]:
+    """The open requests that name the memory of a role's pods, with the memory to which each returns if given up."""
+    return [
+        (request, places.memory_bytes)
+        for request in open_requests(state)
+        if (places := request.before.get(role)) is not None and places.memory_bytes is not None
+    ]
+
+
+def return_to_memory(request: RequestedShape, role: Role, memory_bytes: int) -> None:
+    """Changes the memory to which a request returns if it is given up."""
+    request.before[role] = msgspec.structs.replace(request.before[role], memory_bytes=memory_bytes)
 
 
 def newest(state: JobState, role: Role, *, size_only: bool = False) -> RequestedShape | None:
@@ -184,4 +196,4 @@ def supersede(state: JobState, earlier: RequestedShape, later: RequestedShape, e
     later.roles = [*later.roles, *(role for role in earlier.roles if role not in later.roles)]
     later.avoided_nodes = [*later.avoided_nodes, *earlier.avoided_nodes]
     later.moved_pods = sorted({*later.moved_pods, *earlier.moved_pods})
-    end(state, earlier, ShapeOutcome.SUPERSEDED, f"by {later.request_id}", effects)
+    end(state, earlier, ShapeOutcome.SUPERSEDED, f"by {plain_words.numbered(later.request_id)}", effects)

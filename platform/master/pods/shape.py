@@ -26,6 +26,7 @@ from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.master.pods.requests import RequestedShape, in_words, names_size, open_requests
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize, Shape, ShapeChange
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import some
 from elastrec.platform.transport.messages.observer import ShapeOutcome
@@ -69,7 +70,7 @@ def shape_asked(state: JobState, event: ShapeAsked, effects: list[Effect]) -> No
     want(state, state.wanted_shape.changed(event.change), event.change, request.asked_by, effects)
     for move in event.moves:
         if (member := state.membership.members.get(move.pod)) is not None and not member.retiring:
-            succession.begin(state, member, f"it is moved ({request.request_id})", request)
+            succession.begin(state, member, f"it is moved ({plain_words.numbered(request.request_id)})", request)
 
 
 def _request(state: JobState, event: ShapeAsked) -> RequestedShape:
@@ -113,7 +114,9 @@ def step(state: JobState, effects: list[Effect]) -> None:
     succession.step(state, effects)
     for request in opened:
         if state.phase.is_final:
-            requests.end(state, request, ShapeOutcome.SUPERSEDED, f"the job is {state.phase}", effects)
+            # The job never had these sizes.
+            note(state, state.wanted_shape.changed(request.before), "")
+            requests.end(state, request, ShapeOutcome.SUPERSEDED, f"the job {plain_words.phase(state.phase)}", effects)
         elif _is_reached(state, request):
             requests.end(state, request, ShapeOutcome.DONE, "", effects)
 

@@ -11,6 +11,7 @@ from elastrec.platform.master.pods import shape
 from elastrec.platform.master.pods.requests import names_size
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS, ChangeShape, PodMove
 
@@ -97,7 +98,7 @@ def _too_late(state: JobState, asked: ChangeShape) -> str:
         what = f"{field_name(Role.PARAMETER_SERVER, 'cores')}: {servers.cores:g}"
     else:
         return ""
-    return f"{what} is not allowed while the job is {state.phase}; allowed: until its training is over"
+    return f"{what} is not allowed while the job {plain_words.phase(state.phase)}; allowed: until its training is over"
 
 
 def _are_replaced(state: JobState, servers: PlacesChange) -> bool:

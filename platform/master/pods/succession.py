@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from elastrec.platform.master.machine import migration
 from elastrec.platform.master.machine.effects import Decided, Effect
 from elastrec.platform.master.machine.events import PodSlow, ShapeAsked
 from elastrec.platform.master.pods import losses, requests, shape
@@ -112,10 +113,28 @@ def _left_until(state: JobState, worker: Member) -> float:
 
 def request_behind(state: JobState, member: Member) -> RequestedShape | None:
     """The open request for which the pod was created; None if the job depends on the pod."""
-    if not member.made_for or member.name in state.ownership.servers:
+    if not member.made_for or member.name in state.ownership.servers or migration.is_lost_with(state, member.name):
         return None
     request = requests.find(state, member.made_for)
     return request if request is not None and request.is_open else None
+
+
+def count_loss(
+    state: JobState,
+    member: Member,
+    request: RequestedShape,
+    reason: str,
+    effects: list[Effect],
+    *,
+    is_hopeless: bool = False,
+) -> bool:
+    """Counts a loss of a new pod of a request, or of its process; returns False if the request is given up for it."""
+    request.losses += 1
+    if not is_hopeless and request.losses <= state.plan.pod_restarts:
+        return True
+    times = "" if is_hopeless else f"its pods were lost {request.losses} times; the last one, "
+    shape.give_up(state, request, ShapeOutcome.REFUSED, f"{times}{member.name}: {reason}", effects)
+    return False
 
 
 def newcomer_lost(
@@ -135,14 +154,9 @@ def newcomer_lost(
     Args:
         is_hopeless: whether another pod would be lost, too.
     """
-    request.losses += 1
     if member.name in state.membership.members:
         losses.dismiss(state, member, effects, delete=delete)
-    if is_hopeless or request.losses > state.plan.pod_restarts:
-        times = "" if is_hopeless else f"its pods were lost {request.losses} times; the last one, "
-        shape.give_up(state, request, ShapeOutcome.REFUSED, f"{times}{member.name}: {reason}", effects)
-        return
-    if member.outgoing:
+    if not count_loss(state, member, request, reason, effects, is_hopeless=is_hopeless) or member.outgoing:
         return
     again = state.membership.add(
         member.role, member.index, member.asked, state.time, made_for=member.made_for, avoids_nodes=member.avoids_nodes

@@ -17,6 +17,8 @@ from elastrec.platform.master.pods import requests
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import FaultCost
+from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import counted, some
 from elastrec.platform.transport.messages.ledger import Explanation, OwnPlan, TimelineEntry
@@ -33,10 +35,13 @@ def explanation(
     journal: Journal,
     own_plans: Sequence[OwnPlan] = (),
     open_costs: Mapping[int, FaultCost] | None = None,
+    shape: Shape | None = None,
+    shape_changes: int = 0,
 ) -> Explanation:
     """The explanation up to now.
 
     Args:
+        shape, shape_changes: see Explanation.
         open_costs: costs of the faults that are not over, by their numbers (`FaultProfile.costs_at`).
     """
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
@@ -54,6 +59,8 @@ def explanation(
         omitted=omitted,
         migrations=migrations_of(lines),
         own_plans=list(own_plans),
+        shape=shape,
+        shape_changes=shape_changes,
     )
 
 
@@ -73,8 +80,9 @@ def timeline_entry(
     is_fault = decision in _FAULTS
     cost = _cost(decision, inputs, costs or {}) if is_fault else None
     return TimelineEntry(
-        seconds=seconds, unix_seconds=unix_seconds, what=words, cause=cause, is_fault=is_fault, cost=cost
-    )
+        seconds=seconds, unix_seconds=unix_seconds, decision=decision, what=words, cause=cause, is_fault=is_fault,
+        cost=cost,
+    )  # fmt: skip
 
 
 def _cost(decision: str, inputs: dict[str, Any], costs: Mapping[int, FaultCost]) -> FaultCost:
@@ -120,15 +128,16 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "record_damaged":
             return f"found {inputs['record']} damaged", inputs["reason"]
         case "shape_asked":
-            by = f" by {inputs['asked_by']}" if inputs.get("asked_by") else ""
-            what = f"another shape was requested{by} ({inputs['request']}): {inputs['wanted']}"
+            by = f" by {plain_words.requester(inputs['asked_by'])}" if inputs.get("asked_by") else ""
+            what = f"another shape was requested{by} ({_request(inputs)}): {inputs['wanted']}"
             return what, inputs.get("reason", "")
         case "shape_refused":
-            by = inputs["asked_by"] or "an observer"
+            by = plain_words.requester(inputs["asked_by"]) or "an observer"
             why = f"planned for version {inputs['expected_version']} of the shape; it now has {inputs['version']}"
             return f"refused the shape that {by} requested: {inputs['wanted']}", why
         case "migration_begun":
-            return f"parameter servers: {inputs['before']} → {inputs['after']} while the job trains", inputs["order"]
+            what = f"parameter servers change from {inputs['before']} to {inputs['after']} while the job trains"
+            return f"{_order(inputs)}: {what}", ""
         case "server_relieved":
             what = f"{len(inputs['buckets'])} hot buckets move away from {inputs['server']}"
             return what, f"it has {inputs['ratio']:.2f} × the others' load, {inputs['ratio_after']:.2f} × afterwards"
@@ -142,18 +151,16 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             what = f"workers pause for a checkpoint until {some(inputs['pods'])} has ended"
             return what, f"its process will be killed in {inputs['ends_in_seconds']:.1f} s"
         case "migration_copies":
-            return f"new owners copy {inputs['buckets']} buckets", inputs["order"]
+            return f"{_order(inputs)}: new owners copy {counted(inputs['buckets'], 'bucket')}", ""
         case "migration_hands_over":
-            return f"buckets are handed over after {inputs['copied_seconds']:.1f} s of copying", inputs["order"]
+            return f"{_order(inputs)}: buckets are handed over after {inputs['copied_seconds']:.1f} s of copying", ""
         case "migration_ended":
-            return (
-                f"{inputs['servers']} parameter servers own all buckets; {inputs['hand_over_seconds']:.2f} s hand-over",
-                inputs["order"],
-            )
+            owners = f"{counted(inputs['servers'], 'parameter server')} {'owns' if inputs['servers'] == 1 else 'own'}"
+            return f"{_order(inputs)}: {owners} all buckets; {inputs['hand_over_seconds']:.2f} s hand-over", ""
         case "migration_cancelled":
-            return f"the change of parameter servers was cancelled while {inputs['stage']}", inputs["reason"]
+            return f"{_order(inputs)} was cancelled while {inputs['stage']}", inputs["reason"]
         case "shape_ended":
-            return f"the request {inputs['request']} for another shape: {inputs['outcome']}", inputs["reason"]
+            return f"{_request(inputs)} for another shape: {inputs['outcome']}", inputs["reason"]
         case "pod_resized":
             return f"{inputs['pod']} has {_sizes(inputs, '', 'before_')}", ""
         case "resize_refused":
@@ -163,11 +170,11 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "record_committed":
             return f"saved {inputs['record']}", ""
         case "save_failed":
-            return f"could not save ({inputs['order']})", inputs["reason"]
+            return f"could not save ({_order(inputs)})", inputs["reason"]
         case "save_unknown":
-            return f"continued although it is unknown whether {inputs['order']} is complete", inputs["reason"]
+            return f"continued although it is unknown whether {_order(inputs)} is complete", inputs["reason"]
         case "phase_changed":
-            return f"{inputs['before']} -> {inputs['after']}", ""
+            return f"the job {plain_words.phase(inputs['after'])}", ""
         case "master_resumed":
             away = inputs["away_seconds"]
             return (
@@ -190,6 +197,14 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
     return decision.replace("_", " "), ", ".join(f"{name} {value}" for name, value in inputs.items())
 
 
+def _order(inputs: dict[str, Any]) -> str:
+    return plain_words.numbered(inputs["order"])
+
+
+def _request(inputs: dict[str, Any]) -> str:
+    return plain_words.numbered(inputs["request"])
+
+
 def _order_words(name: str, value: Any) -> str:
     return "everything else as in the job file" if name == "resets" else f"{name.replace('_', ' ')} {value}"
 
@@ -210,7 +225,7 @@ def _sizes(inputs: dict[str, Any], now: str, other: str) -> str:
 def as_text(story: Explanation) -> str:
     """The explanation as plain lines of at most about 120 characters, for a terminal and for MLflow."""
     lines = [
-        f"{story.job}: {story.phase}, {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
+        f"{story.job} {plain_words.phase(story.phase)}; {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
         "(share of the time in which rows were trained that are in the model)",
         "",
         f"{'PART':<20} {'SECONDS':>10} {'SHARE':>7}  MEANING",
@@ -244,7 +259,10 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         CheckpointError: the store refused.
         JournalError: the journal cannot be read.
     """
-    story = explanation(job_id, str(state.phase), state.times, journal, requests.own_plans(state))
+    story = explanation(
+        job_id, str(state.phase), state.times, journal, requests.own_plans(state),
+        shape=state.wanted_shape, shape_changes=state.shape_version,
+    )  # fmt: skip
     opened, key = open_store(store), explanation_key(job_name, job_id)
     if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and story.timeline:
         began = story.timeline[0].unix_seconds
@@ -255,6 +273,7 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
         story = msgspec.structs.replace(
             story, timeline=timeline[-TIMELINE_ENTRIES:], omitted=omitted, migrations=[*moves, *story.migrations],
             own_plans=[*(each for each in before.own_plans if each.unix_seconds < began), *story.own_plans],
+            shape_changes=before.shape_changes + story.shape_changes,
         )  # fmt: skip
     opened.put(key, msgspec.json.encode(story))
     return opened.child_uri(key)

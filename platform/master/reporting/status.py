@@ -13,7 +13,7 @@ from elastrec.platform.master.measuring.monitor import PodSample, Window
 from elastrec.platform.master.measuring.sketches import head_metrics
 from elastrec.platform.master.pods import orders
 from elastrec.platform.master.pods.membership import Member, MemberStage
-from elastrec.platform.specs.metrics import IDLE, HeadMetrics, MigrationMetrics, Phase, PodMetrics, TrainingMetrics
+from elastrec.platform.specs.metrics import IDLE, MigrationMetrics, Phase, PodMetrics, TrainingMetrics
 from elastrec.platform.specs.text.quantities import format_bytes
 
 _CONDITIONS = {MemberStage.RETIRING: "Leaving", MemberStage.STANDBY: "Standby"}
@@ -39,7 +39,6 @@ def training_metrics(
     final = HeadSketches.decode(state.evaluation_sketch) if state.evaluation_sketch else HeadSketches()
     evaluated = bool(final.heads) and state.phase is Phase.SUCCEEDED
     heads = head_metrics(final) if evaluated else window.heads if window else ()
-    first = heads[0] if heads else HeadMetrics(name="")
     evaluation_rows = [sketch.rows for sketch in final.heads.values()]
     present = list(state.membership.members.values())
     gone = list(state.membership.left.values()) if state.phase.is_final else []
@@ -63,10 +62,6 @@ def training_metrics(
         samples_per_second=window.samples_per_second if is_training and window else mean_speed,
         loss=window.loss if window else None,
         losses=window.losses if window else {},
-        auc=first.auc,
-        normalized_entropy=first.normalized_entropy,
-        heads=heads if len(heads) > 1 or first.mean_squared_error is not None else (),
-        evaluated=evaluated,
         evaluation_samples=evaluation_rows[0] if evaluation_rows else 0,
         generation=state.phases.generation,
         checkpoint=state.recovery.record.uri if state.recovery.record else None,
@@ -78,7 +73,7 @@ def training_metrics(
         ),
         migration=_migration(state, elapsed_seconds, samples),
         given_up=state.given_up,
-    )
+    ).with_heads(heads, evaluated=evaluated)
 
 
 def _migration(state: JobState, time: float, samples: Mapping[str, PodSample]) -> MigrationMetrics | None:

@@ -9,7 +9,8 @@ import msgspec
 from pydantic import ValidationError
 
 from elastrec.checkpoints import conclude, open_store
-from elastrec.platform.history.points import Point
+from elastrec.platform.history.points import JsonPoint, Point
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.metrics import TrainingMetrics
 
@@ -33,8 +34,11 @@ def write_result(store: str, job_name: str, job_id: str, metrics: TrainingMetric
     return opened.child_uri(key)
 
 
-def read_result(store: str, job_name: str, job_id: str) -> TrainingMetrics | None:
-    """The last metrics of a job; None if the store has none.
+def read_result(store: str, job_name: str, job_id: str, earlier_terms: int) -> TrainingMetrics | None:
+    """The last metrics of a job; None if the store has none of this run of it.
+
+    Args:
+        earlier_terms: terms up to this number belong to runs of the job that had ended before its launch.
 
     Raises:
         CheckpointError: the store could not be asked, or the file is damaged.
@@ -43,9 +47,11 @@ def read_result(store: str, job_name: str, job_id: str) -> TrainingMetrics | Non
     if not opened.exists(key):
         return None
     try:
-        return TrainingMetrics.model_validate_json(opened.get(key))
+        result = TrainingMetrics.model_validate_json(opened.get(key))
     except ValidationError as error:
         raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
+    # It stays until another master of the job ends, which a lost one never does.
+    return result if result.generation >= earlier_terms * NUMBERS_PER_TERM else None
 
 
 def forget_result(store: str, job_name: str, job_id: str) -> None:
@@ -65,7 +71,7 @@ def write_points(store: str, job_name: str, job_id: str, points: list[Point]) ->
         CheckpointError: the store refused.
     """
     opened, key = open_store(store), _points_key(job_name, job_id)
-    opened.put(key, msgspec.json.encode(points))
+    opened.put(key, msgspec.json.encode(JsonPoint.all(points)))
     return opened.child_uri(key)
 
 
@@ -79,8 +85,8 @@ def read_points(store: str, job_name: str, job_id: str) -> list[Point]:
     if not opened.exists(key):
         return []
     try:
-        return msgspec.json.decode(opened.get(key), type=list[Point])
-    except msgspec.MsgspecError as error:
+        return [each.point() for each in msgspec.json.decode(opened.get(key), type=list[JsonPoint])]
+    except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(f"{opened.child_uri(key)}: it cannot be read: {error}") from error
 
 

@@ -15,6 +15,7 @@ from elastrec.platform.specs.elasticity import SIZES
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.scaling import ScalingSettings, Team
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.profile import Measured, Profile
 
 
@@ -37,7 +38,7 @@ def facts_of(
     if not elasticity.enabled:
         return NotNow(job_id, "its job file says scaling.enabled: false")
     if profile.phase != Phase.TRAINING:
-        return NotNow(job_id, f"it is {profile.phase}")
+        return NotNow(job_id, f"it {plain_words.phase(profile.phase)}")
     team = settings.teams.get(job.metadata.team, Team())
     allocation = Allocation.of(profile.configuration)
     now = next((each for each in profile.measured if each.configuration == profile.configuration), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,14 +16,14 @@ from elastrec.platform.clusters.protocol import Fleet, snapshot
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.delivery.reporter import Reporter
+from elastrec.platform.history.delivery.spool import Spool
 from elastrec.platform.history.points import CostMeter, Costs, Point, calibration_points, final_points, window_points
-from elastrec.platform.history.reporter import Reporter
-from elastrec.platform.history.spool import Spool
 from elastrec.platform.master.pods.launch import LaunchRequest
-from elastrec.platform.master.reporting.unsent_metrics import write_points
+from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points
 from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, DataError
-from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, TrainingMetrics
 
 log = structlog.get_logger(__name__)
 SPOOL_FILE = "history.spool"
@@ -40,11 +41,13 @@ class Report(msgspec.Struct, frozen=True):
     Attributes:
         totals: figures that are derived neither from `metrics` nor from the cluster, by metric name; like
             `evaluation_sketch`, complete when the job's phase is final.
+        trained: the model's outputs in the last window in which something was trained.
     """
 
     metrics: TrainingMetrics
     totals: Mapping[str, float]
     evaluation_sketch: bytes
+    trained: tuple[HeadMetrics, ...] = ()
 
 
 class HistorySink:
@@ -62,18 +65,24 @@ class HistorySink:
         self._prices = prices
         self._meter = CostMeter()
         self._costs = self._meter.costs()
-        self._reports: queue.Queue[Report | None] = queue.Queue(_WAITING_REPORTS)
+        self._reports: queue.Queue[tuple[float, Report] | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
         self._changes: Mapping[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
 
     def put(self, report: Report) -> None:
-        """Takes a report; returns immediately. If too many reports are waiting, this one is dropped."""
-        try:
-            self._reports.put_nowait(report)
-        except queue.Full:
-            log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
+        """Takes a report; returns immediately. If too many are waiting, because the cluster does not answer, the oldest
+        is dropped: the last one has the totals of the job."""
+        entry = (time.time(), report)
+        while True:
+            try:
+                self._reports.put_nowait(entry)
+                return
+            except queue.Full:
+                log.warning("history_report_dropped", job=self._job_id, waiting=_WAITING_REPORTS)
+                with contextlib.suppress(queue.Empty):
+                    self._reports.get_nowait()
 
     @property
     def costs(self) -> Costs:
@@ -105,20 +114,20 @@ class HistorySink:
         return self._reporter.undelivered()
 
     def _run(self) -> None:
-        while (report := self._reports.get()) is not None:
+        while (entry := self._reports.get()) is not None:
             try:
-                self._log(report)
+                self._log(*entry)
             except Exception:
                 log.exception("history_report_failed", job=self._job_id)
 
-    def _log(self, report: Report) -> None:
+    def _log(self, measured: float, report: Report) -> None:
         if self._has_ended:
             return
-        now = time.time()
         step = report.metrics.samples_trained
-        points = window_points(report.metrics, now)
+        points = window_points(report.metrics, measured, report.trained)
         try:
             pods = snapshot(self._fleet)
+            now = time.time()
             self._meter.observe(pods, now)
             self._costs = self._meter.costs()
             points += self._meter.cost_so_far(step, now, self._prices)
@@ -127,17 +136,19 @@ class HistorySink:
             log.warning("pods_not_listed", job=self._job_id, reason=str(error))
         # Also sent while the job runs, for the next round of scaling; they change only with new pods.
         points += [
-            Point(name, report.totals[name], step, now)
+            Point(name, report.totals[name], step, measured)
             for name in _CHANGES
             if name in report.totals and self._changes.get(name) != report.totals[name]
         ]
         self._changes = report.totals
         if report.metrics.phase.is_final:
             self._has_ended = True
-            points += final_points(report.metrics, now)
-            points += self._meter.whole_cost(step, now)
-            points += [Point(name, value, step, now) for name, value in report.totals.items() if name not in _CHANGES]
-            points += _calibration(report.evaluation_sketch, now)
+            points += final_points(report.metrics, measured)
+            points += self._meter.whole_cost(step, measured)
+            points += [
+                Point(name, value, step, measured) for name, value in report.totals.items() if name not in _CHANGES
+            ]
+            points += _calibration(report.evaluation_sketch, measured)
         self._reporter.log(points)
 
 
@@ -170,11 +181,15 @@ def open_history_sink(request: LaunchRequest, fleet: Fleet, folder: Path) -> His
 
 
 def leave_points(request: LaunchRequest, points: list[Point]) -> None:
-    """Writes the metrics that MLflow has not received to the job's store; they are sent when the model is published."""
+    """Writes the metrics that MLflow has not received to the job's store; they are sent when the model is published.
+
+    Those that an earlier master of the job has left there stay.
+    """
     if not points:
         return
+    place = (request.store, request.training_job.metadata.name, request.job_id)
     try:
-        uri = write_points(request.store, request.training_job.metadata.name, request.job_id, points)
+        uri = write_points(*place, [*read_points(*place), *points])
     except CheckpointError as error:
         log.error("history_lost", job=request.job_id, points=len(points), reason=str(error))
     else:

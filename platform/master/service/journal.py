@@ -255,6 +255,10 @@ class Journal:
                 problem = str(error)
                 if getattr(error, "sqlite_errorname", "") not in _NO_ROOM:
                     return problem
+            except Exception as error:
+                # Without its thread, the journal would let all callers wait for ever.
+                log.exception("journal_write_failed", journal=str(self.path))
+                return f"{type(error).__name__}: {error}"
             else:
                 if self.stall:
                     seconds = round(time.monotonic() - began, 3)
@@ -309,7 +313,7 @@ class Journal:
             if execute("UPDATE written SET boot = ?, uptime_seconds = ?", uptime).rowcount == 0:
                 execute("INSERT INTO written VALUES (?, ?)", uptime)
             execute("COMMIT")
-        except sqlite3.Error:
+        except BaseException:
             if self._database.in_transaction:
                 execute("ROLLBACK")
             raise

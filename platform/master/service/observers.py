@@ -23,6 +23,7 @@ from elastrec.platform.master.reporting.status import totals, training_metrics
 from elastrec.platform.master.service.journal import LEDGER_PAGE
 from elastrec.platform.master.service.parts import ServicePart
 from elastrec.platform.specs.metrics import TrainingMetrics
+from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, GetLedger, LedgerPage, OwnPlan
 from elastrec.platform.transport.messages.observer import (
@@ -115,8 +116,9 @@ class ObserverCalls(ServicePart):
             times = self.state.times.at(self.state, self.now())
             own_plans = requests.own_plans(self.state)
             open_costs = self.state.faults.costs_at(self.state, self.now())
+            shape, shape_changes = self.state.wanted_shape, self.state.shape_version
         self.journal.wait(last)
-        return explanation(self.request.job_id, phase, times, self.journal, own_plans, open_costs)
+        return explanation(self.request.job_id, phase, times, self.journal, own_plans, open_costs, shape, shape_changes)
 
     def profile(self, message: GetProfile) -> Profile:
         """The measured speed of the job in each of its configurations."""
@@ -188,14 +190,14 @@ class ObserverCalls(ServicePart):
     def save_now(self, message: SaveNow) -> Done:
         """Asks for a record as soon as possible."""
         if self.state.phase.is_final:
-            return Done(accepted=False, reason=f"the job is {self.state.phase}")
+            return Done(accepted=False, reason=f"the job {plain_words.phase(self.state.phase)}")
         self.submit(lambda now: events.SaveAsked(time=now))
         return Done()
 
     def order_workers(self, message: OrderWorkers) -> OrdersAnswer:
         """Gives workers orders of their own."""
         if self.state.phase.is_final:
-            return OrdersAnswer(reason=f"the job is {self.state.phase}")
+            return OrdersAnswer(reason=f"the job {plain_words.phase(self.state.phase)}")
         with self._lock:
             reason = orders.refusal(self.state, self.job.spec.training, message)
             workers = [] if reason else orders.preview(self.state, message)
@@ -214,13 +216,16 @@ class ObserverCalls(ServicePart):
             own_plan: set if the master itself makes the request.
         """
         if self.state.phase.is_final:
-            return ShapeAnswer(reason=f"the job is {self.state.phase}")
+            return ShapeAnswer(reason=f"the job {plain_words.phase(self.state.phase)}")
         with self._lock:
             earlier = requests.of_plan(self.state, message.plan_id)
             used_bytes = {name: sample.memory_bytes for name, sample in self._seen.monitor.pods.items()}
+            version = self.state.shape_version
             reason = "" if earlier is not None else shape_checks.refusal(self.state, message, used_bytes)
         if earlier is not None:
             return _same_plan(earlier, message)
+        if message.dry_run and not reason and message.expected_version not in (None, version):
+            reason = _other_version(message, version)
         if reason or message.dry_run:
             return ShapeAnswer(reason=reason, prospects=[] if reason else self._prospects(message))
         effects = self.submit(
@@ -240,13 +245,12 @@ class ObserverCalls(ServicePart):
             if isinstance(effect, Decided) and effect.decision == "shape_asked":
                 return ShapeAnswer(request_id=effect.inputs["request"])
             if isinstance(effect, Decided) and effect.decision == "shape_refused":
-                return ShapeAnswer(
-                    reason="the job's shape has changed since the plan was made (expected_version: "
-                    f"{message.expected_version} is not allowed; allowed: {effect.inputs['version']}); plan again"
-                )
+                return ShapeAnswer(reason=_other_version(message, effect.inputs["version"]))
         with self._lock:
             earlier = requests.of_plan(self.state, message.plan_id)
-        return _same_plan(earlier, message) if earlier else ShapeAnswer(reason=f"the job is {self.state.phase}")
+        if earlier is None:
+            return ShapeAnswer(reason=f"the job {plain_words.phase(self.state.phase)}")
+        return _same_plan(earlier, message)
 
     def _prospects(self, message: ChangeShape) -> list[str]:
         nodes = self._reconciler.nodes()
@@ -273,17 +277,25 @@ class ObserverCalls(ServicePart):
         if outcome is ShapeOutcome.CANCELLED:
             return Done()
         if outcome is ShapeOutcome.OPEN:
-            reason = f"{message.request_id}: buckets change hands at this moment; ask for another shape afterwards"
+            reason = "buckets change hands at this moment; ask for another shape afterwards"
         else:
-            reason = f"{message.request_id} has ended: {outcome}; ask for another shape"
-        return Done(accepted=False, reason=reason)
+            reason = f"it has ended: {outcome}; ask for another shape"
+        return Done(accepted=False, reason=f"{plain_words.numbered(message.request_id)}: {reason}")
 
     def finish_job(self, message: FinishJob) -> Done:
         """The result has been read, so the master may end."""
         if not self.state.phase.is_final:
-            return Done(accepted=False, reason=f"the job is {self.state.phase}; stop it first")
+            return Done(accepted=False, reason=f"the job {plain_words.phase(self.state.phase)}; stop it first")
         self._finished.set()
         return Done()
+
+
+def _other_version(message: ChangeShape, version: int) -> str:
+    """Why a plan is refused that was made for another version of the shape."""
+    return (
+        "the job's shape has changed since the plan was made (expected_version: "
+        f"{message.expected_version} is not allowed; allowed: {version}); plan again"
+    )
 
 
 def _same_plan(earlier: RequestedShape, message: ChangeShape) -> ShapeAnswer:

@@ -15,7 +15,6 @@ import structlog
 
 from elastrec.checkpoints import DamagedRecordError, Record, RecordKind, newest_records
 from elastrec.platform.master.machine.events import ResumedFrom
-from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.machine.plan import JobPlan, training_splits
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.pods.launch import LaunchRequest
@@ -32,7 +31,12 @@ ATTRIBUTE = "numbering"
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     """The fields on which the numbers of rows and shards depend; with equal values, positions refer to the same
-    rows."""
+    rows.
+
+    Attributes:
+        kept_together: the session column, if the rows of a session stay together in the shuffle of a shard; otherwise
+            empty.
+    """
 
     training_digest: str
     training_rows: int
@@ -40,6 +44,7 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int
     shuffle: bool
     seed: int
+    kept_together: str = ""
 
     @property
     def splits(self) -> RowRanges:
@@ -59,8 +64,9 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of_job(job: TrainingJob, training_digest: str, training_rows: int) -> Numbering:
-        """The numbering of a job on a training manifest."""
+        """The numbering of a job, whose deduplication is groups or off, on a training manifest."""
         splits = training_splits(job.spec.training, training_rows)
+        moves_sessions = splits.shuffle and not job.spec.deduplication.is_off
         return Numbering(
             training_digest=training_digest,
             training_rows=splits.rows,
@@ -68,6 +74,7 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
             epochs=splits.epochs,
             shuffle=splits.shuffle,
             seed=splits.seed,
+            kept_together=(job.spec.data.session or "") if moves_sessions else "",
         )
 
 
@@ -78,6 +85,7 @@ _FIELDS = {
     "epochs": "spec.training.epochs",
     "shuffle": "spec.training.shuffle",
     "seed": "spec.training.seed",
+    "kept_together": "spec.deduplication (the column whose rows a shuffle keeps together; '' without it)",
 }
 
 
@@ -85,6 +93,11 @@ def numbering_of(record: Record) -> Numbering | None:
     """The numbering of a record's positions; None if the record does not contain it."""
     text = record.manifest.attributes.get(ATTRIBUTE, "")
     return msgspec.json.decode(text, type=Numbering) if text else None
+
+
+def _stored_fields(record: Record) -> frozenset[str]:
+    """The fields of the numbering that a record contains; those of earlier versions lack some."""
+    return frozenset(msgspec.json.decode(record.manifest.attributes.get(ATTRIBUTE, "") or "{}"))
 
 
 _OTHERWISE = "train from the beginning: with another run key, or spec.continual.resume: never"
@@ -99,19 +112,17 @@ def check_numbering(record: Record, numbering: Numbering, otherwise: str = _OTHE
     Raises:
         SpecError: names every field that differs.
     """
-    recorded = numbering_of(record)
-    problems = [
-        FieldProblem(
-            text,
-            repr(getattr(numbering, name)),
-            "unknown: the record does not say"
-            if recorded is None
-            else f"{getattr(recorded, name)!r}, as when {record.uri} was saved",
-            f"put it back; or {otherwise}",
-        )
-        for name, text in _FIELDS.items()
-        if recorded is None or getattr(recorded, name) != getattr(numbering, name)
-    ]
+    recorded, stored = numbering_of(record), _stored_fields(record)
+    problems = []
+    for name, text in _FIELDS.items():
+        if recorded is not None and getattr(recorded, name) == getattr(numbering, name):
+            continue
+        if name in stored:
+            allowed, remedy = f"{getattr(recorded, name)!r}, as when {record.uri} was saved", "put it back; or "
+        else:
+            # Of an earlier version: what was in force then cannot be named, nor be put back.
+            allowed, remedy = f"unknown: {record.uri} does not say what it was", ""
+        problems.append(FieldProblem(text, repr(getattr(numbering, name)), allowed, f"{remedy}{otherwise}"))
     if problems:
         raise SpecError(problems, "the job, compared with the record that it continues from")
 
@@ -215,10 +226,9 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
 def _trained(request: LaunchRequest) -> int:
     """Rows that earlier masters have trained, if the last of them has recorded it; otherwise 0."""
     try:
-        left = read_result(request.store, request.training_job.metadata.name, request.job_id)
+        job_name = request.training_job.metadata.name
+        left = read_result(request.store, job_name, request.job_id, request.earlier_terms)
     except CheckpointError as error:
         log.warning("earlier_result_not_read", job=request.job_id, reason=str(error))
         return 0
-    # Files of a finished run do not concern this one.
-    of_this_run = left is not None and left.generation >= request.earlier_terms * NUMBERS_PER_TERM
-    return left.samples_trained if left is not None and of_this_run else 0
+    return left.samples_trained if left is not None else 0

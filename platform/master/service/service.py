@@ -68,8 +68,8 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
     Args:
         folder: of the journal; an existing journal is continued.
         history: gets the job's metrics every few seconds and at its end.
-        on_fatal: called once if the journal cannot be written or an event fails in the state machine; the process must
-            end, and the next one continues from the journal.
+        on_fatal: called if the journal cannot be written, or an event fails in the state machine, or timed work fails;
+            the process must end, and the next one continues from the journal.
 
     Raises:
         SpecError, CheckpointError: the request cannot be planned.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -34,6 +34,7 @@ class TimedWork(ServicePart):
     """The work of the timer's thread."""
 
     _stopping: threading.Event
+    _on_fatal: Callable[[], None]
     _saved_measurements: SavedMeasurements
     _final_artifacts: FinalArtifacts | None = None
     _has_reported_end = False
@@ -81,6 +82,11 @@ class TimedWork(ServicePart):
                 self._close_window()
                 self._report_end()
             except (JournalError, TransportError):
+                return
+            except Exception:
+                # Without this thread, no deadline would end any more, and no silent pod be replaced.
+                log.exception("timed_work_failed", job=self.request.job_id)
+                self._on_fatal()
                 return
 
     def _check_deadlines(self, now: float) -> None:
@@ -207,6 +213,8 @@ class TimedWork(ServicePart):
         # Immediately, not with the next window, because callers that wait for the end read the figures.
         if self.state.phase.is_final and not self._has_reported_end and not self.is_superseded():
             self._has_reported_end = True
+            with self._lock:
+                self._seen.close_last_window(self.state, self.now())
             self._measure()
             self._report()
             if self.state.poisoned is not None:
@@ -215,4 +223,6 @@ class TimedWork(ServicePart):
 
     def _report(self) -> None:
         if self._history is not None:
-            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch))
+            window = self._seen.window
+            trained = window.heads if window else ()
+            self._history.put(Report(self.metrics(), self.totals(), self.state.evaluation_sketch, trained))

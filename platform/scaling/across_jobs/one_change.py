@@ -27,7 +27,8 @@ def one_change(
     forecast's request is used alone for a job without a plan of the policy.
 
     Args:
-        jobs: all that train, also those of which no other plan can be made now.
+        jobs: those of the decision, and all others whose memory forecast requests a change, also if no other plan can
+            be made of them now.
     """
     looked_at = [job.memory if isinstance(job, NotNow) else job for job in jobs]
     wished = {job.job_id: job for job in looked_at if job is not None and job.memory_wish is not None}

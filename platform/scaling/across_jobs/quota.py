@@ -9,9 +9,10 @@ beyond all listed shares has no owner. Three rules, in this order:
 2. Growth within entitlements is chosen next, each team by itself, the one with the highest priority first.
 3. The remaining capacity is idle, and all jobs compete for it by the policy's own rules.
 
-Borrowed capacity is reclaimed only in whole workers, and no team falls below its entitlement, so that it need not claim
-the same capacity again in the next round. A leaving worker returns its shards at the last applied gradient: a reclaimed
-worker costs only the batches in flight. A team's size is its dominant share: the larger one of cores and memory.
+Borrowed capacity is reclaimed only in whole workers, and only for pods for which it is enough. No team falls below its
+entitlement, so that it need not claim the same capacity again in the next round. A leaving worker returns its shards at
+the last applied gradient: a reclaimed worker costs only the batches in flight. A team's size is its dominant share: the
+larger one of cores and memory.
 """
 
 from __future__ import annotations
@@ -120,16 +121,22 @@ def reclaim(holders: Sequence[Holder], shares: Shares, waiting: Mapping[str, Seq
         holders: the jobs that can be made smaller.
         waiting: by team, the pods that are requested and not yet granted.
     """
-    rightful = {team: _within(pods, shares.claim(team)) for team, pods in sorted(waiting.items())}
-    wanted = sum(rightful.values(), Resources())
+    asked = {team: _within(pods, shares.claim(team)) for team, pods in sorted(waiting.items())}
+    rightful = {team: sum(pods, Resources()) for team, pods in asked.items()}
+    most = _Taking(holders, shares)
+    most.take_borrowed(None)
+    # For a pod for which all borrowed capacity together is too small, workers would be lost in vain.
+    counted, room = dict[str, Resources](), shares.free + most.freed
+    for team, pods in asked.items():
+        counted[team] = sum(_within(pods, room), Resources())
+        room = room - counted[team]
+    wanted = sum(counted.values(), Resources())
     taking = _Taking(holders, shares)
-    for team in taking.lenders():
-        while _is_missing(wanted, shares.free + taking.freed) and taking.take(team, borrowed_only=True):
-            pass
+    taking.take_borrowed(wanted)
     # Entitlements are shares of the capacity that is left, so that they give no protection from its loss.
     while _is_missing(Resources(), shares.free + taking.freed) and (team := taking.richest()):
         taking.take(team, borrowed_only=False)
-    askers = ", ".join(team for team, asked in rightful.items() if _is_missing(asked, Resources()))
+    askers = ", ".join(team for team, amount in counted.items() if _is_missing(amount, Resources()))
     lost = f"the cluster has lost {_text(Resources() - shares.free)}"
     return Reclaimed(taking.plans(f"{askers} asks for {_text(wanted)} of its share" if askers else lost), rightful)
 
@@ -154,6 +161,13 @@ class _Taking:
     def lenders(self) -> list[str]:
         """Teams with borrowed capacity, by falling holdings relative to their share."""
         return sorted((team for team in self._by_team if self._excess(team) > 1.0), key=lambda t: (-self._excess(t), t))
+
+    def take_borrowed(self, wanted: Resources | None) -> None:
+        """Takes borrowed workers until so much is free; None: all of them."""
+        for team in self.lenders():
+            while wanted is None or _is_missing(wanted, self._shares.free + self.freed):
+                if not self.take(team, borrowed_only=True):
+                    break
 
     def richest(self) -> str:
         """The team with most capacity relative to its share that can give up a worker; empty without one."""
@@ -200,13 +214,14 @@ class _Taking:
         return tuple(found)
 
 
-def _within(pods: Sequence[Resources], claim: Resources) -> Resources:
-    """As many whole pods as fit into a claim."""
-    asked = Resources()
+def _within(pods: Sequence[Resources], room: Resources) -> list[Resources]:
+    """As many whole pods as fit together, in their order."""
+    asked, taken = Resources(), list[Resources]()
     for pod in pods:
-        if (asked + pod).fits(claim):
+        if (asked + pod).fits(room):
             asked = asked + pod
-    return asked
+            taken.append(pod)
+    return taken
 
 
 def _is_missing(wanted: Resources, free: Resources) -> bool:

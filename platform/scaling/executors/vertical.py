@@ -94,6 +94,8 @@ def scale_vertically(
     def answer(value: float, reason: str) -> VerticalPlan:
         return VerticalPlan(before=allocated, allocated=value, used=most, trend=change, reason=reason)
 
+    if not low <= allocated <= high:
+        return answer(stepped, f"{allocated:.4g} is outside of {low:.4g} to {high:.4g}")
     text = f"used at most {most:.4g}, trend {change:+.3g}, safety {safety:.3g}"
     if seconds_since_change < settings.cool_down_seconds:
         return answer(

@@ -33,8 +33,8 @@ from elastrec.platform.specs.errors import ScalingError
 from elastrec.platform.specs.text.some import counted
 
 FADED_AFTER = 10
-"""Number of measured configurations at which a prior has no weight. Chosen: from this number on, a job's own
-measurements choose even the form of its steps (`refinement.LEAST_CONFIGURATIONS`)."""
+"""Number of measured configurations at which a prior has no weight, except where nothing was measured. Chosen: from
+this number on, a job's own measurements choose even the form of its steps (`refinement.LEAST_CONFIGURATIONS`)."""
 PRIOR_ERROR = 0.3
 """Relative error of a prior's shape where nothing was measured. Chosen: above `Rules.trusted_error`, so that no large
 change is made because of a prior alone."""
@@ -148,9 +148,9 @@ def fit(
 ) -> ThroughputModel:
     """The model with the smallest RMSLE on the measurements; α, β ≥ 0.
 
-    A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. Without one, as long
-    as measurements leave coefficients open, documented shares decide among the fits that are equally good. The form of
-    a young job's steps is its prior's; later its own measurements choose it (`refinement`).
+    A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. As long as measurements
+    leave coefficients open, it decides among the fits that are equally good; without one, documented shares do. The
+    form of such a job's steps is its prior's; later its own measurements choose it (`refinement`).
 
     Args:
         refine: False: always the paper's sum, for comparisons with a refined form.
@@ -174,14 +174,20 @@ def fit(
 
     weight = 0.0
     if prior is not None:
-        if not (known := vector(prior.coefficients)).any() or not np.isfinite(known).all() or (known < 0).any():
+        known, form = vector(prior.coefficients), Form.of(prior.coefficients)
+        is_valid = np.isfinite(known).all() and (known >= 0).all()
+        # A step is 0, too, if all of its parts depend on something that this job does not have: dense parameters.
+        if not is_valid or not form.seconds(form.rows(shape, profile.columns), known).all():
             raise ScalingError(
                 f"prior of {job_id} from {prior.source}: coefficients {prior.coefficients} are not allowed; allowed: "
-                "numbers of at least 0, one of them above; start without a prior"
+                "numbers of at least 0 that give this job a step above 0 s; start without a prior"
             )
         weight = prior.strength * max(0.0, 1.0 - len(profile) / FADED_AFTER)
-        if weight > 0:
+        if weight > _TIE_BREAK:
             notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
+        elif not identified:
+            weight = _TIE_BREAK
+            notes.append(f"prior from {prior.source} only where nothing was measured")
     elif not identified:
         weight = _TIE_BREAK
         notes.append("no similar job: shares of the step are assumed where nothing was measured")

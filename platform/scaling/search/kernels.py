@@ -26,8 +26,7 @@ class Present(NamedTuple):
     """The present job, prices of pods, and the rules' requirements of a change.
 
     Attributes:
-        speed, remaining: Ψ now, and samples.
-        payback: seconds in which a change has to pay for itself, unless the job ends earlier.
+        speed: Ψ now.
         pause: seconds of training that a change of servers costs; `worker_start`, `server_start`: until new ones train;
             `copy`: of rows to other servers, after that.
         worker_start_work, server_start_work: core-seconds of a new one until then.
@@ -35,6 +34,7 @@ class Present(NamedTuple):
         least_kept: the share by which Ψ may change at most for the worse; at most 0.
         least_error, trusted_error: of a prediction: its smallest assumed error, and the largest one with which it is
             trusted.
+        remaining: samples; `payback`: seconds in which a change has to pay for itself, unless the job ends earlier.
     """
 
     workers: float
@@ -46,8 +46,6 @@ class Present(NamedTuple):
     core_hour: float
     gibibyte_hour: float
     speed: float
-    remaining: float
-    payback: float
     pause: float
     worker_start: float
     server_start: float
@@ -60,6 +58,8 @@ class Present(NamedTuple):
     least_kept: float
     least_error: float
     trusted_error: float
+    remaining: float
+    payback: float
 
 
 class Room(NamedTuple):

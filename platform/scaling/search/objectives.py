@@ -40,7 +40,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from types import ModuleType
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -230,16 +229,18 @@ class Situation:
         Args:
             payback_seconds: the time in which a change has to pay for itself; at least the window until the next one.
         """
-        found: tuple[float, ...] = self._present._replace(
-            payback=float(max(payback_seconds, self.job.until_next_change_seconds)),
+        found: tuple[float, ...] = kernels().Present(
+            *self._lasting,
             remaining=max(float(self.job.remaining_samples) - after_seconds * self.samples_per_second, 0.0),
+            payback=float(max(payback_seconds, self.job.until_next_change_seconds)),
         )
         return found
 
     @cached_property
-    def _present(self) -> Any:
+    def _lasting(self) -> tuple[float, ...]:
+        """`kernels.Present` without what depends on the time, which comes last."""
         now, rules, overheads, speed = self.job.allocation, self.rules, self.overheads, self.samples_per_second
-        return kernels().Present(
+        found: tuple[float, ...] = kernels().Present(
             workers=float(now.workers),
             parameter_servers=float(now.parameter_servers),
             worker_cores=float(now.worker_cores),
@@ -249,8 +250,6 @@ class Situation:
             core_hour=float(self.prices.core_hour),
             gibibyte_hour=float(self.prices.gibibyte_hour),
             speed=speed,
-            remaining=math.nan,
-            payback=math.nan,
             pause=float(overheads.migration_pause_seconds),
             worker_start=float(overheads.worker_start_seconds),
             server_start=float(overheads.server_start_seconds),
@@ -264,7 +263,10 @@ class Situation:
             least_kept=min((1.0 - rules.max_slowdown) * self.reference / speed - 1.0, 0.0),
             least_error=LEAST_ERROR,
             trusted_error=float(rules.trusted_error),
+            remaining=math.nan,
+            payback=math.nan,
         )
+        return found[:-2]
 
 
 @cache

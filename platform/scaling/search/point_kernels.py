@@ -90,16 +90,15 @@ def product(rungs, count_5, length_5):  # type: ignore[no-untyped-def]
         rungs: the indexes of every decision, one decision after the other; `count_5` of each.
     """
     stride_5 = strides(length_5)
-    total, first = 1, 0
+    found, first = np.zeros(1, np.int64), 0
     for k in range(5):
-        total *= count_5[k]
-    found = np.zeros(total, np.int64)
-    block = total
-    for k in range(5):
-        block //= count_5[k]
-        for n in range(total):
-            found[n] += rungs[first + n // block % count_5[k]] * stride_5[k]
-        first += count_5[k]
+        # Every product of the decisions before, with each rung of this one.
+        longer, place = np.empty(len(found) * count_5[k], np.int64), 0
+        for n in range(len(found)):
+            for rung in range(first, first + count_5[k]):
+                longer[place] = found[n] + rungs[rung] * stride_5[k]
+                place += 1
+        found, first = longer, first + count_5[k]
     return found
 
 

@@ -90,8 +90,8 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 class _OnceLoader(yaml.SafeLoader):
-    """Refuses values that are too large, and duplicate keys in a mapping, of which YAML itself would use the last
-    one."""
+    """Refuses values that are too large, duplicate keys in a mapping, of which YAML itself would use the last one, and
+    dates and numbers that do not exist."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
@@ -100,6 +100,16 @@ class _OnceLoader(yaml.SafeLoader):
             part, characters = oversized
             raise _too_large("file", f"the value in line {part.start_mark.line + 1}", characters)
         return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            # PyYAML's own constructors fail in these ways: 2026-02-30 has the form of a date, and is none.
+            line, text = node.start_mark.line + 1, str(node.value)[:80]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the value {text!r} in line {line} ({error}); put it in quotes if it is text"
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = set()
@@ -186,7 +196,7 @@ def _override(content: dict[str, Any], path: str, value: Any) -> None:
     for position, key in enumerate(keys):
         last = position == len(keys) - 1
         if isinstance(place, list):
-            if not key.isdigit() or int(key) >= len(place):
+            if not key.isdecimal() or int(key) >= len(place):
                 raise _no_place(path, key, f"an index below {len(place)}")
             if last:
                 place[int(key)] = value

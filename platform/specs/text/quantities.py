@@ -140,6 +140,12 @@ def format_bytes(amount: int) -> str:
     return str(amount)
 
 
+def _written(amount: int) -> str | int:
+    """The text of an amount, or the number itself where its text would have no unit, which `parse_bytes` refuses."""
+    text = format_bytes(amount)
+    return amount if text.isdecimal() else text
+
+
 def _quantity_schema(kind: str, pattern: str, example: str) -> dict[str, Any]:
     # int-or-string is Kubernetes' own way to type quantities in a CRD.
     return {
@@ -163,7 +169,7 @@ Bytes = Annotated[
     int,
     BeforeValidator(parse_bytes),
     Field(ge=0),
-    PlainSerializer(format_bytes, return_type=str, when_used="json"),
+    PlainSerializer(_written, return_type=str | int, when_used="json"),
     WithJsonSchema(_quantity_schema("integer", _BYTES_PATTERN, "2Gi")),
 ]
 Memory = Annotated[Bytes, AfterValidator(_enough_memory)]

@@ -12,7 +12,10 @@ _HIDDEN = "***"
 # Up to the last @, because people forget to encode one. Digits before a slash are a port, not a password.
 _USER_PASSWORD = re.compile(r"""([a-z][a-z0-9+.-]*://[^\s/:@\[\]]*:)(?!\d*(?:[/?#\s'"]|$))[^\s'"]*@""", re.IGNORECASE)
 _USER_INFO = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#\s]*)@", re.IGNORECASE)
-_SECRET_OPTION = re.compile(r"""([?&;][a-z_.-]*(?:password|passwd|pwd|secret|token)=)[^&;#\s'"]+""", re.IGNORECASE)
+# A backslash before a quotation mark belongs to JSON within JSON, which is to be JSON afterwards.
+_SECRET_OPTION = re.compile(
+    r"""([?&;][a-z_.-]*(?:password|passwd|pwd|secret|token)=)(?:[^&;#\s'"\\]|\\(?!['"]))+""", re.IGNORECASE
+)
 
 
 def masked(text: str) -> str:
@@ -21,6 +24,13 @@ def masked(text: str) -> str:
     Hidden are the password of `scheme://user:password@host` and the values of options such as `?password=...`.
     """
     return _SECRET_OPTION.sub(rf"\1{_HIDDEN}", _USER_PASSWORD.sub(rf"\1{_HIDDEN}@", text))
+
+
+def passwords(text: str) -> set[str]:
+    """What `masked` hides in a text, as it stands there and decoded."""
+    found = {match[0].removeprefix(match[1]).removesuffix("@") for match in _USER_PASSWORD.finditer(text)}
+    found |= {match[0].removeprefix(match[1]) for match in _SECRET_OPTION.finditer(text)}
+    return found | {unquote(each) for each in found}
 
 
 def mask_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

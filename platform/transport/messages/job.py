@@ -72,7 +72,9 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position: bytes = b""
     keep_predictions: bool = False
 
-    def progress(self, offset: int, *, ended: bool, position: bytes = b"", sketch: bytes = b"") -> ShardProgress:
+    def progress(
+        self, offset: int, *, ended: bool, position: bytes = b"", sketch: bytes = b"", bad_rows: int = 0
+    ) -> ShardProgress:
         """A report of this attempt."""
         return ShardProgress(
             stream=self.split.stream,
@@ -82,6 +84,7 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ended=ended,
             position=position,
             sketch=sketch,
+            bad_rows=bad_rows,
         )
 
 
@@ -94,6 +97,7 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             enough.
         ended: whether these are all rows of the split.
         sketch: encoded HeadSketches of evaluation rows, sent with the completion only.
+        bad_rows: bad rows that were left out between the offset at which this attempt began and `offset`.
     """
 
     stream: str
@@ -103,6 +107,7 @@ class ShardProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ended: bool
     position: bytes = b""
     sketch: bytes = b""
+    bad_rows: int = 0
 
 
 class WindowMetrics(msgspec.Struct, frozen=True, kw_only=True):

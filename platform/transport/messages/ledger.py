@@ -10,7 +10,7 @@ import msgspec
 
 from elastrec.platform.specs.metrics import FaultCost
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.specs.shape import MigrationSeen
+from elastrec.platform.specs.shape import MigrationSeen, Shape
 from elastrec.platform.specs.splits import StreamPositions
 from elastrec.platform.transport.messages.job import Message
 
@@ -74,9 +74,10 @@ class LedgerPage(Message, frozen=True):
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An event: `seconds` on the job's clock; `cause` is empty if there is none.
+    """An event in words: `seconds` on the job's clock; `cause` is empty if there is none.
 
     Attributes:
+        decision: its name in the journal; empty in explanations of earlier versions.
         is_fault: whether a pod, a process or the master was lost, or the job rolled back.
         cost: of a fault.
     """
@@ -87,6 +88,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     is_fault: bool = False
     cost: FaultCost | None = None
+    decision: str = ""
 
 
 class GetExplanation(Message, frozen=True):
@@ -119,6 +121,8 @@ class Explanation(Message, frozen=True):
         omitted: number of older entries of the timeline that are left out.
         migrations: of parameter servers, the oldest first.
         own_plans: the latest plans of the master itself, the oldest first.
+        shape: the latest shape of the job, without changes that it had not got when it ended; None in explanations of
+            earlier versions. shape_changes: how often it changed; a change that is given up counts twice.
     """
 
     job: str
@@ -130,3 +134,5 @@ class Explanation(Message, frozen=True):
     omitted: int = 0
     migrations: list[MigrationSeen] = []
     own_plans: list[OwnPlan] = []
+    shape: Shape | None = None
+    shape_changes: int = 0

@@ -27,6 +27,9 @@ _DESCRIPTOR = struct.Struct("i")
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 _MOST_PARTS = 1024  # what one call takes, on every Linux
 _MOST_ENCRYPTED_BYTES = 2**18  # of one call: what it could not send is encrypted again
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""Seconds of silence, seconds between probes, and number of probes, after which a connection counts as lost. With the
+kernel's own two hours, connections of nodes that were lost, or cut off for a while, use a server's limit up."""
 _FIRST_BYTES = 2**14  # a call, or a header with the metadata of a step: one system call instead of three
 
 
@@ -73,6 +76,8 @@ class Connection:
         else:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, amount in _KEEP_ALIVE.items():
+                link.setsockopt(socket.IPPROTO_TCP, option, amount)
 
     def may_lend(self) -> bool:
         """Whether both ends can use memory of each other (see `lending.may_lend`)."""

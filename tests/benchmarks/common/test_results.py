@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,27 @@ def test_figures_of_a_benchmark_are_stored_with_the_commit_at_its_start(
     monkeypatch.setattr(sys, "argv", ["benchmark", "--save"])
     with pytest.raises(SystemExit):
         figures.run_benchmark("", lambda _: pytest.fail("measured code that is not committed"))
+
+
+def test_figures_of_jobs_are_stored_without_a_load_of_others_which_would_be_that_of_their_pods(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setattr(results.measured_commit, "__defaults__", (repository,))
+    monkeypatch.setattr(results.store, "__defaults__", (kept,))
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--save"])
+    figures.run_benchmark("", lambda _: [Figure("live_mix.kills", 0.0, "", at_most=0)], has_pods=True)
+    (result,) = load(kept)["live_mix"]
+    assert result.measured.others_cores is None
+
+
+_STARTS_PODS = re.compile(r"private_platform|private_home|started_nodes|ServiceStack|recorded_runs import")
+
+
+@pytest.mark.parametrize("name", benchmarks())
+def test_benchmarks_that_start_a_node_agent_say_so(name: str) -> None:
+    text = benchmarks()[name].read_text()
+    assert ("has_pods=True" in text) == bool(_STARTS_PODS.search(text))
 
 
 def test_printed_figures_are_added_with_the_commit_that_was_measured(

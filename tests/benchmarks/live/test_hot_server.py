@@ -49,7 +49,7 @@ def test_the_restart_shares_the_same_cores_out() -> None:
 
 def test_relief_is_timed_from_the_begin_of_training() -> None:
     job = trained(
-        (4.0, "phase Starting -> Training"),
+        (4.0, "the job is training"),
         (41.0, "3 hot buckets move away from ps-0"),
         (60.0, "1 hot buckets move away from ps-0"),
     )
@@ -58,4 +58,4 @@ def test_relief_is_timed_from_the_begin_of_training() -> None:
 
 def test_a_job_without_a_relief_gives_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not relieved"):
-        hot_server.relieved_seconds(trained((4.0, "phase Starting -> Training")))
+        hot_server.relieved_seconds(trained((4.0, "the job is training")))

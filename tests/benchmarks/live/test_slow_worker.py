@@ -53,9 +53,9 @@ def test_a_node_has_room_for_all_pods_of_the_job(log: GenerateReport, role: str)
 
 
 def test_the_move_is_timed_from_the_begin_of_training() -> None:
-    assert slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training"), (71.0, MOVED))) == 67.0
+    assert slow_worker.moved_seconds(trained((4.0, "the job is training"), (71.0, MOVED))) == 67.0
 
 
 def test_a_job_whose_slow_pod_was_not_moved_gives_no_figure() -> None:
     with pytest.raises(RuntimeError, match="not moved"):
-        slow_worker.moved_seconds(trained((4.0, "phase Starting -> Training")))
+        slow_worker.moved_seconds(trained((4.0, "the job is training")))

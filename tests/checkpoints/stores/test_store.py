@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -39,10 +40,12 @@ def test_a_missing_object_is_an_error_that_names_it(store: Store) -> None:
     assert store.get_if_exists("a/nothing.bin") is None
 
 
-def test_a_range_beyond_the_end_is_an_error(store: Store) -> None:
+@pytest.mark.parametrize("start", [1, 3, 100])
+def test_a_range_beyond_the_end_is_an_error_of_the_object_and_not_of_the_store(store: Store, start: int) -> None:
     store.put("short", b"abc")
-    with pytest.raises(CheckpointError, match="short"):
-        store.get_range("short", 1, 10)
+    with pytest.raises(CheckpointError, match="short") as caught:
+        store.get_range("short", start, 10)
+    assert not isinstance(caught.value, StoreError)
 
 
 def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None:
@@ -96,6 +99,11 @@ def test_the_largest_object_of_s3_has_fewer_parts_than_s3_allows(monkeypatch: py
 def test_an_address_of_hdfs_is_refused_with_the_one_to_write() -> None:
     with pytest.raises(CheckpointError, match="write webhdfs://ann@nodes:9870/records, or swebhdfs:// with TLS"):
         open_store("hdfs://ann@nodes:8020/records")
+
+
+def test_a_bucket_with_credentials_is_refused_without_showing_them() -> None:
+    with pytest.raises(CheckpointError, match=r"'s3://key:\*\*\*@bucket/x' holds credentials.*AWS_ACCESS_KEY_ID"):
+        open_store("s3://key:secret@bucket/x")
 
 
 def test_an_object_is_visible_only_after_its_stream_was_closed_without_error(store: Store) -> None:
@@ -209,6 +217,17 @@ def test_a_store_without_conditional_creation_is_detected(store: Store, monkeypa
     assert store.keys() == []
 
 
+def test_a_probe_whose_first_answer_was_lost_detects_conditional_creation(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = store._create
+    # The client repeats the request by itself, and the answer says that the object exists.
+    monkeypatch.setattr(store, "_create", lambda key, data: create(key, data) and create(key, data))
+    monkeypatch.setattr(store_module, "_probed", {})
+    assert Store.conditional_writes(store)
+    assert store.keys() == []
+
+
 def test_a_put_that_meets_another_under_way_is_made_again(s3_uri: str) -> None:
     store = open_store(s3_uri)
     assert isinstance(store, S3Store) and store.conditional_writes()
@@ -253,6 +272,13 @@ def test_a_service_that_does_not_answer_is_reported_with_a_remedy() -> None:
             ask()
     # A probe that could not be made is no answer: it is made again.
     assert not [place for place in store_module._probed if "127.0.0.1:1" in place]
+
+
+@pytest.mark.parametrize("uri", ["webhdfs://me:hush@127.0.0.1:1/records", "ftp://me:hush@127.0.0.1/records"])
+def test_the_password_of_a_store_is_in_no_message(uri: str) -> None:
+    with pytest.raises(CheckpointError, match=r"//me:\*\*\*@127\.0\.0\.1") as caught:
+        open_store(uri).get("a")
+    assert "hush" not in str(caught.value)
 
 
 def test_a_missing_library_of_a_service_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,3 +377,38 @@ def test_an_error_of_the_file_system_does_not_count_as_damage(tmp_path: Path, mo
     monkeypatch.setattr(Path, "stat", stale)
     with pytest.raises(StoreError, match="Stale file handle"):
         store.size("a")
+
+
+def test_a_folder_that_cannot_be_listed_does_not_count_as_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(tmp_path)
+    store.put("folder/below/a", b"x")
+    scan = os.scandir
+
+    def stale(folder: Path | str) -> object:
+        if Path(folder).name == "below":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", stale)
+    for prefix in ("", "folder", "folder/below"):
+        with pytest.raises(StoreError, match=r"could not list .*Stale file handle"):
+            store.keys(prefix)
+
+
+def test_a_tree_that_two_processes_delete_is_deleted_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(tmp_path)
+    for number in range(4):
+        store.put(f"folder/{number}", b"x")
+    unlink, unlinked = os.unlink, list[object]()
+
+    def unlink_after_another(path: str, **options: Any) -> None:
+        unlinked.append(path)
+        if len(unlinked) == 2:
+            unlink(path, **options)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlink_after_another)
+    store.delete_tree("folder")
+    assert not (tmp_path / "folder").exists() and len(unlinked) >= 4

@@ -110,7 +110,9 @@ def check_accounts(site: Site, run: Run, prepared: Prepared, job_name: str, kept
         servers.append([kept.log_of(pod) for pod in sorted(held, key=lambda pod: (len(pod), pod))])
     done = [migration for migration in story.migrations if migration.outcome == DONE]
     outcome.migrations, outcome.pauses = len(done), [round(each.pause_seconds or 0.0, 3) for each in done]
-    outcome.problems += check_restores(servers, story, begun, is_fixed=not (outcome.plans or story.migrations))
+    # A lost journal may have held the only trace of a change, except for the pods themselves.
+    is_fixed = not (outcome.plans or story.migrations) and len(servers) == run.shape.servers
+    outcome.problems += check_restores(servers, story, begun, is_fixed=is_fixed)
     outcome.problems += check_rows(site, prepared)
     records, problems = check_progress(site, prepared)
     outcome.records, outcome.problems = records, outcome.problems + problems

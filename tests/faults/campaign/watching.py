@@ -4,6 +4,7 @@ strike.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,14 +25,18 @@ _DURING_TRAINING = (Phase.PENDING, Phase.STARTING, Phase.TRAINING, Phase.RECOVER
 
 @dataclass(frozen=True)
 class Sample:
-    """The job at a moment of the monotonic clock."""
+    """The job at a moment of the monotonic clock.
+
+    Attributes:
+        waiting: those of its pods that do not run.
+    """
 
     seconds: float
     phase: Phase
     shards_done: int
     shards_total: int
     pods: frozenset[str]
-    is_whole: bool
+    waiting: frozenset[str]
 
     @property
     def share(self) -> float:
@@ -92,7 +97,7 @@ class Watch:
             shards_done=metrics.shards_done,
             shards_total=metrics.shards_total,
             pods=frozenset(pod.name for pod in metrics.pods),
-            is_whole=all(pod.state == "Running" for pod in metrics.pods),
+            waiting=frozenset(pod.name for pod in metrics.pods if pod.state != "Running"),
         )
         with self.changed:
             self.last = metrics
@@ -174,6 +179,10 @@ class Hit:
     def hurts(self, sample: Sample) -> bool:
         return sample.seconds < self.until and (not self.pod or self.pod in sample.pods)
 
+    def has_left(self, sample: Sample) -> bool:
+        """Whether a process that cannot return is gone: a master without its journal gives its name to another pod."""
+        return self.until == math.inf and (self.pod not in sample.pods or self.pod in sample.waiting)
+
 
 def recovery_seconds(samples: list[Sample], hits: list[Hit]) -> float | None:
     """Seconds from the beginning of a strike until every pod is alive or replaced and the job has made progress.
@@ -185,12 +194,14 @@ def recovery_seconds(samples: list[Sample], hits: list[Hit]) -> float | None:
     if samples and samples[-1].phase.is_final and samples[-1].seconds <= began:
         return 0.0
     before = max((sample.shards_done for sample in samples if sample.seconds <= began), default=0)
+    remaining = hits
     for sample in samples:
         if sample.seconds <= began:
             continue
         if sample.phase.is_final:
             return sample.seconds - began
         is_further = sample.shards_done > before or sample.has_trained
-        if sample.is_whole and is_further and not any(hit.hurts(sample) for hit in hits):
+        remaining = [hit for hit in remaining if not hit.has_left(sample)]
+        if not sample.waiting and is_further and not any(hit.hurts(sample) for hit in remaining):
             return sample.seconds - began
     return None

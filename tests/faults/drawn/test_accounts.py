@@ -158,7 +158,7 @@ def test_servers_that_restored_other_rows_than_the_record_has_are_found(monkeypa
 def sample(seconds: float, done: int, *, pods: str = "a b", whole: bool = True, phase: str = "Training") -> Sample:
     from elastrec.platform.specs.metrics import Phase
 
-    return Sample(seconds, Phase(phase), done, 10, frozenset(pods.split()), whole)
+    return Sample(seconds, Phase(phase), done, 10, frozenset(pods.split()), frozenset(() if whole else pods.split()))
 
 
 def test_recovery_ends_when_all_places_are_held_and_lost_ground_is_made_good() -> None:

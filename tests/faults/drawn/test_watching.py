@@ -14,7 +14,7 @@ from tests.faults.campaign.watching import Hit, Sample, Watch, recovery_seconds
 
 
 def sample(seconds: float, done: int, *pods: str, phase: Phase = Phase.TRAINING, whole: bool = True) -> Sample:
-    return Sample(seconds, phase, done, 10, frozenset(pods), whole)
+    return Sample(seconds, phase, done, 10, frozenset(pods), frozenset(() if whole else pods))
 
 
 def test_a_lost_pod_is_made_good_when_another_one_is_there_and_a_shard_more_is_done() -> None:
@@ -25,6 +25,12 @@ def test_a_lost_pod_is_made_good_when_another_one_is_there_and_a_shard_more_is_d
         sample(5.5, 4, "w0-r1"),
     ]
     assert recovery_seconds(samples, [Hit("w0", 2.0, math.inf)]) == 3.5
+
+
+def test_a_pod_that_gets_the_name_of_the_victim_is_not_the_victim() -> None:
+    samples = [sample(1.0, 3, "w0"), sample(3.0, 4, "w0"), sample(4.0, 4, "w0", whole=False), sample(6.0, 4, "w0")]
+    assert recovery_seconds(samples[:2], [Hit("w0", 2.0, math.inf)]) is None
+    assert recovery_seconds(samples, [Hit("w0", 2.0, math.inf)]) == 4.0
 
 
 def test_a_stop_lasts_until_its_process_continues() -> None:

@@ -17,10 +17,12 @@ from elastrec.operators.pages.looks import AllJobs, JobLook, OneJob
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
-from elastrec.platform.history.scaling_figures import Decision, change
+from elastrec.platform.history.scaling_figures import Decision, change, proposed
 from elastrec.platform.jobs import Observation
 from elastrec.platform.jobs.starting.launching import RUN_LABEL
 from elastrec.platform.master.measuring.time_profile import PARTS
+from elastrec.platform.scaling.memory_watch import MEMORY
+from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import FaultCost, Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.specs.shape import MigrationSeen, MovedServer
@@ -243,6 +245,31 @@ def test_decisions_of_scaling_show_proposal_choice_and_outcome(
     for text in ("3 candidates: 2 → 4 workers", "1 → 0.5 cores per server", '"Done">no</td>', "no node has the room"):
         assert text in rows[0]
     assert "1 → 2 GiB" in rows[1] and '"Done">yes</td>' in rows[1]
+
+
+def test_pages_name_who_decided_and_roles_in_words(
+    cluster: Cluster, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(
+        job_id="clicks-1", policy=MEMORY, before=allocation(2), allocation=allocation(2, servers=2), reason="soon full"
+    )  # fmt: skip
+    own = Decision(
+        unix_seconds=1.7e9, samples_trained=9, policy=plan.policy, before=plan.before, after=plan.allocation,
+        changed=True, reason=plan.reason, proposed=proposed(plan),
+    )  # fmt: skip
+    server = PodStatus(
+        name="clicks-1-ps-0", uid="1", job="clicks-1", role=Role.PARAMETER_SERVER, phase=PodPhase.RUNNING,
+        size=PodSize(1.0, 2**31),
+    )  # fmt: skip
+    seen = OneJob(JobLook("clicks-1", METRICS), pods=[server], decisions=[(own, change(own.before, own.after))])
+    show(monkeypatch, seen)
+    page = client.get("/jobs/clicks-1", params={"part": "main"}).text
+    assert '"Policy">the memory forecast</td>' in page and ">by the memory forecast</td>" in page
+    assert '"Role">parameter server</td>' in page
+    assert MEMORY not in page and "parameter-server" not in page
+    show(monkeypatch, AllJobs(running=[JobLook("clicks-1", METRICS, decision=(own, "2 servers"))]))
+    page = client.get("/", params={"part": "main"}).text
+    assert "the memory forecast: soon full" in page and MEMORY not in page
 
 
 def test_pages_are_refused_to_those_who_may_not_read_dag_runs(client: TestClient) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
+from elastrec.platform.cli.app import root
+
+README = Path(__file__).resolve().parents[3] / "README.md"
 JOB = {
     "apiVersion": "elastrec.io/v1alpha1",
     "kind": "TrainingJob",
@@ -128,3 +133,100 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line(tmp_path: Path) -
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "Error: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["--help"], ["data", "--help"]])
+def test_output_without_a_reader_ends_the_command_silently_as_sigpipe_would(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = os.environ | {"ELASTREC_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-m", "elastrec.platform.cli", *arguments], stdout=writing, stderr=subprocess.PIPE, text=True,
+        env=environment, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_table_without_a_reader_ends_the_command_silently(tmp_path: Path) -> None:
+    program = (
+        "from elastrec.platform.cli import app\n"
+        "from elastrec.platform.cli.options import wide_console\n"
+        "app.root.callback = lambda **_: wide_console().print('x' * 100)\n"
+        "app.root.invoke_without_command, app.root.no_args_is_help = True, False\n"
+        "app.main([])"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(("closed", "code"), [("schema >&-", 0), ("nosuch 2>&-", 2), ("agent capacity >&-", 1)])
+def test_a_closed_stream_changes_no_exit_code(closed: str, code: int, tmp_path: Path) -> None:
+    environment = os.environ | {"ELASTREC_HOME": str(tmp_path / "home")}
+    command = f"{sys.executable} -m elastrec.platform.cli {closed}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "j", "--file"],
+        ["ledger", "j", "--parquet"],
+        ["simulate", "s.yaml", "--picture"],
+        ["data", "inspect", "clicks", "--picture"],
+    ],
+)
+def test_an_output_file_in_no_folder_is_refused_before_the_work(arguments: list[str], tmp_path: Path) -> None:
+    done = elastrec(*arguments, str(tmp_path / "no" / "file"), home=tmp_path)
+    assert done.returncode == 2
+    assert f"'{tmp_path}/no' is not a folder; create it, or name another file" in done.stderr
+
+
+def test_a_policy_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "simulation.yaml").write_text("workload: {made_up: {jobs: 2}}\n")
+    done = elastrec("simulate", "simulation.yaml", "--policy", "nope", home=tmp_path)
+    assert done.returncode == 2 and "policy: nope is not allowed; allowed: " in done.stderr
+
+
+def test_a_folder_that_is_no_record_is_bad_input(tmp_path: Path) -> None:
+    done = elastrec("inspect", "nowhere", home=tmp_path)
+    assert done.returncode == 2
+    assert "CHECKPOINT: 'nowhere' is not allowed" in done.stderr and "add --job NAME" in done.stderr
+
+
+def test_a_wait_for_mlflow_is_logged_to_standard_error(tmp_path: Path) -> None:
+    program = (
+        "from types import SimpleNamespace\n"
+        "from elastrec.platform.cli import app\n"
+        "from elastrec.platform.jobs.ending.tracking import wait_for_tracking\n"
+        "app.configure_logs(False)\n"
+        "wait_for_tracking(SimpleNamespace(tracking_uri='http://127.0.0.1:9'), 0.1)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "" and "http://127.0.0.1:9 does not answer" in done.stderr
+
+
+def test_the_readme_names_the_commands_without_json() -> None:
+    (line,) = re.findall(r"Every command except\s(.*?) takes `--output json`", README.read_text(encoding="utf-8"))
+    groups = {"data", "agent"}
+    context = click.Context(root)
+    found = {name for name in root.list_commands(context) if name not in groups and not _has_json(name)}
+    assert {*re.findall(r"`(\w+)`", line)} - {"agent"} == found
+    for group, has in (("data", True), ("agent", False)):
+        commands = root.get_command(context, group).commands.values()
+        assert {any(option.name == "output" for option in command.params) for command in commands} == {has}
+
+
+def _has_json(name: str) -> bool:
+    command = root.get_command(click.Context(root), name)
+    assert command is not None
+    return any(option.name == "output" for option in command.params)

@@ -22,6 +22,7 @@ from rich.console import Console
 from elastrec.platform import jobs
 from elastrec.platform.cli.commands import status as status_command
 from elastrec.platform.cli.commands.status import NO_JOBS, Look
+from elastrec.platform.cli.reader import ReaderGone
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
@@ -156,6 +157,25 @@ def test_watching_one_job_ends_with_the_job(world: World, capsys: pytest.Capture
     world.now = []
     assert list(looks) == []
     assert f"elastrec explain {NAME}" in capsys.readouterr().err
+
+
+def test_watching_ends_when_nobody_reads_the_output_any_more_although_nothing_is_printed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs.Platform, "from_environment", lambda **_: world)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+
+        def read_the_first_line() -> None:
+            os.read(reader, 100)
+            os.close(reader)
+
+        reading = threading.Thread(target=read_the_first_line)
+        reading.start()
+        with pytest.raises(ReaderGone):
+            status_command.status.main(["--watch"], standalone_mode=False)
+        reading.join()
 
 
 @pytest.mark.services

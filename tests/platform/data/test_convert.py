@@ -19,7 +19,7 @@ from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import raw
 from elastrec.platform.data.reading.files import text
 from elastrec.platform.data.reading.reader import ShardReader
-from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.data import DenseFeature, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import write_lines
 
@@ -248,6 +248,58 @@ def test_a_session_that_is_a_feature_of_texts_too_is_written_as_that_feature(tmp
     items = pq.read_table(tmp_path / "out" / "day=2026-01-01" / "part-00000.parquet")["item"].to_pylist()
     assert items[0] == items[2] != items[1]
     assert next(ShardReader(report.data, build_manifest(report.data)).read(0, 3, seed=0, shuffle=False, batch_size=3))
+
+
+def test_a_timestamp_that_is_a_feature_too_keeps_the_unit_of_the_log(tmp_path: Path) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,1,1767225600000", "2,b,0,1767312000000").model_copy(
+        update={
+            "label": "stars",
+            "dense": (DenseFeature(name="age", column="when", transform="none"),),
+            "sparse": (SparseFeature(name="when_id", column="when"),),
+            "session": "when_seconds",
+            "timestamp_unit": "milliseconds",
+        }
+    )
+    path = tmp_path / "r.csv"
+    path.write_text(path.read_text().replace("item", "when_seconds"))
+    report = convert(source, str(tmp_path / "out"), layout=ByTime())
+    assert report.partitions == {"day=2026-01-01": 1, "day=2026-01-02": 1}
+    first, second = (
+        next(ShardReader(each, build_manifest(each)).read(0, 2, seed=0, shuffle=False, batch_size=2))
+        for each in (source, report.data)
+    )
+    assert first.equals(second)
+    assert first["when_id"].to_pylist() == [1767225600000, 1767312000000]
+    written = pq.read_table(tmp_path / "out" / "day=2026-01-01" / "part-00000.parquet")
+    assert report.data.timestamp == "when_seconds_"
+    assert written["when_seconds_"].to_pylist() == [1767225600]
+    again = convert(report.data, str(tmp_path / "again"), layout=ByTime())
+    assert again.data.timestamp == report.data.timestamp
+
+
+def test_files_of_a_log_may_have_other_types_of_numbers(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    large = 2**63 + 1
+    for name, kind, item, visit in (("a", pa.int32(), 5, 1.5), ("b", pa.uint64(), large, 2), ("c", pa.int8(), None, 3)):
+        columns = {"label": [0, 1], "item": pa.array([item, 7], kind), "visit": [visit, 9]}
+        pq.write_table(pa.table(columns), log / f"{name}.parquet")
+    source = TrainingData(
+        path=str(log),
+        partitioning="none",
+        dense=(DenseFeature(name="count", column="item"),),
+        sparse=(SparseFeature(name="item"),),
+        session="visit",
+    )
+    report = convert(source, str(tmp_path / "out"), layout=ByRows(rows=6))
+    assert report.partitions == {"day=2026-01-01": 6}
+    first, second = (
+        next(ShardReader(each, build_manifest(each)).read(0, 6, seed=0, shuffle=False, batch_size=6))
+        for each in (source, report.data)
+    )
+    assert first.equals(second)
+    parts = sorted((tmp_path / "out" / "day=2026-01-01").iterdir())
+    assert [visit for part in parts for visit in pq.read_table(part)["visit"].to_pylist()] == [1.5, 9, 2, 9, 3, 9]
 
 
 @pytest.mark.parametrize("field", ["timestamp", "session"])

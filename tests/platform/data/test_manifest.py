@@ -146,7 +146,7 @@ def test_empty_broken_and_compressed_files_are_refused_by_name(tmp_path: Path) -
     with pytest.raises(DataError, match=r"a\.parquet: the file is empty"):
         build_manifest(data(tmp_path))
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(DataError, match=r"a\.parquet: is no readable Parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as a Parquet"):
         build_manifest(data(tmp_path))
     write_parquet(path, table(0))
     with pytest.raises(DataError, match="holds no rows"):

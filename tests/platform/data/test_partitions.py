@@ -166,8 +166,11 @@ def test_a_log_of_keys_is_converted_with_their_values_and_clustered_only_without
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("day=20260102", r"day=20260102: is no day \(day=20260102 is not of the form day=%Y-%m-%d\).*day=2026-01-31"),
-        ("day=2026-02-30", r"day=2026-02-30: is no day \(day.*out of range"),
+        (
+            "day=20260102",
+            r"day=20260102: is not the folder of a day \(day=20260102 is not of the form day=%Y-%m.*day=2026-01-31",
+        ),
+        ("day=2026-02-30", r"day=2026-02-30: is not the folder of a day \(day.*out of range"),
         ("day=__HIVE_DEFAULT_PARTITION__", "day=__HIVE_DEFAULT_PARTITION__: holds rows without a day.*move the folder"),
     ],
 )

@@ -18,18 +18,13 @@ from elastrec.platform.data.partitions import existing_partitions
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import DataError
 from tests.platform.data.rows import data, table, write_parquet
-from tests.s3 import s3_server
+from tests.s3 import bucket_at, s3_server
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with s3_server() as endpoint:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-        boto3.client("s3").create_bucket(Bucket="clicks")
-        yield "s3://clicks"
+        yield bucket_at(endpoint, "clicks", monkeypatch)
 
 
 def test_a_log_in_a_bucket_is_generated_listed_read_and_converted(bucket: str, tmp_path: Path) -> None:

@@ -11,16 +11,18 @@ import msgspec
 import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
+from structlog.testing import capture_logs
 
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.delivery.sink import ClientSink, RestSink
 from elastrec.platform.history.points import calibration_points
 from elastrec.platform.history.report import Story
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
-from tests.platform.history.gates import gate_decision
+from tests.platform.history.gates import gate_decision, ready_model
 
 pytestmark = pytest.mark.services
 
@@ -189,6 +191,44 @@ def test_a_finished_job_has_its_pictures_status_and_reason(
         history.finish_run(run_id, Phase.TRAINING)
 
 
+def test_a_job_whose_loss_was_infinite_is_closed_with_its_pictures(
+    history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
+) -> None:
+    run_id = history.start_run(make_prepared(), allocation)
+    infinity, nan = float("inf"), float("nan")
+    losses = enumerate((0.7, infinity, -infinity, nan, 0.5))
+    history.log_series(run_id, [Point(names.LOSS, value, step, 1e9 + step) for step, value in losses])
+    groups = {names.CALIBRATION_PREDICTED: (0.1, nan), names.CALIBRATION_OBSERVED: (0.1, 0.2)}
+    points = [Point(name, value, step, 1e9) for name, values in groups.items() for step, value in enumerate(values)]
+    points += [Point(names.CALIBRATION_ROWS, 10.0, step, 1e9) for step in range(2)]
+    history.log_series(run_id, [*points, Point(names.EVALUATION_LOG_LOSS, infinity, 5, 1e9)])
+    assert [value for _, value in history.series(run_id, names.LOSS)][:3] == [0.7, infinity, -infinity]
+    history.finish_run(run_id, Phase.SUCCEEDED)
+    assert client.get_run(run_id).info.status == "FINISHED"
+    pictures = {item.path for item in client.list_artifacts(run_id, "figures")}
+    assert pictures == {"figures/calibration.png", "figures/learning_curve.png"}
+    assert history.record(run_id).metrics[names.EVALUATION_LOG_LOSS] == infinity
+    report = history.report(run_id)
+    assert "179,769" not in report and "1797693" not in report
+
+
+def test_a_run_is_closed_with_its_reason_also_if_its_pictures_cannot_be_drawn(
+    history: History,
+    client: MlflowClient,
+    make_prepared: MakePrepared,
+    allocation: Allocation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*values: object) -> None:
+        raise ValueError("Axis limits cannot be NaN or Inf")
+
+    run_id = history.start_run(make_prepared(), allocation)
+    monkeypatch.setattr("elastrec.platform.history.figures.learning_curve", refuse)
+    history.finish_run(run_id, Phase.FAILED, "bug")
+    assert client.get_run(run_id).info.status == "FAILED"
+    assert {"reason.txt", "report.html"} <= {item.path for item in client.list_artifacts(run_id)}
+
+
 def test_a_failed_job_without_any_series_closes_with_its_traceback(
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
@@ -204,9 +244,7 @@ def test_the_gates_scores_stand_beside_the_training_curve_and_on_the_logged_mode
     history: History, client: MlflowClient, make_prepared: MakePrepared, allocation: Allocation
 ) -> None:
     run_id = history.start_run(make_prepared(), allocation)
-    experiment = client.get_run(run_id).info.experiment_id
-    model = client.create_logged_model(experiment, name="model", source_run_id=run_id)
-    client.finalize_logged_model(model.model_id, "READY")
+    model = ready_model(client, run_id)
     gate = gate_decision(f"models:/{model.model_id}")
     training = [
         Point(names.AUC, 0.5, 100, 1.0),
@@ -346,6 +384,32 @@ def test_errors_name_an_unreachable_server_and_a_missing_manifest(
     prepared = msgspec.structs.replace(make_prepared(), training_manifest="/nowhere/manifest.json")
     with pytest.raises(HistoryError, match=r"manifest of the training data.*nowhere"):
         history.start_run(prepared, allocation)
+
+
+@pytest.mark.parametrize("way", ["http", "client"])
+def test_figures_of_a_run_that_is_deleted_while_the_job_trains_wait_until_it_is_restored(
+    tracking_server,  # type: ignore[no-untyped-def]
+    history: History,
+    client: MlflowClient,
+    make_prepared: Callable[..., Prepared],
+    allocation: Allocation,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+) -> None:
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.1)
+    run_id = history.start_run(make_prepared(), allocation)
+    sink = RestSink(tracking_server.uri) if way == "http" else ClientSink(tracking_server.uri)
+    with capture_logs() as logged:
+        reporter = Reporter("", run_id, interval_seconds=0.05, sink=sink)
+        client.delete_run(run_id)
+        for step in range(3):
+            reporter.log([Point("loss", 0.5, step, time.time())])
+            time.sleep(0.3)
+        assert (reporter.waiting, reporter.dropped) == (3, 0)
+        client.restore_run(run_id)
+        assert reporter.close(20)
+    assert [step for step, _ in history.series(run_id, "loss")] == [0, 1, 2]
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["history run is deleted"]
 
 
 def test_a_reporter_outlives_a_restart_of_the_server(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.utils.validation import _validate_metric
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
@@ -20,7 +21,7 @@ from elastrec.platform.history.points import (
     window_points,
 )
 from elastrec.platform.specs.elasticity import PaidPrices
-from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, Phase, PodMetrics, Role, TrainingMetrics
 
 
 def values(points: list[Point]) -> dict[str, float]:
@@ -63,6 +64,9 @@ def test_an_absent_value_makes_no_point_and_nan_makes_one() -> None:
 def test_evaluation_figures_do_not_mix_with_those_of_training_windows() -> None:
     evaluated = metrics_of(evaluated=True, evaluation_samples=90)
     assert names.AUC not in values(window_points(evaluated, 0.0))
+    trained = (HeadMetrics(name="click", auc=0.6), HeadMetrics(name="buy", auc=0.5))
+    found = values(window_points(evaluated, 0.0, trained))
+    assert found[names.AUC] == 0.6 and found["curves/heads/buy/auc"] == 0.5
     found = values(final_points(evaluated, 0.0))
     assert found[names.EVALUATION_AUC] == 0.7
     assert names.EVALUATION_AUC not in values(final_points(metrics_of(), 0.0))
@@ -76,6 +80,20 @@ def test_totals_include_all_work_of_a_job() -> None:
 
 def test_names_contain_only_characters_that_mlflow_allows() -> None:
     assert names.named(names.NAMED_LOSS, name="a/b#c d") == "curves/losses/a_b_c d"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../auc", "点击", "größe", "x" * 300, "a\nb", ".hidden", "a:b"])
+@pytest.mark.parametrize("template", [names.NAMED_LOSS, names.HEAD, names.CALIBRATION_HEAD, names.DATA_FACTOR])
+def test_whatever_a_user_names_mlflow_accepts_the_metric(template: str, name: str) -> None:
+    parts = {"name": name, "head": name, "feature": name, "figure": "normalized_entropy", "part": "predicted"}
+    # Raises if the server would refuse the name, and all points of the same call with it.
+    _validate_metric(names.named(template, **parts), 0.5, 1, 0)
+
+
+def test_names_of_any_script_and_length_stay_different() -> None:
+    of_users = ["点击", "收藏", "x" * 300 + "1", "x" * 300 + "2", ".", ".."]
+    assert len({names.named(names.NAMED_LOSS, name=name) for name in of_users}) == len(of_users)
+    assert names.named(names.NAMED_LOSS, name="点击") == "curves/losses/点击"
 
 
 def test_the_first_section_of_charts_is_auc_cost_loss_entropy_and_speed() -> None:

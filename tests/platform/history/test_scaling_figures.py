@@ -173,3 +173,15 @@ def test_a_cancelled_migration_does_not_change_the_old_servers() -> None:
     assert [bar.what for bar in rows["ps-2"]] == ["starts", "copies"]
     assert rows["ps-1"] == rows["ps-0"] and Gantt.of(given_up).note == "no room"
     assert figures.migrations([]) is None
+
+
+def test_the_picture_of_a_thousand_servers_has_few_rows_and_those_that_changed() -> None:
+    old = [MovedServer(name=f"ps-{n}") for n in range(999)]
+    one_more = msgspec.structs.replace(MOVED, servers=[*old, MovedServer(name="ps-new", is_new=True, up_seconds=1.0)])
+    assert [name for name, _ in Gantt.of(one_more).rows] == ["ps-0 and 998 more", "ps-new"]
+    new = [MovedServer(name=f"ps-{n}", is_new=True, up_seconds=MOVED.begun_seconds + n / 100) for n in range(1, 200)]
+    many = msgspec.structs.replace(MOVED, servers=[*old, *new])
+    rows = Gantt.of(many).rows
+    assert len(rows) == 40 and rows[0][0] == "ps-0 and 998 more" and rows[-1] == (f"{199 - 38} more", [])
+    picture = figures.migrations([many] * 6)
+    assert picture is not None and picture.get_size_inches()[1] < 60

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from elastrec.platform.history.words import Chart, duration, figure, money, size, tenths
 
 
@@ -12,6 +14,17 @@ def test_a_chart_fits_its_box_and_needs_two_points() -> None:
     assert Chart.of("AUC", [(0, 0.5)]) is None
     fast = Chart.of("Samples per second", [(0, 0.0), (1, 55_310.4)])
     assert fast is not None and fast.high == "55,310"
+
+
+@pytest.mark.parametrize("count", [300, 301, 599, 100_001])
+def test_a_chart_of_many_points_is_small_and_keeps_its_peaks_and_its_end(count: int) -> None:
+    series = [(step, 0.5 + step % 10 / 100) for step in range(count)]
+    series[count // 2 + 1], series[count // 3 + 1] = (count // 2 + 1, 9.0), (count // 3 + 1, -3.0)
+    chart = Chart.of("Loss", series)
+    assert chart is not None and (chart.low, chart.high, chart.last) == ("-3", "9", count - 1)
+    places = [tuple(map(float, point.split(","))) for point in chart.points.split()]
+    assert len(places) <= 302 and places == sorted(places, key=lambda place: place[0])
+    assert {y for _, y in places} >= {5.0, 95.0} and places[-1][0] == 1000.0
 
 
 def test_numbers_are_shown_as_people_read_them() -> None:

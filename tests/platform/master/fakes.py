@@ -16,6 +16,7 @@ from elastrec.checkpoints import PartWriter, answer, newest_term, open_store
 from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import EndReason, PodEvent, PodSize, PodSpec, PodStatus
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.specs.environment import STORE_FILE
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
@@ -249,7 +250,8 @@ class ScriptedPod:
     def _look_up(self) -> None:
         """Goes to the master of the newest term, as pods do whose master is silent."""
         variables = self._spec.environment
-        term = newest_term(variables["ELASTREC_STORE"], variables["ELASTREC_JOB_NAME"], variables["ELASTREC_JOB"])
+        store = (self._spec.files | self._spec.secrets)[STORE_FILE]
+        term = newest_term(store, variables["ELASTREC_JOB_NAME"], variables["ELASTREC_JOB"])
         if term is not None and term.address != self._client.address:
             self._client.close()
             self._client = RpcClient(term.address, self._spec.secrets["token"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.delivery.reporter import Reporter
 from elastrec.platform.history.points import Point
-from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import FIRST_WINDOW_SECONDS, Monitor
 from elastrec.platform.master.reporting.status import totals, training_metrics
-from elastrec.platform.master.service.history_sink import HistorySink, Report, open_history_sink
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.master.reporting.unsent_metrics import read_points
+from elastrec.platform.master.service.history_sink import HistorySink, Report, leave_points, open_history_sink
+from elastrec.platform.specs.errors import ClusterError, HistoryError
 from elastrec.platform.specs.metrics import Phase, PodMetrics, Role, TrainingMetrics
 from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.heads import encoded
@@ -141,6 +143,30 @@ def test_history_gets_series_and_totals_after_an_outage_of_its_server():
     assert names.CALIBRATION_OBSERVED in values
 
 
+def test_while_the_cluster_does_not_answer_the_newest_reports_wait_with_the_time_of_their_measurement():
+    """The last report has the totals of the job."""
+    server, cluster, answers = Slow(), FakeCluster(), threading.Event()
+    server.open.set()
+
+    def wait(operation: str, name: str) -> None:
+        if not answers.wait(20):
+            raise ClusterError("no answer")
+
+    cluster.before = wait
+    sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), cluster, "clicks-1")
+    for number in range(100):
+        sink.put(Report(metrics(Phase.TRAINING).model_copy(update={"samples_trained": number}), {}, b""))
+    sink.put(Report(metrics(Phase.SUCCEEDED), {names.SAMPLES_REPEATED: 3.0}, b""))
+    put_at = time.time()
+    time.sleep(0.05)
+    answers.set()
+    sink.close()
+    values = {point.name: point.value for point in server.points}
+    assert values[names.SAMPLES_REPEATED] == 3.0
+    of_windows = [point for point in server.points if point.name == names.LOSS]
+    assert 50 < len(of_windows) <= 66 and all(point.unix_seconds <= put_at for point in of_windows)
+
+
 @pytest.mark.parametrize("prices", [None, {"core_hour": 1, "gibibyte_hour": 1, "currency": "EUR"}])
 def test_the_cost_in_money_is_measured_where_the_job_file_has_prices(
     prices: dict[str, object] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -171,3 +197,13 @@ def test_reports_never_wait_for_history():
 def test_a_new_state_has_metrics_without_any_heartbeat():
     found = training_metrics(JobState.new(plan()), "clicks", 0.0, None, {}, {})
     assert found.phase is Phase.PENDING and found.loss is None and not found.evaluated
+
+
+def test_the_next_master_leaves_its_unsent_figures_behind_those_of_the_first(tmp_path: Path):
+    """MLflow was away while a job failed, was launched again, and continued from its record."""
+    launched = launch(str(tmp_path), job())
+    first, second = ([Point(names.LOSS, 1.0 / step, step, 1e9 + step)] for step in (1, 2))
+    leave_points(launched, first)
+    leave_points(launched, [])
+    leave_points(launched, second)
+    assert read_points(launched.store, "clicks", launched.job_id) == [*first, *second]

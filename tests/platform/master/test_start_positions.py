@@ -14,7 +14,7 @@ import pytest
 
 from elastrec.checkpoints import Record, list_terms, open_record
 from elastrec.platform.data.entries import DataManifest
-from elastrec.platform.jobs.starting.preparation import _find_start, _Rows
+from elastrec.platform.jobs.starting.preparation import _begin, _find_start, _Rows
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.plan import JobPlan
@@ -22,7 +22,7 @@ from elastrec.platform.master.machine.rollback import recover
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.pods.launch import LaunchRequest, decode_launch, encode_launch
 from elastrec.platform.master.reporting.ledger import read_ledger
-from elastrec.platform.master.service.resumption import start_positions
+from elastrec.platform.master.service.resumption import Numbering, StartPositions, check_numbering, start_positions
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
@@ -179,11 +179,18 @@ def with_start(record: Record, **sections: Any) -> TrainingJob:
     return TrainingJob.model_validate(content)
 
 
+def begin(job: TrainingJob, digest: str) -> StartPositions:
+    """Where the job is prepared to begin."""
+    start = _find_start(job, rows_of(digest))
+    assert start.records == [job.spec.continual.start_from]
+    return _begin(job, rows_of(digest), start.first)
+
+
 def test_the_positions_that_a_job_begins_with_are_decided_before_anything_starts(record: Record) -> None:
-    start = _find_start(with_start(record), rows_of(DIGEST))
-    assert start.records == [record.uri] and start.begin.positions == record.positions().decode()
-    assert start.begin.note.startswith(f"begins at the positions of {record.uri}: ")
-    assert start.begin.note.endswith(" of 4,000 samples are trained")
+    found = begin(with_start(record), DIGEST)
+    assert found.positions == record.positions().decode()
+    assert found.note.startswith(f"begins at the positions of {record.uri}: ")
+    assert found.note.endswith(" of 4,000 samples are trained")
 
 
 @pytest.mark.parametrize(
@@ -196,17 +203,45 @@ def test_the_positions_that_a_job_begins_with_are_decided_before_anything_starts
 def test_otherwise_only_the_weights_are_used_with_a_reason(
     record: Record, digest: str, continual: dict[str, str], reason: str
 ) -> None:
-    start = _find_start(with_start(record, continual=continual), rows_of(digest))
-    assert start.records == [record.uri] and start.begin.positions == ""
-    assert start.begin.note == f"begins with the weights of {record.uri} at the first row: {reason}"
+    found = begin(with_start(record, continual=continual), digest)
+    assert found.positions == ""
+    assert found.note == f"begins with the weights of {record.uri} at the first row: {reason}"
 
 
 def test_the_same_files_in_other_shards_are_refused_by_name_with_the_way_on(record: Record) -> None:
     with pytest.raises(SpecError) as caught:
-        _find_start(with_start(record, seed=9, batches_per_shard=4), rows_of(DIGEST))
+        begin(with_start(record, seed=9, batches_per_shard=4), DIGEST)
     assert "spec.training.seed: 9 is not allowed" in str(caught.value)
     assert "batch_size times batches_per_shard: 40 is not allowed" in str(caught.value)
     assert "put it back; or train all rows on its weights: spec.continual.resume: never" in str(caught.value)
+
+
+def test_rows_whose_sessions_are_kept_together_have_another_order_and_are_refused(record: Record) -> None:
+    """An offset within a shard would leave out rows and train others twice."""
+    content = with_start(record).model_dump(mode="json", by_alias=True)
+    content["spec"]["data"]["session"] = "visit"
+    for groups, kept_together in (([["user"]], "visit"), ([], "")):
+        content["spec"]["deduplication"] = {"groups": groups}
+        job = TrainingJob.model_validate(content)
+        assert Numbering.of_job(job, DIGEST, ROWS).kept_together == kept_together
+        if not groups:
+            assert begin(job, DIGEST).positions
+            continue
+        with pytest.raises(SpecError, match=r"spec.deduplication \(.*: 'visit' is not allowed; allowed: '', as when"):
+            begin(job, DIGEST)
+    # A record of an earlier version may have kept them together or not, so nobody can be told to put that back.
+    stored = msgspec.json.decode(record.manifest.attributes["numbering"])
+    del stored["kept_together"]
+    record.manifest.attributes["numbering"] = msgspec.json.encode(stored).decode()
+    content["spec"]["deduplication"] = {"groups": [["user"]]}
+    numbering = Numbering.of_job(TrainingJob.model_validate(content), DIGEST, ROWS)
+    with pytest.raises(
+        SpecError, match=r": 'visit' is not allowed; allowed: unknown: file.*; train from the beg"
+    ) as old:
+        check_numbering(record, numbering)
+    assert "put it back" not in str(old.value)
+    content["spec"]["training"]["shuffle"] = False
+    assert Numbering.of_job(TrainingJob.model_validate(content), DIGEST, ROWS).kept_together == ""
 
 
 def test_positions_that_are_none_are_refused_before_a_master_begins() -> None:

@@ -55,6 +55,11 @@ def plan(**changes: Any) -> JobPlan:
     return JobPlan(**(values | changes))
 
 
+def bad_rows(count: int) -> int:
+    """How many of the first `count` rows of either stream are bad."""
+    return (count + 6) // 10
+
+
 class World:
     """Everything around a master, without threads: pods that follow orders, one action at a time.
 
@@ -360,7 +365,10 @@ class World:
 
     @staticmethod
     def progress(shard: Shard, offset: int) -> ShardProgress:
-        return progress_of(shard, offset)
+        """A worker's report; some rows are bad."""
+        rows = shard.split.range
+        bad = bad_rows(rows.start + offset) - bad_rows(rows.start + shard.offset)
+        return msgspec.structs.replace(progress_of(shard, offset), bad_rows=bad)
 
     def tick(self) -> None:
         deadline = self.state.next_deadline()

@@ -79,7 +79,7 @@ def test_points_without_a_usable_number_count_as_if_they_were_not_there() -> Non
 def test_one_number_of_rows_is_that_of_many(samples: float, deviations: float, noise: float, cap: float | None) -> None:
     growth = fit_growth(history(noise=noise, cap=cap))
     above, likely, below = growth.rows(np.array([samples]), deviations * np.array([1.0, 0.0, -1.0]))
-    assert growth.at(samples, deviations) == pytest.approx(above, rel=1e-12)
+    assert growth.at(samples) == pytest.approx(likely, rel=1e-12)
     assert growth.band(samples, deviations) == pytest.approx((above, likely, below), rel=1e-12)
 
 

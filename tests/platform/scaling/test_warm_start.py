@@ -178,6 +178,29 @@ def test_sizes_that_cannot_be_granted_are_cut_and_named() -> None:
     assert "40 workers cut to 4" in found.reason
 
 
+def test_more_servers_replace_those_that_are_larger_than_a_node() -> None:
+    nodes = Capacity(free=Resources(1000.0, 1000.0 * GIB), largest_pod=Resources(32.0, 16.0 * GIB))
+    before = msgspec.structs.replace(allocation(4, 2), parameter_server_memory_bytes=20 * GIB)
+    found = warm_start(TODAY, [past("x", before)], DEFAULT, nodes)
+    # 40 GiB of rows.
+    after = found.allocation
+    assert (after.parameter_servers, after.parameter_server_memory_bytes) == (3, 13.375 * GIB)
+    assert "2 servers of 20 GiB replaced by 3 of 13.4 GiB" in found.reason
+    assert "less than" not in found.reason
+    few = warm_start(TODAY, [past("x", before)], DEFAULT, nodes, servers=(1, 2))
+    after = few.allocation
+    assert (after.parameter_servers, after.parameter_server_memory_bytes) == (2, 16 * GIB)
+    assert "2 of 16 GiB, because of the largest node, which is less than similar jobs needed" in few.reason
+
+
+def test_memory_of_workers_that_no_node_has_is_cut_and_named() -> None:
+    nodes = Capacity(free=Resources(1000.0, 1000.0 * GIB), largest_pod=Resources(32.0, 16.0 * GIB))
+    before = msgspec.structs.replace(allocation(4, 2), worker_memory_bytes=20 * GIB)
+    found = warm_start(TODAY, [past("x", before)], DEFAULT, nodes)
+    assert found.allocation.worker_memory_bytes == 16 * GIB
+    assert "memory per worker cut from 20 GiB to 16 GiB by the largest node" in found.reason
+
+
 @pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
 def test_a_foreign_number_only_makes_a_job_less_similar(wrong: float) -> None:
     odd = with_rows(wrong)

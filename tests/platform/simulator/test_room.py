@@ -44,6 +44,23 @@ def test_only_a_job_of_higher_priority_preempts_others(change: dict[str, float])
     assert next(each for each in report.jobs if each.job_id == "urgent").placed_seconds > 600.0
 
 
+def test_no_job_is_evicted_whose_capacity_is_not_needed() -> None:
+    small = job("small", arrival_seconds=60.0, allocation=asked(workers=1, servers=1), movable=frozenset())
+    large = msgspec.structs.replace(URGENT, allocation=asked(workers=11, servers=1))
+    report = run("static", [fills("low", movable=frozenset()), small, large], nodes=1)
+    assert {each.job_id: each.evictions for each in report.jobs} == {"urgent": 0, "low": 1, "small": 0}
+    assert next(each for each in report.jobs if each.job_id == "urgent").placed_seconds == 600.0
+
+
+def test_no_job_shrinks_whose_workers_are_not_needed() -> None:
+    young = job("young", movable=WORKERS, arrival_seconds=60.0, allocation=asked(workers=2, servers=1))
+    old = job("old", movable=WORKERS, allocation=asked(workers=10, servers=1))
+    large = msgspec.structs.replace(URGENT, allocation=asked(workers=9, servers=1))
+    report = run("static", [old, young, large], nodes=1)
+    assert {each.job_id: each.allocation.workers for each in report.jobs} == {"urgent": 9, "old": 1, "young": 2}
+    assert report.figures()["evictions"] == 0
+
+
 def test_without_preemption_the_urgent_one_waits() -> None:
     calm = msgspec.structs.replace(QUIET, preemption=False)
     report = run("static", [fills("low"), URGENT], nodes=1, given=calm)

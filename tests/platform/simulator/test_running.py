@@ -53,3 +53,51 @@ def test_steps_that_are_longer_than_a_look_at_the_job_are_counted() -> None:
     assert facts.steps == 62
     (seen,) = facts.observations
     assert seen.iteration_seconds == pytest.approx(8.0)
+
+
+def test_a_job_of_milliseconds_ends_also_after_a_month() -> None:
+    month = 30 * 86_400.0
+    for number in range(50):
+        begin = month + 1.37 * number
+        short = job(seconds=0.01)
+        running = Running(short, short.allocation, None, simpy.Environment(begin), QUIET, np.random.default_rng(0))
+        running.take_place(Placing(), begin)
+        running.begin(begin)
+        now = begin
+        for _ in range(3):
+            # The clock resolves half a nanosecond: a rest may be left for which it cannot advance.
+            now += running.seconds_left
+            running.pass_time(now)
+        assert running.remaining == 0, number
+
+
+@pytest.mark.parametrize("how", ["evicted", "restarted"])
+def test_new_pods_of_a_job_are_not_slow(how: str) -> None:
+    environment = simpy.Environment()
+    start = asked()
+    running = Running(job(), start, None, environment, QUIET, np.random.default_rng(0))
+    running.take_place(Placing(), 0.0)
+    running.begin(0.0)
+    calm = running.rate
+    running.slow_workers, running.is_hot = 1, True
+    assert running.rate.samples < calm.samples
+    if how == "evicted":
+        running.evict(60.0)
+    else:
+        running.restart(start, Placing(), 30.0, 60.0)
+    assert running.rate == calm
+
+
+def test_a_checkpoint_within_a_pause_has_the_training_before_it() -> None:
+    whole = job()
+    running = Running(whole, whole.allocation, None, simpy.Environment(), QUIET, np.random.default_rng(0))
+    running.take_place(Placing(), 0.0)
+    running.begin(0.0)
+    every = QUIET.handling.checkpoint_seconds
+    # The checkpoint is 10 s after the begin of the pause, 20 s before its end.
+    running.pause(30.0, every - 10.0)
+    before = running.remaining
+    running.pass_time(every + 60.0)
+    assert running.remaining < before < whole.samples
+    running.lose_server(0.0, every + 60.0)
+    assert running.remaining == pytest.approx(before)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation, Change, Reso
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import Coefficients, JobProfile, Plan, Proposal
+from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.simulator.nodes import Nodes
 from elastrec.platform.simulator.simulation import Settings, Simulation
 from elastrec.platform.specs.errors import ScalingError
@@ -212,11 +214,68 @@ def test_failures_make_jobs_longer() -> None:
     assert hit.figures()["completion_seconds_mean"] > calm.figures()["completion_seconds_mean"]
 
 
+@pytest.mark.parametrize("policy", ["three-stage", "optimus-greedy", "elastic-scheduler"])
+def test_a_job_that_never_fits_does_not_keep_others_from_growing(policy: str) -> None:
+    one, large = job(seconds=7200.0, allocation=asked(workers=1)), job("large", allocation=asked(workers=999))
+    given = msgspec.structs.replace(QUIET, until_seconds=86_400.0)
+    (alone,) = run(policy, [one], given=given).jobs
+    (beside,) = run(policy, [one, large], given=given).jobs
+    assert alone.changes > 0
+    assert beside == alone
+    # It fits on nodes that come later.
+    room = [NodeChange(1000.0, 100)]
+    small = msgspec.structs.replace(one, samples=10 * one.samples)
+    report = run(policy, [small, large], given=given, node_changes=room)
+    assert next(each for each in report.jobs if each.job_id == "large").placed_seconds == 1000.0
+
+
 def test_a_job_that_never_fits_is_reported_as_unfinished() -> None:
     (job,) = synthetic(1)
     large = msgspec.structs.replace(job, allocation=msgspec.structs.replace(job.allocation, worker_cores=64.0))
     report = run("static", [large], given=msgspec.structs.replace(QUIET, until_seconds=3600.0))
     assert report.unfinished == (job.job_id,)
+
+
+def test_a_job_that_has_not_ended_has_held_and_used_its_pods() -> None:
+    brief = msgspec.structs.replace(QUIET, until_seconds=7200.0)
+    # The second one waits all the time; the third one has not arrived.
+    endless = [job("one", seconds=1e6), job("two", allocation=asked(workers=60)), job("late", arrival_seconds=1e5)]
+    report = run("static", endless, nodes=1, given=brief)
+    assert report.unfinished == ("late", "one", "two") and not report.jobs
+    figures = report.figures()
+    cores, memory = asked().resources.cores, asked().resources.memory_bytes / GIBIBYTE
+    seconds = report.seconds
+    assert figures["core_hours"] == pytest.approx(cores * seconds / 3600.0)
+    assert figures["cost"] == pytest.approx((cores * PRICES.core_hour + memory * PRICES.gibibyte_hour) * seconds / 3600)
+    # The cluster's account, which is kept by its nodes, is the same.
+    assert figures["cores_held"] * report.core_hours_there == pytest.approx(figures["core_hours"])
+    ended = run("static", [job("one")], nodes=1).figures()
+    for name in ("worker_cpu_share", "server_cpu_share"):
+        assert figures[name] == pytest.approx(ended[name], rel=0.02)
+
+
+def test_a_job_that_waits_again_keeps_the_account_of_its_lost_pods() -> None:
+    brief = msgspec.structs.replace(QUIET, until_seconds=7200.0)
+    lost = [NodeChange(3600.0, -1)]
+    report = run("static", [job("one", seconds=1e6)], nodes=1, given=brief, node_changes=[*lost, NodeChange(1e6, 1)])
+    assert report.unfinished == ("one",)
+    assert report.figures()["core_hours"] == pytest.approx(asked().resources.cores)
+
+
+def test_no_two_streams_of_random_numbers_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[int] = []
+    of_seed = np.random.default_rng
+
+    def noted(seed: Sequence[int]) -> np.random.Generator:
+        found = of_seed(seed)
+        states.append(found.bit_generator.state["state"]["state"])
+        return found
+
+    monkeypatch.setattr(np.random, "default_rng", noted)
+    jobs = [job(f"job-{number}") for number in range(5)]
+    run("static", jobs, given=Settings(seed=2), node_changes=[NodeChange(600.0, -1)])
+    # Three of each job, and that of the removed nodes.
+    assert len(set(states)) == len(states) == 16
 
 
 def test_a_policy_that_fails_does_not_stop_the_cluster() -> None:

@@ -4,16 +4,21 @@ import itertools
 import math
 
 import msgspec
+import numpy as np
 import pytest
+import simpy
 
-from elastrec.platform.scaling.amounts import Change
+from elastrec.platform.scaling.amounts import Allocation, Change
 from elastrec.platform.scaling.policies.static import Static
 from elastrec.platform.scaling.policy import View
 from elastrec.platform.scaling.types import JobProfile, Proposal
 from elastrec.platform.simulator.nodes import Nodes
+from elastrec.platform.simulator.placing import Part, Placing
+from elastrec.platform.simulator.running import Running
 from elastrec.platform.simulator.settings import BY_HAND, Handling, Settings
 from elastrec.platform.simulator.simulation import Simulation
-from tests.platform.simulator.cluster import NODE, PRICES, QUIET, growing, job, run
+from elastrec.platform.simulator.troubles import Troubles
+from tests.platform.simulator.cluster import NODE, PRICES, QUIET, asked, growing, job, run
 
 NEVER = Handling(straggler_seconds=math.inf, hot_server_seconds=math.inf)
 
@@ -63,6 +68,63 @@ def test_every_policy_meets_the_same_trouble() -> None:
     hit = msgspec.structs.replace(with_handling(NEVER), straggler_share=0.3, hot_server_share=0.3)
     one, other = (run(policy, jobs, given=hit) for policy in ("static", "three-stage"))
     assert [each.ended_seconds for each in one.jobs] == pytest.approx([each.ended_seconds for each in other.jobs])
+
+
+FAILING = msgspec.structs.replace(QUIET, hours_between_failures=10.0)
+
+
+def failing(seed: int, allocation: Allocation) -> tuple[simpy.Environment, Running]:
+    """A job that trains, and whose pods fail."""
+    environment = simpy.Environment()
+    running = Running(job(seconds=1e9), allocation, None, environment, FAILING, np.random.default_rng(0))
+    running.take_place(Placing(), 0.0)
+    running.begin(0.0)
+    Troubles(environment, FAILING, lambda random: 60.0).begin(running, seed, 0)
+    return environment, running
+
+
+def with_workers(running: Running, workers: int) -> None:
+    now = running._environment.now
+    running.change_to(msgspec.structs.replace(running.held, workers=workers), Placing(), now)
+    running.reach(Part(("workers",)), now)
+    running.wake()
+
+
+@pytest.mark.parametrize("change", ["none", "more workers", "evicted"])
+def test_pods_fail_after_a_time_that_they_have_trained_together(change: str) -> None:
+    shape = FAILING.failure_shape
+    pod_seconds = np.random.default_rng([1, 0, 2]).gamma(shape, FAILING.hours_between_failures * 3600.0 / shape)
+    environment, running = failing(1, asked(workers=4, servers=2))
+    changed_at = pod_seconds / 12
+    environment.run(until=changed_at)
+    if change == "none":
+        expected = pod_seconds / 6
+    elif change == "more workers":
+        with_workers(running, 18)
+        expected = changed_at + pod_seconds / 2 / 20
+    else:
+        running.evict(changed_at)
+        environment.run(until=changed_at + 5000.0)
+        running.take_place(Placing(), environment.now)
+        running.begin(environment.now)
+        expected = changed_at + 5000.0 + pod_seconds / 2 / 6
+    environment.run(until=expected - 1e-3)
+    assert running.counts["failures"] == 0
+    environment.run(until=expected + 1e-3)
+    assert running.counts["failures"] == 1
+
+
+def test_each_pod_that_is_there_fails_with_equal_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[str] = []
+    monkeypatch.setattr(Running, "lose_server", lambda running, pause, now: lost.append("server"))
+    monkeypatch.setattr(Running, "lose_worker", lambda running, now: lost.append("worker"))
+    for seed in range(100):
+        environment, running = failing(seed, asked(workers=20, servers=2))
+        environment.run(until=1.0)
+        with_workers(running, 2)
+        while len(lost) == seed:
+            environment.step()
+    assert 35 < lost.count("server") < 65
 
 
 def test_a_lost_server_undoes_the_training_since_the_checkpoint() -> None:

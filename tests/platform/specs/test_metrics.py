@@ -1,10 +1,19 @@
-"""The choice of measurements after the nodes of a job have become slower or faster."""
+"""Metrics as JSON, and the choice of measurements after the nodes of a job have become slower or faster."""
 
 from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.specs.metrics import PERIOD_SECONDS, PERIOD_STEPS, SHIFT, Steps, StepsByConfiguration
+from elastrec.platform.specs.metrics import (
+    PERIOD_SECONDS,
+    PERIOD_STEPS,
+    SHIFT,
+    HeadMetrics,
+    Phase,
+    Steps,
+    StepsByConfiguration,
+    TrainingMetrics,
+)
 
 CALM, SLOW = 0.0625, 0.25
 """Seconds per step."""
@@ -91,3 +100,13 @@ def test_a_configuration_that_was_slower_at_its_last_time_is_compared_with_that_
     assert job.means == pytest.approx({"one": SLOW, "two": CALM})
     job.train("one", CALM, periods=2.0)
     assert job.means == pytest.approx({"one": CALM})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_losses_and_figures_that_are_not_finite_are_read_back_from_json(value: float) -> None:
+    head = HeadMetrics(name="price", mean_squared_error=value)
+    metrics = TrainingMetrics(job="j", phase=Phase.TRAINING, loss=value, losses={"rank": value}, heads=(head,))
+    again = TrainingMetrics.model_validate_json(metrics.model_dump_json())
+    read = (again.loss, again.losses["rank"], again.heads[0].mean_squared_error)
+    # NaN is not equal to itself.
+    assert repr(read) == repr((value, value, value))

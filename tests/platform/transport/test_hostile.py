@@ -244,6 +244,22 @@ def test_a_connection_that_does_not_greet_in_time_is_closed(monkeypatch: pytest.
     server.stop()
 
 
+def test_a_connection_whose_other_end_vanished_is_lost_within_minutes() -> None:
+    # The lost packets of a dead node cannot be made here; the settings that the kernel documents for them can.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = socket.create_connection(listener.getsockname())
+        theirs = listener.accept()[0]
+        for link in (ours, theirs):
+            made = connection.Connection(link)
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, pause, probes = (
+                link.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert 30 <= idle + pause * probes <= 180
+            made.close()
+
+
 def test_a_frame_that_stops_in_the_middle_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(port, "_SILENCE_SECONDS", 0.2)
     server = RpcServer({Ask: lambda message: Answered(message.text)}, token=TOKEN)

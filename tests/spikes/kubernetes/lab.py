@@ -134,6 +134,7 @@ class Lab:
     def __init__(self, programs: Path, folder: Path) -> None:
         self.servers = Servers(programs, nodes=("n1", "n2"), flags=_FLAGS)
         self.agents: dict[str, NodeAgent] = {}
+        self._clients: list[Api] = []
         try:
             self.authority = self.servers.authority.read_text()
             self.admin = self.api(self.servers.tokens["admin"])
@@ -149,7 +150,10 @@ class Lab:
             raise
 
     def api(self, token: str) -> Api:
-        return Api(self.servers.url, token, self.authority)
+        """A client with the rights of a token, which is closed with the servers."""
+        client = Api(self.servers.url, token, self.authority)
+        self._clients.append(client)
+        return client
 
     def uids(self) -> set[str]:
         """Of all pods that the nodes have."""
@@ -170,4 +174,6 @@ class Lab:
     def close(self) -> None:
         for agent in self.agents.values():
             agent.close()
+        for client in self._clients:
+            client.close()
         self.servers.close()

@@ -138,6 +138,25 @@ def test_scores_of_any_size_do_not_overflow() -> None:
     assert torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("ids", [2, 300, 4000])
+def test_shares_of_long_lists_are_a_whole_under_autocast(ids: int) -> None:
+    """With scores in bfloat16, as the job's `precision` makes them, values and gradients are those of float32."""
+    torch.manual_seed(0)
+    pooling = AttentionPooling(D)
+    low = copy.deepcopy(pooling)
+    rows = 1 + 0.1 * torch.randn(ids, D)
+    offsets = torch.tensor([0, ids])
+    weight = torch.linspace(-1, 2, D)
+    expected = pooling(rows, offsets)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = low(rows, offsets)
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0)
+    (expected * weight).sum().backward()
+    (found * weight).sum().backward()
+    exact = gradients(pooling)["project.weight"]
+    assert (gradients(low)["project.weight"] - exact).norm() < 0.05 * exact.norm()
+
+
 def test_the_transformer_sees_the_order_of_a_list() -> None:
     torch.manual_seed(0)
     pooling = TransformerPooling(D, 4)

@@ -183,7 +183,7 @@ def predict(job: TrainingJob, manifest_uri: str, folder_uri: str, collection, mo
                     start=start, length=length, features=list(pooled.keys()), heads=list(heads.names)
                 ),
                 batch=batch,
-                prediction=heads.predictions(heads.outputs(result, length)).numpy(),
+                prediction=heads.predictions(heads.outputs(result, batch.num_rows)).numpy(),
                 pooled=pooled.values().numpy(),
             ),
         )

@@ -26,6 +26,7 @@ from elastrec.checkpoints import open_record
 from elastrec.platform.data.convert import ByRows, convert
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import CheckpointError, DataError, HistoryError, JobFailedError
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.export import parse_result, result_line
 from elastrec.trainers.export import wheel as wheel_module
 from elastrec.trainers.export.artifact import INDEX_FILE, Artifact, write_artifact
@@ -35,7 +36,7 @@ from elastrec.trainers.export.signature import raw_frame
 from elastrec.trainers.export.wheel import write_wheel
 from elastrec.trainers.worker.predictions import read_predictions, write_predictions
 from tests.test_house import ROOMS, ROOT, sources
-from tests.trainers.export.conftest import ROWS, build, raw_rows
+from tests.trainers.export.conftest import ROWS, build, parquet_log, raw_rows
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +202,17 @@ def test_dense_parameters_that_are_not_those_of_the_model_are_refused(finished, 
             Scorer(Artifact(tmp_path))
 
 
+def test_an_artifact_contains_no_password(finished, tmp_path: Path) -> None:
+    written = finished.job.model_dump(by_alias=True)
+    written["spec"]["checkpoint"]["store"] = "s3://key:hunter2@minio:9000/records"
+    record = open_record(finished.request.record_uri)
+    record.uri = "s3://key:hunter2@minio:9000/records/tiny"
+    write_artifact(tmp_path, TrainingJob.model_validate(written), "job-1", record)
+    assert not [file.name for file in tmp_path.rglob("*.json") if "hunter2" in file.read_text()]
+    assert Artifact(tmp_path).job.spec.checkpoint.store == "s3://key:***@minio:9000/records"
+    assert Artifact(tmp_path).index.record_uri == "s3://key:***@minio:9000/records/tiny"
+
+
 def test_a_record_of_changes_alone_is_refused(finished, tmp_path: Path) -> None:
     record = open_record(finished.request.record_uri)
     record.manifest = msgspec.structs.replace(record.manifest, base="000000000001-earlier")
@@ -208,21 +220,47 @@ def test_a_record_of_changes_alone_is_refused(finished, tmp_path: Path) -> None:
         write_artifact(tmp_path, finished.job, "job-1", record)
 
 
+class UploadError(Exception):
+    """As of a client of an artifact store, which is neither an OSError nor one of MLflow."""
+
+
+@pytest.mark.parametrize("error", [OSError("connection lost"), UploadError("connection lost")], ids=["os", "store"])
 def test_a_model_whose_files_did_not_all_arrive_is_marked_as_failed(
-    finished, tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished, tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     uri, run_id = tracking
     begun: list[str] = []
 
     def breaks_off(client: mlflow.MlflowClient, model_id: str, folder: str) -> None:
         begun.append(model_id)
-        raise OSError("connection lost")
+        raise error
 
     monkeypatch.setattr(mlflow.MlflowClient, "log_model_artifacts", breaks_off)
-    with pytest.raises(HistoryError, match=f"could not be logged in run {run_id}: connection lost"):
+    with pytest.raises(HistoryError, match=f"could not be logged in run {run_id}: .*connection lost"):
         export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), tmp_path)
     (model_id,) = begun
     assert mlflow.MlflowClient(uri).get_logged_model(model_id).status == LoggedModelStatus.FAILED
+
+
+def test_a_model_that_a_killed_evaluator_has_left_half_uploaded_is_marked_as_failed_by_the_next_one(
+    finished, tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, run_id = tracking
+    client = mlflow.MlflowClient(uri)
+    experiment_id = client.get_run(run_id).info.experiment_id
+    left = client.create_logged_model(experiment_id, source_run_id=run_id).model_id
+    ready = client.create_logged_model(experiment_id, source_run_id=run_id).model_id
+    client.finalize_logged_model(ready, LoggedModelStatus.READY)
+    of_other = client.create_logged_model(experiment_id, source_run_id=client.create_run(experiment_id).info.run_id)
+
+    def breaks_off(client: mlflow.MlflowClient, model_id: str, folder: str) -> None:
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_model_artifacts", breaks_off)
+    with pytest.raises(HistoryError, match="connection lost"):
+        export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), tmp_path)
+    found = [client.get_logged_model(model_id).status for model_id in (left, ready, of_other.model_id)]
+    assert found == [LoggedModelStatus.FAILED, LoggedModelStatus.READY, LoggedModelStatus.PENDING]
 
 
 @pytest.fixture(scope="module")
@@ -347,3 +385,47 @@ def test_a_model_of_a_converted_log_scores_rows_as_the_log_had_them(
     assert loaded.predict(whole_prices)["probability"].notna().all()
     refused = loaded.predict(as_text[:2].assign(device="no id"))
     assert refused["is_bad"].all() and "found 'no id', expected 1 to 16 hexadecimal digits" in refused["reason"][0]
+
+
+def test_rows_that_training_skipped_are_neither_compared_nor_shown_as_an_example(
+    text_log: TrainingData, tmp_path: Path
+) -> None:
+    header, *lines = Path(text_log.path).read_text().splitlines()
+    fields = [line.split(",") for line in lines]
+    fields[1][1] = "dear"  # among the rows of the example
+    fields[150][2] = "no id"
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([header, *(",".join(row) for row in fields)]) + "\n")
+    skipping = {"path": str(log), "bad_rows": {"policy": "skip", "at_most": 2}}
+    finished = build(tmp_path, data=TrainingData.model_validate(text_log.model_dump(by_alias=True) | skipping))
+    work = tmp_path / "work"
+    work.mkdir()
+    result = export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), work)
+    assert result.checked_rows == ROWS - 2 and result.challenger is not None and result.challenger.samples == ROWS - 2
+    example = mlflow.models.Model.load(str(tmp_path / "model")).load_input_example(str(tmp_path / "model"))
+    assert len(example) == 5
+    assert not mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(example)["is_bad"].any()
+
+
+def test_a_model_with_a_transform_scores_rows_without_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counting_transform.py").write_text(
+        "import pyarrow as pa\n"
+        "def count(batch):\n"
+        "    counts = pa.array([float(len(row)) for row in batch['history'].to_pylist()])\n"
+        "    return pa.RecordBatch.from_arrays([*batch.columns, counts], names=[*batch.schema.names, 'count'])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    raw = raw_rows(1, ROWS)
+    plain = parquet_log(tmp_path / "log", raw).model_dump(by_alias=True)
+    dense = [{"name": "price"}, {"name": "count"}]
+    data = TrainingData.model_validate(plain | {"transform": "counting_transform:count", "dense": dense})
+    finished = build(tmp_path, data=data)
+    work = tmp_path / "work"
+    work.mkdir()
+    result = export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), work)
+    assert result.checked_rows == ROWS and result.challenger is not None and result.challenger.samples == ROWS
+    model = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    rows = raw.drop_columns(["label"]).to_pandas()
+    assert model.predict(rows)["probability"].notna().all()
+    empty = model.predict(rows[:0])
+    assert list(empty) == ["probability", "is_bad", "reason"] and len(empty) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import mlflow
@@ -16,9 +17,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from mlflow.pyfunc import scoring_server
 
+from elastrec.platform.data.convert import ByRows, convert
+from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, MissingColumnError
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.requests import table_of
+from tests.trainers.export.conftest import ROWS as LOG_ROWS
+from tests.trainers.export.conftest import build, parquet_log, raw_rows
 
 GOOD = {"price": 3.5, "user": 7, "city": "c1", "device": "0000002a", "history": [1, 2]}
 # pandas makes floats of a column of whole numbers with a hole, which are exact to here.
@@ -61,6 +66,40 @@ def test_a_value_of_another_type_is_named_and_affects_only_its_row(served: Any) 
     ):  # fmt: skip
         assert words in reason
     assert answer["probability"][7] == answer["probability"][5]
+
+
+@pytest.mark.parametrize("converted", [False, True], ids=["text", "converted"])
+def test_texts_that_count_as_missing_in_the_log_do_so_in_requests(tmp_path: Path, converted: bool) -> None:
+    raw = raw_rows(1, LOG_ROWS)
+    data = parquet_log(tmp_path, raw)
+    frame = raw.to_pandas().assign(history=["|".join(map(str, ids)) for ids in raw["history"].to_pylist()])
+    frame["user"] = frame["user"].astype("Int64")
+    (file,) = (tmp_path / "data").iterdir()
+    file.unlink()
+    frame.to_csv(tmp_path / "data" / "log.csv", index=False, na_rep="NA")
+    changes = {"format": "csv", "csv": {"null_tokens": ["NA", "none"], "list_separator": "|"}}
+    data = TrainingData.model_validate(data.model_dump(by_alias=True) | changes)
+    if converted:
+        data = convert(data, str(tmp_path / "converted"), layout=ByRows(rows=LOG_ROWS)).data
+    finished = build(tmp_path, data=data)
+    (tmp_path / "work").mkdir()
+    result = export(msgspec.structs.replace(finished.request, artifact_uri=str(tmp_path / "model")), tmp_path / "work")
+    assert result.checked_rows == LOG_ROWS
+    model = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    for name in GOOD:
+        rows = pd.DataFrame([GOOD | {name: token} for token in (None, "", "NA", "none", GOOD[name])])
+        answers = model.predict(rows)
+        assert not answers["is_bad"].any(), answers["reason"].tolist()
+        assert answers["probability"][:4].nunique() == 1, name
+    assert model.predict(pd.DataFrame([GOOD | {"city": "other"}]))["is_bad"].tolist() == [False]
+
+
+def test_columns_that_the_model_does_not_read_may_hold_anything(served: Any) -> None:
+    rows = pd.DataFrame([GOOD | {"note": value} for value in (2**64, "text", {"a": 1}, None)])
+    rows.insert(0, "twice", 1)
+    rows.insert(0, "twice", 2, allow_duplicates=True)
+    answers = served.predict(rows)
+    assert not answers["is_bad"].any() and answers["probability"].nunique() == 1
 
 
 def test_a_column_without_values_has_only_empty_fields(served: Any) -> None:

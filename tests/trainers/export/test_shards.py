@@ -55,7 +55,8 @@ def test_writing_needs_the_memory_of_a_shard_and_not_of_the_table(tmp_path: Path
     table = writer.finish()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert table.shards == rows // shard_rows and peak < 1.7 * shard_rows * (8 + 4 * dimension)
+    # 1.5 usually; in one of ten tries a copied piece of 1 MiB is freed later: 1.72. With a copy of all values: 2.5.
+    assert table.shards == rows // shard_rows and peak < 1.9 * shard_rows * (8 + 4 * dimension)
     assert len(list(tmp_path.iterdir())) == 2 * table.shards
     asked = np.array([7, rows + 1, 399_999])
     found, held = TableShards(tmp_path, table).rows(asked)

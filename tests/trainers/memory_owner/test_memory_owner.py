@@ -181,6 +181,19 @@ def test_as_the_first_process_of_a_container_it_restarts_the_server_and_reaps_or
     outer.communicate()
 
 
+def test_as_the_first_process_of_a_container_it_ends_if_terminated_while_it_makes_the_memory() -> None:
+    code = (
+        "import os, runpy, signal, sys; make = os.posix_fallocate\n"
+        "os.posix_fallocate = lambda *memory: (make(*memory), os.kill(1, signal.SIGTERM))\n"
+        f"sys.argv[1:] = ['{MIB}', '-c', 'print(\"started\")']\n"
+        "runpy.run_module('elastrec.trainers.memory_owner', run_name='__main__')"
+    )
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    command = [*container, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
+
+
 def test_it_takes_no_more_memory_than_its_pod_has_for_it(start: Start) -> None:
     owner = start(memory_bytes=64 * MIB)
     owner.child()

@@ -29,11 +29,11 @@ LAYOUT = [Parameter("w", (2,))]
 
 
 def server_of(
-    mode: str = "async", staleness: int = 0, workers: int = 1, layout: Sequence[Parameter] = LAYOUT
+    mode: str = "async", staleness: int = 0, workers: int = 1, layout: Sequence[Parameter] = LAYOUT, cores: float = 1.0
 ) -> ParameterServer:
     training = {"batch_size": BATCH, "consistency": {"mode": mode, "staleness": staleness}}
     spec = job_spec(optimizers=SGD, training=training, resources={"worker": {"count": workers}})
-    server = ParameterServer("ps-0", spec, capacity_rows=1000)
+    server = ParameterServer("ps-0", spec, capacity_rows=1000, granted_cores=cores)
     server.start_empty(routing_of(["here:1"]), 1)
     elements = sum(math.prod(parameter.shape) for parameter in layout)
     server.init_dense(InitDense(stamp=stamp("a"), layout=list(layout)), [np.zeros(elements, np.float32)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +28,7 @@ from elastrec.trainers.parameter_server import pod as server_pod
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
+from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
@@ -38,12 +42,12 @@ def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator
     files = folder / f"files-{index}"
     files.mkdir(exist_ok=True)
     (files / environment.TOKEN_FILE).write_text(TOKEN)
+    (files / environment.STORE_FILE).write_text(str(folder / "store"))
     variables = {
         **os.environ,
         environment.JOB: "job",
         environment.POD: f"ps-{index}",
         environment.MASTER_ADDRESS: master.address,
-        environment.STORE: str(folder / "store"),
         environment.JOB_NAME: "job",
         environment.MASTER_TIMEOUT: "600",
         environment.FILES: str(files),
@@ -277,6 +281,47 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
     finally:
         pod.stop()
         master.close()
+
+
+def test_heartbeats_go_on_if_a_restore_drops_the_model_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    dense, reads = SimpleNamespace(values=np.zeros(3, np.float32)), itertools.count()
+    # The model is there at one look, and dropped at the next one.
+    monkeypatch.setattr(RequestHandlers, "dense", property(lambda self: None if next(reads) % 2 else dense))
+    master = ScriptedMaster(training_job(), servers=1)
+    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
+    running = threading.Thread(target=pod.run, daemon=True)
+    running.start()
+    try:
+        for seen in (12, 0):
+            master.wait(
+                lambda seen=seen: "ps-0" in master.heartbeats and master.heartbeats["ps-0"].dense_bytes == seen,
+                "another heartbeat comes",
+                15,
+            )
+    finally:
+        pod.stop()
+        running.join(15)
+        master.close()
+
+
+def test_a_server_whose_heartbeats_end_with_an_error_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    master = ScriptedMaster(training_job(), servers=1)
+
+    def memory_bytes() -> int:
+        raise ValueError("/proc/self/statm has no numbers")
+
+    settings = PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN)
+    pod = ServerPod(settings, memory_bytes)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pod.run)
+        try:
+            with pytest.raises(ValueError, match="statm"):
+                running.result(15)
+        finally:
+            pod.stop()
+            master.close()
 
 
 def test_a_server_without_its_environment_names_the_missing_variable() -> None:

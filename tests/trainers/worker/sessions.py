@@ -14,7 +14,9 @@ from elastrec.platform.specs.job import TrainingJob
 SESSION = 6
 
 
-def session_job(folder: Path, rows: int, batch: int, *, deduplication: Any, **spec: Any) -> TrainingJob:
+def session_job(
+    folder: Path, rows: int, batch: int, *, deduplication: Any, likes_pooling: str = "mean", **spec: Any
+) -> TrainingJob:
     """Labels follow user and item, so that there is something to learn; rows are trained in their order."""
     random = np.random.default_rng(4)
     number = np.arange(rows) // SESSION
@@ -56,7 +58,7 @@ def session_job(folder: Path, rows: int, batch: int, *, deduplication: Any, **sp
                     {"name": "user"},
                     {"name": "item", "table": "items"},
                     {"name": "cart", "table": "items", "is_list": True},
-                    {"name": "likes", "is_list": True, "pooling": "mean"},
+                    {"name": "likes", "is_list": True, "pooling": likes_pooling},
                 ],
             },
             "training": {"batch_size": batch, "seed": 3, "shuffle": False, "consistency": {"mode": "bsp"}},

@@ -201,3 +201,21 @@ def test_a_push_that_a_server_has_dropped_is_not_acknowledged(worker: Worker) ->
     with pytest.raises(RoutingChangedError):
         worker.rest(directive(Mode.PAUSE))
     assert reported(worker) == []
+
+
+def test_only_a_worker_that_trains_and_has_shards_waits_for_rows(worker: Worker) -> None:
+    def waited_seconds() -> float:
+        window = worker.session.window
+        window.add(steps=1)
+        taken = window.take()
+        window.delivered(taken)
+        return taken.wait_seconds
+
+    worker.next(0.01)
+    assert waited_seconds() > 0
+    worker.next(0.01)
+    worker.rest(directive(Mode.PAUSE))
+    assert waited_seconds() == 0
+    worker.follow(directive(Mode.EVALUATE))
+    worker.next(0.01)
+    assert waited_seconds() == 0

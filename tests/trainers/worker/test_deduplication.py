@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.transport.messages.directive import Mode
+from elastrec.trainers.check import check
 from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.parameter_server.storage.copying import CANDIDATES, ROWS
 from elastrec.trainers.worker.predictions import read_predictions
@@ -37,6 +39,27 @@ class Own(nn.Module):
         self.seen.append(type(sparse_features))
         lengths = sparse_features["cart"].lengths()
         return self.output(self.tables(sparse_features).values()).squeeze(1) + 0.01 * lengths
+
+
+class OwnMoved(Own):
+    """As models that torchrec's examples put on a device."""
+
+    def forward(self, dense_features: Any, sparse_features: Any) -> Any:
+        return super().forward(dense_features, sparse_features.to(torch.device("cpu")))
+
+
+class OwnLists(nn.Module):
+    """A model that knows torchrec's types only, and pools the lists of one feature itself: the mean of squares."""
+
+    def __init__(self, embedding_bag_collection: nn.Module, schema: Any) -> None:
+        super().__init__()
+        self.tables = embedding_bag_collection
+        self.output = nn.Linear(len(schema.sparse_names) * schema.embedding_dimension, 1)
+
+    def forward(self, dense_features: Any, sparse_features: Any) -> Any:
+        rows, lengths = self.tables.rows(sparse_features, "cart"), sparse_features["cart"].lengths()
+        squares = torch.segment_reduce(100 * rows**2, "mean", lengths=lengths.to(torch.int64), initial=0)
+        return self.output(torch.cat([self.tables(sparse_features).values(), squares], dim=1)).squeeze(1)
 
 
 Make = Callable[..., Setting]
@@ -169,6 +192,33 @@ def test_a_model_that_knows_torchrec_only_trains_the_same(trained: Make) -> None
     for here in (plain, ours):
         here.finish()
     assert set(Own.seen) == {KeyedJaggedTensor}
+    assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
+    np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [Own, OwnMoved])
+def test_a_models_copy_of_the_features_is_pulled_once_and_its_rows_are_counted_once(
+    trained: Make, model: type[nn.Module]
+) -> None:
+    spec = {
+        "model": {"architecture": f"{__name__}:{model.__name__}", "embedding_dimension": 8},
+        "tables": {name: {"admit_after": 20} for name in ("user", "items", "likes")},
+    }
+    plain, ours = (trained(how, steps=8, **spec) for how in ("off", GROUPS))
+    for here in (plain, ours):
+        here.finish()
+        assert here.servers[0].stats(GetStats()).pulls == 8
+    waiting = _tables(plain, "sightings")
+    assert waiting and waiting == _tables(ours, "sightings")
+
+
+@pytest.mark.parametrize("likes_pooling", ["mean", "attention"])
+def test_a_model_that_pools_lists_itself_trains_the_same(trained: Make, likes_pooling: str) -> None:
+    model = {"architecture": f"{__name__}:OwnLists", "embedding_dimension": 8, "unpooled_features": ["cart"]}
+    plain, ours = (trained(how, steps=12, model=model, likes_pooling=likes_pooling) for how in ("off", GROUPS))
+    for here in (plain, ours):
+        assert check(here.job) == []
+        here.finish()
     assert _loss(ours) == pytest.approx(_loss(plain), abs=1e-6)
     np.testing.assert_allclose(_dense(ours), _dense(plain), atol=1e-5)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from elastrec.platform.specs.errors import (
@@ -13,6 +16,7 @@ from elastrec.platform.specs.errors import (
     TransportError,
 )
 from elastrec.trainers.threads import granted_threads, process_settings
+from elastrec.trainers.worker import process
 from elastrec.trainers.worker.process import is_retryable
 
 
@@ -33,6 +37,16 @@ from elastrec.trainers.worker.process import is_retryable
 )
 def test_only_errors_that_another_process_may_not_have_are_retryable(error: Exception, retryable: bool) -> None:
     assert is_retryable(error) is retryable
+
+
+def test_a_failure_is_reported_without_the_passwords_of_its_causes() -> None:
+    reported: list[dict[str, Any]] = []
+    session: Any = SimpleNamespace(failed=lambda **report: reported.append(report))
+    for error in (OSError("http://u:secret@h is away"), DataError("no file")):
+        error.__cause__ = OSError("s3://key:secret@bucket is unknown")
+        assert process._fail(session, error) in (process.EXIT_RETRY, process.EXIT_JOB_FAILS)
+    assert "http://u:***@h" in reported[0]["reason"] and "s3://key:***@bucket" in reported[1]["traceback"]
+    assert "secret" not in str(reported)
 
 
 @pytest.mark.parametrize(("cores", "threads"), [("0.3", 1), ("1", 1), ("1.5", 2), ("4.0", 4)])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.platform.data.reading.batches import Minibatch
-from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.errors import AuthenticationError, DataError
 from elastrec.platform.transport.messages.job import Leased, LeaseState, Shard, ShardProgress
 from elastrec.trainers.worker.feed import Feed, FeedError, Finished, Item, Waiting
 from tests.splits import length_of, row_shard
@@ -74,6 +74,22 @@ def test_returned_minibatches_are_the_next_ones_in_their_order() -> None:
     assert feed.next(10) is items[1]
     feed.give_back(items[1:2])  # type: ignore[arg-type]
     assert rows_of(items_of(feed, Finished)) == [*range(10, 80)]
+    feed.close()
+
+
+def test_bad_rows_are_reported_since_the_begin_of_the_attempt() -> None:
+    def without_odd_tens(found: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
+        for minibatch in read(found, place, batch_size):
+            keep = [row for row in minibatch.batch.column("row").to_pylist() if row // 10 % 2 == 0]
+            yield Minibatch(pa.RecordBatch.from_pydict({"row": keep}), minibatch.end_offset, minibatch.ends_split)
+
+    begun = row_shard(0, 0, 40, offset=5)
+    feed = Feed(leases([granted(begun, shard(1)), DONE]), without_odd_tens, 10)
+    first = feed.next(10)
+    assert isinstance(first, Item) and first.progress.bad_rows == 5
+    feed.resize(20)
+    rest = items_of(feed, Finished)
+    assert [(item.progress.offset, item.progress.bad_rows) for item in rest] == [(35, 15), (40, 20), (20, 10), (40, 20)]
     feed.close()
 
 
@@ -158,6 +174,42 @@ def test_an_ended_feed_reads_returned_rows_with_the_new_batch_size() -> None:
     feed.resize(5)
     assert sizes_of(items_of(feed, Finished)) == [5] * 4
     assert isinstance(feed.next(10), Finished)
+    feed.close()
+
+
+def test_an_error_that_another_batch_size_discards_is_reported_again() -> None:
+    def broken(found: Shard, place: ShardProgress, batch_size: int) -> Iterator[Minibatch]:
+        yield from list(read(found, place, batch_size))[: (20 - place.offset) // batch_size]
+        raise DataError("part-7.parquet: truncated")
+
+    feed = Feed(leases([granted(shard(5))]), broken, 10)
+    items = [feed.next(10) for _ in range(2)]
+    assert isinstance(feed.peek(10), FeedError)
+    feed.give_back(items[1:])  # type: ignore[arg-type]
+    feed.resize(5)
+    assert sizes_of([feed.next(10), feed.next(10)]) == [5, 5]  # type: ignore[list-item]
+    with pytest.raises(FeedError) as caught:
+        feed.next(10)
+    assert caught.value.progress.offset == 20
+    feed.close()
+
+
+def test_a_refusal_that_another_batch_size_discards_is_reported_again() -> None:
+    answers = iter([granted(shard(0))])
+
+    def refusing(count: int, cancelled: Callable[[], bool]) -> Leased | None:
+        if leased := next(answers, None):
+            return leased
+        raise AuthenticationError("the token is not this job's")
+
+    feed = Feed(refusing, read, 20)
+    items = [feed.next(10) for _ in range(2)]
+    assert isinstance(feed.peek(10), AuthenticationError)
+    feed.give_back(items[1:])  # type: ignore[arg-type]
+    feed.resize(10)
+    assert sizes_of([feed.next(10), feed.next(10)]) == [10, 10]  # type: ignore[list-item]
+    with pytest.raises(AuthenticationError):
+        feed.next(10)
     feed.close()
 
 

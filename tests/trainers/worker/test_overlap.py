@@ -1,18 +1,25 @@
-"""The age of the parameters of a step, with and without overlapping pulls."""
+"""The pulls of steps: the age of their parameters, with and without overlap, and pulls of copied features."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.directive import Mode
+from elastrec.trainers.embedding.client import Pulled
+from elastrec.trainers.models import FeatureSchema
+from elastrec.trainers.parameter_server.messages import GetStats
 from elastrec.trainers.worker import parameter_server_trainer
 from elastrec.trainers.worker.feed import Feed
-from tests.trainers.worker.setting import BATCH, ROWS, Setting, trained_samples
+from tests.trainers.worker.setting import BATCH, ROWS, SHARD, Setting, setting_fixture, trained_samples  # noqa: F401
 
 STEPS = ROWS // BATCH
 AFTER = 6
@@ -146,3 +153,57 @@ def test_steps_of_bsp_never_overlap(
         here.finish()
     finally:
         here.close()
+
+
+class Plain(nn.Module):
+    """Sums the numbers of all rows of a sample."""
+
+    def __init__(self, embedding_bag_collection: nn.Module, schema: FeatureSchema) -> None:
+        super().__init__()
+        self.rows = embedding_bag_collection
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def passed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return features
+
+    def forward(self, dense_features: Tensor, sparse_features: KeyedJaggedTensor) -> Tensor:
+        return self.rows(self.passed(sparse_features)).values().sum(dim=1) * self.scale
+
+
+class Moved(Plain):
+    """As models that torchrec's examples put on a device."""
+
+    def passed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return features.to(torch.device("cpu"))
+
+
+class Made(Plain):
+    """Makes features of its own."""
+
+    def passed(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(features.keys(), features.values().clone(), lengths=features.lengths())
+
+
+def train(setting: Callable[..., Any], model: type[Plain]) -> tuple[int, int]:
+    """Numbers of pulls, and of pulls that are still in memory after the last step."""
+    before = _in_memory()
+    here = setting(servers=1, architecture=f"{__name__}:{model.__name__}")
+    here.master.add_shards("train", ROWS, SHARD)
+    here.start_worker()
+    here.master.wait_for(lambda: len(here.master.done) == 4)
+    here.finish()
+    assert not here.errors
+    return here.servers[0].stats(GetStats()).pulls, _in_memory() - before
+
+
+def _in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, Pulled) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize(("model", "pulls"), [(Plain, 1), (Moved, 1), (Made, 2)])
+def test_rows_are_pulled_once_for_copied_features_and_kept_for_no_step_that_is_over(
+    setting: Callable[..., Any], model: type[Plain], pulls: int
+) -> None:
+    pulled, kept = train(setting, model)
+    assert (pulled, kept <= 2) == (pulls * STEPS, True)

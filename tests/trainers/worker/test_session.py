@@ -13,7 +13,7 @@ import pytest
 from elastrec.platform.data.metrics.binary import COARSE_BINS
 from elastrec.platform.data.metrics.heads import HeadSketches
 from elastrec.platform.specs.data import SparseFeature, TrainingData
-from elastrec.platform.specs.errors import AuthenticationError
+from elastrec.platform.specs.errors import AuthenticationError, DataError
 from elastrec.platform.specs.job import FaultTolerance, JobSpec, Metadata, ModelSpec, TrainingJob
 from elastrec.platform.transport.messages.directive import Mode, PodOrders
 from elastrec.platform.transport.messages.job import Leased, LeaseState, ShardProgress
@@ -192,6 +192,31 @@ def test_a_wrong_token_is_an_error_and_not_a_retry(scripted_master) -> None:
     session = Session(Identity("job", "worker-0", "", master.server.address, "wrong", None))
     with pytest.raises(AuthenticationError):
         session.register()
+
+
+def test_predictions_that_are_not_allowed_end_the_worker_and_name_their_head(pair) -> None:
+    _, session = pair
+    before = session.directive
+    session.window.add(steps=1, samples=2, predicted=predicted([0.5, float("nan")], [0, 1]))
+    with pytest.raises(DataError, match="head 'label': prediction: nan is not allowed"):
+        session.wait_for_change(before, 10)
+
+
+def test_seconds_before_a_step_belong_to_its_window_however_many_heartbeats_are_between() -> None:
+    window = Window()
+    for _ in range(3):
+        window.add(wait_seconds=1.0, pull_seconds=0.5)
+        early = window.take()
+        assert (early.steps, early.wait_seconds, early.pull_seconds) == (0, 0.0, 0.0)
+        window.delivered(early)
+    window.add(steps=1, samples=10, pull_seconds=0.25)
+    window.add(wait_seconds=4.0)
+    taken = window.take()
+    assert (taken.steps, taken.wait_seconds, taken.pull_seconds) == (1, 3.0, 1.75)
+    window.delivered(taken)
+    window.forget_waits()
+    window.add(steps=1)
+    assert window.take().wait_seconds == 0.0
 
 
 def test_an_undelivered_window_is_kept_and_the_next_one_has_later_steps() -> None:

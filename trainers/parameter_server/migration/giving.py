@@ -89,7 +89,7 @@ class Giver:
         """See messages."""
         server = self._server
         with server.gate.closed(), server.changed:
-            if server.model is None or server.generation != request.generation:
+            if server.model is None or server.is_broken or server.generation != request.generation:
                 return self._stale(), []
             if request.routing.epoch > server.epoch:
                 server.give_away(request.routing, request.order_id)

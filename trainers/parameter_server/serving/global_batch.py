@@ -86,6 +86,20 @@ class GlobalBatch:
     def _planned(self) -> int:
         return sum(push.planned for push in self._waiting)
 
+    def first_round(self, number: int) -> int:
+        """The first round of the step to which a round with this number belongs."""
+        return min([number, *(push.share.round for push in self._waiting if push.share is not None)])
+
+    def take_ended(self, pushes: Sequence[Pushed]) -> list[Pushed]:
+        """Takes pushes of a step that other servers have ended incomplete: a new round begins another one.
+
+        If a worker leaves servers while another one joins them, only some servers have no member for a moment.
+        """
+        begins = max((push.share.step_begins for push in pushes if push.share is not None), default=-1)
+        ended = [push for push in self._waiting if push.share is not None and push.share.round < begins]
+        self._waiting = [push for push in self._waiting if push not in ended]
+        return ended
+
     def add(self, pushes: Sequence[Pushed]) -> list[Pushed]:
         """Adds a round; returns all pushes of its step if the round completes it.
 

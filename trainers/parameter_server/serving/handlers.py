@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import structlog
 
 from elastrec.platform.specs.buckets import dense_buckets_for
 from elastrec.platform.specs.errors import IncompatibleError
@@ -57,6 +58,8 @@ from elastrec.trainers.parameter_server.storage import RowStore
 
 Array = np.ndarray[Any, Any]
 
+log = structlog.get_logger(__name__)
+
 _PATIENCE_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
@@ -76,6 +79,7 @@ class RequestHandlers:
         routing: that names the epoch.
         model: None: there is none.
         left: contents that it has given away and still holds; None: none.
+        is_broken: whether a step was applied in part; `broke` is called with its error. Another process must restore.
         served: for a `LoadMeter`.
     """
 
@@ -87,6 +91,8 @@ class RequestHandlers:
         self.epoch, self.generation, self.ready = -1, -1, False
         self.routing: RoutingTable | None = None
         self.left: Left | None = None
+        self.is_broken = False
+        self.broke: Callable[[Exception], None] = lambda error: None
         self._pulls = self._pushes = self._rounds = 0
         self._steps_by_rows: Counter[int] = Counter()
         self.served = Served()
@@ -274,7 +280,14 @@ class RequestHandlers:
                         self.pushes.is_stepping = False
                         self.changed.notify_all()
                         return
-                self._step(step.pushes)
+                try:
+                    self._step(step.pushes)
+                except BaseException:
+                    with self.changed:
+                        # Their workers send them again and get the error, instead of waiting for a step that is gone.
+                        for push in step.pushes:
+                            self.pushes.give_up(push)
+                    raise
                 with self.changed:
                     for push in step.round:
                         push.is_released = True
@@ -306,12 +319,27 @@ class RequestHandlers:
         pull = next((each for each in pulls if each.is_of(gradient)), None)
         with self.changed:
             lookups = self._found.take(pushes[0].worker, pull) if pull is not None else None
-        model.apply(gradient, lookups, self.now_seconds())
+        try:
+            model.apply(gradient, lookups, self.now_seconds())
+        except IncompatibleError:
+            raise  # ends its worker, so the push does not come again
+        except Exception as error:
+            self._break(error)
+            raise
         seconds = time.perf_counter() - began
         with self.changed:
             self.served = self.served.and_also(sum(len(group.ids) for group in gradient.groups), seconds)
             self.pushes.applied(pushes)
             self._steps_by_rows[gradient.samples] += 1
+
+    def _break(self, error: Exception) -> None:
+        """Answers Stale for good: a step whose first rows were changed would change them again when its pushes are
+        repeated, and no record may contain it."""
+        with self.changed:
+            self.ready, self.is_broken = False, True
+            self.changed.notify_all()
+        log.error("step_applied_in_part", reason=f"{type(error).__name__}: {error}", generation=self.generation)
+        self.broke(error)
 
     def init_dense(self, request: InitDense, arrays: list[Array]) -> tuple[Message, list[Array]]:
         """See messages."""

@@ -6,6 +6,7 @@ The first shows hot servers and their hot buckets, the second slow nodes.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class LoadMeter:
 
     def __init__(self) -> None:
         self._seconds = -math.inf
-        self._stores: list[RowStore] = []
+        # Weak, because a restore uses the memory of the earlier model's stores again when nothing else holds them.
+        self._stores: list[weakref.ref[RowStore]] = []
         self._before: Array = np.zeros(0, np.int64)
         self._rates: Array = np.zeros(0)
         self._served = Served()
@@ -59,9 +61,11 @@ class LoadMeter:
             self._stores = []
             return ServerLoad()
         counted = np.sum([store.load for store in stores], axis=0)
-        if len(stores) != len(self._stores) or any(a is not b for a, b in zip(stores, self._stores, strict=True)):
+        before = [known() for known in self._stores]
+        if len(stores) != len(before) or any(a is not b for a, b in zip(stores, before, strict=True)):
             # The counters of another model begin at zero.
-            self._stores, self._before, self._rates = list(stores), counted, np.zeros(len(counted))
+            self._stores = [weakref.ref(store) for store in stores]
+            self._before, self._rates = counted, np.zeros(len(counted))
             self._served, self._served_rates = served, np.zeros(2)
             self._seconds, self._known = now_seconds, 0.0
             return ServerLoad()

@@ -129,7 +129,9 @@ class Pushes:
         if not consistency.is_shared_out:
             sizes = {member: self._batch_sizes.get(member, self._batch_size) for member in consistency.awaited}
             rows, is_last = self._batch.plan(sizes)
-            self._shares = {member: Share(consistency.round, n, is_last) for member, n in rows.items() if n}
+            number = consistency.round
+            begins = self._batch.first_round(number)
+            self._shares = {member: Share(number, n, is_last, begins) for member, n in rows.items() if n}
             consistency.open_round(without=[member for member, n in rows.items() if not n])
         share = self._shares.get(worker)
         return share if share is not None and share.round == consistency.round else None
@@ -244,6 +246,8 @@ class Pushes:
     def _queue(self, rounds: Sequence[Round]) -> None:
         for members in rounds:
             pushes = [self._held.pop(token) for _, token in members]
+            if ended := self._batch.take_ended(pushes):
+                self._steps.append(Step([], ended))
             self._steps.append(Step(pushes, self._batch.add(pushes)))
         if self.is_synchronous and not self.consistency.members:
             self._steps.append(Step([], self._batch.take()))  # no worker is left to fill the step

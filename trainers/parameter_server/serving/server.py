@@ -346,9 +346,18 @@ class ParameterServer(RequestHandlers):
             frozen.thaw()
 
     def evict(self) -> None:
-        """Evicts rows that were not seen for long, in steps between which requests are served."""
+        """Evicts rows that were not seen for long, in steps between which requests are served.
+
+        Only rows of buckets that this server serves: those in `left` must not change, because a removed row's place is
+        filled with another row, which a copy of the last changes would miss.
+        """
+
+        def serves(bucket: int) -> bool:
+            place = self.place
+            return place is not None and bool(place.owned[bucket])
+
         for store in list(self.stores):
-            steps, dropped = store.eviction_steps(self.now_seconds()), 0
+            steps, dropped = store.eviction_steps(self.now_seconds(), serves), 0
             while True:
                 with self.gate.passed():
                     step = next(steps, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ _STEP_ROWS = 16_384
 """Cells that are checked while a lock is held once, if no request waits for it: about half a millisecond."""
 
 
-def steps(store: RowStore, now_seconds: float) -> Iterator[int]:
+def steps(store: RowStore, now_seconds: float, may_change: Callable[[int], bool]) -> Iterator[int]:
     """See RowStore.eviction_steps."""
     if not store.evicts:
         return
@@ -25,7 +25,8 @@ def steps(store: RowStore, now_seconds: float) -> Iterator[int]:
     for bucket in store.buckets_in_use():
         for kind, word in enumerate((store.layout.seen_word, REST)):
             memory, report = memories[kind], np.array([0, 0, -1, 0], np.int64)
-            while memory.indexed.pool.buckets[bucket, COUNT] and report[2]:
+            # Asked before each step, because a bucket may change its server between two steps.
+            while may_change(bucket) and memory.indexed.pool.buckets[bucket, COUNT] and report[2]:
                 before = int(report[3])
                 with store.locked(bucket) as stripe:
                     access.evict(

@@ -306,11 +306,12 @@ class RowStore:
 
     def evict(self, now_seconds: float) -> int:
         """Removes rows and candidates not seen for the group's `evict_after`; returns their number."""
-        return sum(self.eviction_steps(now_seconds))
+        return sum(self.eviction_steps(now_seconds, lambda bucket: True))
 
-    def eviction_steps(self, now_seconds: float) -> Iterator[int]:
-        """As `evict`, in small steps with one lock each; yields the number that each step has removed."""
-        return eviction.steps(self, now_seconds)
+    def eviction_steps(self, now_seconds: float, may_change: Callable[[int], bool]) -> Iterator[int]:
+        """As `evict`, in small steps with one lock each, of buckets for which `may_change` is true before each step;
+        yields the number that each step has removed."""
+        return eviction.steps(self, now_seconds, may_change)
 
     @property
     def regions(self) -> list[Region]:

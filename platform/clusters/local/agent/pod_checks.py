@@ -13,6 +13,10 @@ from elastrec.platform.clusters.local.processes.limits import LEAST_CORES
 from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError
 
+LONGEST_GRACE_SECONDS = 7 * 86_400.0
+"""Longer waits overflow the system's timers, and JSON has no infinity for the journal."""
+_LONGEST_FILE_NAME = 200
+"""Bytes: below the 255 of file systems, as a file has a longer name while it is written."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -32,15 +36,26 @@ def check_spec(spec: PodSpec, node: str) -> None:
     for file in spec.files.keys() & spec.secrets.keys():
         raise ClusterError(f"pod {spec.name}: the file name {file!r} stands in files and in secrets; name it once")
     for file in (*spec.files, *spec.secrets):
-        if "/" in file or file in ("", ".", ".."):
+        if "/" in file or "\0" in file or file in ("", ".", "..") or len(file.encode()) > _LONGEST_FILE_NAME:
             raise ClusterError(f"pod {spec.name}: the file name {file!r} is not allowed; allowed: a plain name")
-    if not 0 <= spec.grace_seconds < math.inf:
-        raise ClusterError(f"pod {spec.name}: grace_seconds {spec.grace_seconds} is not allowed; allowed: >= 0")
+    _check_process(spec)
+    check_grace(spec.name, spec.grace_seconds)
     _check_words(spec, node)
     if not 0 <= spec.startup_cores < math.inf:
         raise ClusterError(f"pod {spec.name}: startup_cores {spec.startup_cores} is not allowed; allowed: >= 0")
     check_size(spec.size)
     _check_volume(spec)
+
+
+def _check_process(spec: PodSpec) -> None:
+    """Refuses texts with which execve(2) cannot start a process."""
+    for name, value in spec.environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ClusterError(
+                f"pod {spec.name}: the variable {name!r} is not allowed; allowed: a name without '=', and no NUL"
+            )
+    if any("\0" in argument for argument in spec.command):
+        raise ClusterError(f"pod {spec.name}: command {spec.command} is not allowed; allowed: texts without NUL")
 
 
 def _check_volume(spec: PodSpec) -> None:
@@ -60,6 +75,18 @@ def _check_volume(spec: PodSpec) -> None:
         raise ClusterError(
             f"pod {spec.name}: memory_volume is not allowed on a machine without {ROOT}; leave it out (in a job file "
             "spec.checkpoint.memory)"
+        )
+
+
+def check_grace(name: str, seconds: float) -> None:
+    """Refuses a grace period that is no time.
+
+    Raises:
+        ClusterError: it is negative, no number, or longer than timers can be.
+    """
+    if not 0 <= seconds <= LONGEST_GRACE_SECONDS:
+        raise ClusterError(
+            f"pod {name}: grace_seconds {seconds} is not allowed; allowed: 0 to {LONGEST_GRACE_SECONDS:g}"
         )
 
 

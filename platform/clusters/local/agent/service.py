@@ -13,7 +13,13 @@ import structlog
 
 from elastrec.platform.clusters.local.agent import pod_life as life
 from elastrec.platform.clusters.local.agent.long_polls import LongPolls
-from elastrec.platform.clusters.local.agent.pod_checks import check_fits_at_all, check_group, check_size, check_spec
+from elastrec.platform.clusters.local.agent.pod_checks import (
+    check_fits_at_all,
+    check_grace,
+    check_group,
+    check_size,
+    check_spec,
+)
 from elastrec.platform.clusters.local.agent.pod_life import Stage
 from elastrec.platform.clusters.local.processes.ports import choose_port
 from elastrec.platform.clusters.nodes import Node, NodeCondition
@@ -54,11 +60,11 @@ class NodeAgent(LongPolls):
                     return self._status(present)
             check_fits_at_all(spec.name, spec.size, self._total, spec.memory_volume)
             check_group(spec, (record.spec for record in self._pods.values()))
-            if present is not None:
-                self._forget(present)
             port = choose_port({record.port for record in self._pods.values()}) if spec.serves else 0
             record = life.new_record(spec, uid=uuid.uuid4().hex, node=self._node, port=port, now=time.time())
             self._runner.prepare(record.uid, spec.files | spec.secrets)
+            if present is not None:
+                self._forget(present)
             self._keep(record, kind=PodEventKind.ADDED)
             self._admit()
             record = self._pods[record.uid]
@@ -66,12 +72,18 @@ class NodeAgent(LongPolls):
             return self._status(record)
 
     def delete(self, name: str, grace_seconds: float | None = None, *, uid: str = "", wait: bool = True) -> None:
-        """See `DeletePod`."""
+        """See `DeletePod`.
+
+        Raises:
+            ClusterError: the grace period is not allowed, or the pod did not end within it.
+        """
+        if grace_seconds is not None:
+            check_grace(name, grace_seconds)
         with self._lock:
             record = self._find(name)
             if record is None or uid not in ("", record.uid):
                 return
-            grace = max(0.0, record.spec.grace_seconds if grace_seconds is None else grace_seconds)
+            grace = record.spec.grace_seconds if grace_seconds is None else grace_seconds
             self._begin_delete(record, grace)
             deadline = time.monotonic() + grace + _DELETE_SLACK_SECONDS
             while wait and record.uid in self._pods:

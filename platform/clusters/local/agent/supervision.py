@@ -65,7 +65,7 @@ class Supervision:
         self._usage: dict[str, Usage] = {}
         self._sampling = False
         self._dying: set[str] = set()
-        self._sweeping = False
+        self._sweeping = self._keeping_volumes = False
         self._closed = False
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class Supervision:
         """After `close`: kills every pod without journalling it, for an agent whose folder was deleted."""
         for running in self._running.values():
             self._runner.destroy(running)
-        self._volumes.keep(set())
+        self._volumes.keep((), time.monotonic())
         deadline = time.monotonic() + _OBEY_SECONDS
         while not all(self._limits.remove(uid) for uid in self._limits.uids()) and time.monotonic() < deadline:
             time.sleep(_DYING_SECONDS / 10)
@@ -133,9 +133,24 @@ class Supervision:
                 self._keep(life.unschedulable(self._pods[uid], reason))
 
     def _keep_volumes(self) -> None:
-        """Frees the memory volumes of jobs without running or waiting pods here."""
-        if self._volumes.sizes:
-            self._volumes.keep({pod.spec.job for pod in self._pods.values() if pod.stage is not Stage.ENDED})
+        """Frees the memory volumes that are not needed any more, now and when the next one is not."""
+        if not self._volumes.sizes:
+            return
+        due = self._volumes.keep(
+            (pod.spec for pod in self._pods.values() if pod.stage is not Stage.ENDED), time.monotonic()
+        )
+        if due is None or self._keeping_volumes:
+            return
+
+        def again() -> None:
+            with self._lock:
+                self._keeping_volumes = False
+                if not self._closed:
+                    self._keep_volumes()
+                    self._admit()
+
+        self._keeping_volumes = True
+        self._reactor.call_later(due - time.monotonic(), again)
 
     def _launch(self, record: PodRecord) -> None:
         record = self._keep(life.starting(record))
@@ -296,12 +311,13 @@ class Supervision:
         return act
 
     def _forget(self, record: PodRecord) -> None:
-        self._runner.remove(record.uid)
-        self._sweep()
         end = record.end if record.phase.is_final else EndReason.DELETED
         gone = msgspec.structs.replace(record, reason="Deleted", end=end, version=self._journal.version + 1)
+        # First: the next agent removes a folder without a record, but cannot adopt a pod without a folder.
         self._journal.write(None, KeptEvent(PodEventKind.DELETED, self._status(gone), gone.version))
         del self._pods[record.uid]
+        self._runner.remove(record.uid)
+        self._sweep()
         self._keep_volumes()
         self._usage.pop(record.uid, None)
         self._changed.notify_all()

@@ -151,7 +151,8 @@ class CgroupV1Limits:
         memory = self._pod("memory", uid)
         with_swap = memory / "memory.memsw.limit_in_bytes"
         # The limit with swap may never be below the one without, so that their order depends on the direction.
-        names = [memory / "memory.limit_in_bytes"]
+        without = memory / "memory.limit_in_bytes"
+        names, before = [without], _read_int(without)
         if with_swap.exists():
             raised = size.memory_bytes > _read_int(with_swap)
             names = [with_swap, *names] if raised else [*names, with_swap]
@@ -161,7 +162,11 @@ class CgroupV1Limits:
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-            raise _too_small(_read_int(memory / "memory.usage_in_bytes"), size) from None
+            # A pod with swapped memory may keep the limit without swap and exceed the one with it. Which one was
+            # refused does not matter: the earlier limit is allowed.
+            without.write_text(str(before))
+            usage = memory / ("memory.memsw.usage_in_bytes" if with_swap.exists() else "memory.usage_in_bytes")
+            raise _too_small(_read_int(usage), size) from None
         cpu = self._pod("cpu", uid)
         (cpu / "cpu.cfs_period_us").write_text(str(_PERIOD_MICROSECONDS))
         (cpu / "cpu.cfs_quota_us").write_text(str(_quota(max(size.cores, startup_cores))))

@@ -45,7 +45,11 @@ def tail_position(folder: Path, lines: int) -> int:
     last = True
     for path in reversed(segments):
         start = int(path.name)
-        with path.open("rb") as file:
+        try:
+            opened = path.open("rb")
+        except FileNotFoundError:
+            return start  # rotated away meanwhile, with all older ones
+        with opened as file:
             position = file.seek(0, 2)
             while position:
                 size = min(_BLOCK_BYTES, position)

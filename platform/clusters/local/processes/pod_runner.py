@@ -11,6 +11,7 @@ that started it. The pod's folder contains everything that is needed to find it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -23,14 +24,13 @@ from pathlib import Path
 import msgspec
 
 from elastrec.platform.clusters.local.processes.limits import Limits, Usage
+from elastrec.platform.clusters.local.processes.proc import UID_VARIABLE, marked, usage_of_tree
 from elastrec.platform.clusters.local.processes.shim import boot_id, start_ticks, write_once
 from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.text.decoders import json_decoder
 from elastrec.platform.transport.security import write_secret
 
-UID_VARIABLE = "ELASTREC_POD_UID"
-"""Marks every process of a pod, so that processes of a killed supervisor are found without cgroups."""
 LOG_SEGMENT_BYTES = 16 << 20
 LOG_SEGMENTS = 4
 _SHIM = Path(__file__).with_name("shim.py")
@@ -126,12 +126,21 @@ class PodRunner:
         return self._pod(uid) / "log"
 
     def prepare(self, uid: str, files: Mapping[str, str]) -> None:
-        """Creates the pod's folders and writes its files."""
-        self._pod(uid).mkdir(mode=0o700)
-        for name in ("files", "work", "log"):
-            (self._pod(uid) / name).mkdir(mode=0o700)
-        for name, text in files.items():
-            write_secret(self._pod(uid) / "files" / name, text)
+        """Creates the pod's folders and writes its files, or leaves nothing behind.
+
+        Raises:
+            ClusterError: they cannot be written; retryable if the disk is full.
+        """
+        try:
+            self._pod(uid).mkdir(mode=0o700)
+            for name in ("files", "work", "log"):
+                (self._pod(uid) / name).mkdir(mode=0o700)
+            for name, text in files.items():
+                write_secret(self._pod(uid) / "files" / name, text)
+        except OSError as error:
+            shutil.rmtree(self._pod(uid), ignore_errors=True)
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise ClusterError(f"the pod's files cannot be written: {error}", retryable=is_full) from error
 
     def read_files(self, uid: str, names: Iterable[str]) -> dict[str, str]:
         """Texts of a pod's files.
@@ -204,7 +213,14 @@ class PodRunner:
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-        return RunningPod(uid, attempt, child.pid, os.pidfd_open(child.pid), child)
+        try:
+            descriptor = os.pidfd_open(child.pid)
+        except OSError:
+            # Out of descriptors: nobody would notice its end, and the next attempt would run beside it.
+            child.send_signal(signal.SIGUSR1)
+            child.wait()
+            raise
+        return RunningPod(uid, attempt, child.pid, descriptor, child)
 
     def adopt(self, uid: str, attempt: int) -> RunningPod | ProcessExit | None:
         """Finds an earlier attempt: still running, ended, or None if it never began.
@@ -217,6 +233,8 @@ class PodRunner:
         pod = self._pod(uid)
         me = os.getpid()
         void = {"pid": me, "start_ticks": start_ticks(me), "boot_id": boot_id()}
+        if not pod.is_dir():
+            return self.collect(uid, attempt)
         if write_once(str(pod / f"claim.{attempt}.json"), void):
             return None
         claim = _claims.decode((pod / f"claim.{attempt}.json").read_bytes())
@@ -263,7 +281,10 @@ class PodRunner:
         claim = _claims.decode(claim_file.read_bytes()) if claim_file.exists() else None
         rebooted = claim is not None and claim.boot_id != boot_id()
         self._kill_survivors(uid)
-        output = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
+        try:
+            output = (self._pod(uid) / "supervisor.log").read_text(errors="replace").strip().splitlines()
+        except FileNotFoundError:
+            output = ["its folder is gone"]
         died = ": ".join(["the pod's supervisor died", *output[-1:]])
         reason = "the machine was restarted" if rebooted else died
         return ProcessExit(
@@ -272,7 +293,7 @@ class PodRunner:
 
     def _kill_survivors(self, uid: str, timeout_seconds: float = _DYING_SECONDS) -> None:
         deadline = time.monotonic() + timeout_seconds
-        while pids := {*self._limits.processes(uid), *_marked(uid)}:
+        while pids := {*self._limits.processes(uid), *marked(uid)}:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -297,7 +318,7 @@ class PodRunner:
         counted = self._limits.usage(running.uid)
         if counted is not None:
             return counted
-        current = _usage_of_tree(running.pid)
+        current = usage_of_tree(running.pid)
         return Usage(earlier_cpu_seconds + current.cpu_seconds, current.memory_bytes)
 
     def release(self, uid: str) -> None:
@@ -364,51 +385,3 @@ class PodRunner:
     def unknown(self, known: set[str]) -> list[str]:
         """Uids of folders without a record: their creation was never answered, or the journal was lost."""
         return [path.name for path in self._folder.iterdir() if path.name not in known and path != self._trash]
-
-
-def _marked(uid: str) -> list[int]:
-    """Processes whose environment contains the pod's mark."""
-    mark = f"{UID_VARIABLE}={uid}".encode()
-    marked = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if mark in _environment(process).split(b"\0"):
-                    marked.append(int(process.name))
-            except OSError:
-                continue  # has ended meanwhile, or belongs to another user
-    return marked
-
-
-def _environment(process: Path) -> bytes:
-    """The environment of a process, also of one in the middle of execve(2), which the kernel shows as empty.
-
-    Raises:
-        OSError: it has ended, or belongs to another user.
-    """
-    while not (environment := (process / "environ").read_bytes()):
-        # Fields of proc(5) from the third on: state, vsize (0 for the kernel's threads), startcode, env_start, env_end.
-        fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
-        state, size, code, start, end = fields[0], *(int(fields[index]) for index in (20, 23, 47, 48))
-        # The kernel sets startcode when it knows the end of the environment; until then, all of them may look empty.
-        if state in b"ZX" or size == 0 or (code != 0 and start == end):
-            break
-        os.sched_yield()
-    return environment
-
-
-def _usage_of_tree(supervisor: int) -> Usage:
-    """CPU and resident memory of the descendants of a process, where no cgroup counts them."""
-    ticks, pages = 0, 0
-    pids = [supervisor]
-    while pids:
-        pid = pids.pop()
-        try:
-            pids += [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:
-            continue
-        own = (int(fields[11]) + int(fields[12])) if pid != supervisor else 0
-        ticks += own + int(fields[13]) + int(fields[14])
-        pages += int(fields[21]) if pid != supervisor else 0
-    return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))

@@ -81,14 +81,26 @@ class SegmentedLog:
                 data = data[written:]
                 self._size += written
             if self._size >= self._segment_bytes:
-                os.close(self._file)
-                self._start += self._size
-                self._open()
-                for name in self._names()[: -self._segments]:
-                    os.unlink(f"{self._folder}/{name}")
+                self._begin_segment()
         except OSError as error:
-            # A full disk must not stop the training; the supervisor's own output reports the loss.
-            sys.stderr.write(f"{len(data)} bytes of output lost: {error}\n")
+            # A full disk must not stop the training. The supervisor's own output reports the loss, but may be on that
+            # disk, too.
+            try:  # noqa: SIM105 (contextlib is one more import)
+                os.write(sys.stderr.fileno(), f"{len(data)} bytes of output lost: {error}\n".encode())
+            except OSError:
+                pass
+
+    def _begin_segment(self) -> None:
+        full, start = self._file, self._start
+        self._start += self._size
+        try:
+            self._open()
+        except OSError:
+            self._start = start  # the full segment is used until there is room for another
+            raise
+        os.close(full)
+        for name in self._names()[: -self._segments]:
+            os.unlink(f"{self._folder}/{name}")
 
 
 class Supervisor:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from elastrec.platform.data.files import locate
+from elastrec.platform.data.files import errors_naming, locate
 from elastrec.platform.data.reading.files.compressed_text import CompressedText, codec_of
 from elastrec.platform.data.reading.files.libsvm import libsvm_columns
 from elastrec.platform.specs.data import CsvOptions, FileFormat, TrainingData
@@ -33,6 +33,7 @@ _BYTE_ORDER_MARKS = {"utf-8": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE,
 _LONGEST_HEADER_BYTES = 2**20
 _LONGEST_ROW_BYTES = 2**26
 _LOOKED_AT_BYTES = 4096
+_CARRIAGE_RETURN = "a carriage return (\\r) without a line feed stands in a line; end every line with \\n or \\r\\n"
 
 
 class TextLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +181,7 @@ def parse_strings(
         numbers: columns whose decimal points are replaced by dots.
 
     Raises:
-        DataError: the text is not UTF-8.
+        DataError: the text is not UTF-8, or the parser finds more or fewer rows.
     """
     broken: dict[int, int] = {}
 
@@ -196,10 +197,12 @@ def parse_strings(
             f"the text cannot be read as UTF-8 ({error}); write it again in UTF-8, or say its "
             "encoding with csv.encoding"
         ) from error
+    if table.num_rows + len(broken) != rows:
+        raise rows_differ(rows, table.num_rows + len(broken))
     if csv.decimal_point != ".":
         for name in sorted(numbers & set(columns)):
             table = table.set_column(
-                table.schema.get_field_index(name), name, _with_dots(table[name], csv.decimal_point)
+                table.schema.get_field_index(name), name, with_dots(table[name], csv.decimal_point)
             )
     if broken:
         source = np.zeros(rows, np.int64)
@@ -251,7 +254,7 @@ def _parse(
     )
 
 
-def _with_dots(column: pa.ChunkedArray, point: str) -> pa.ChunkedArray:
+def with_dots(column: pa.ChunkedArray, point: str) -> pa.ChunkedArray:
     """Numbers with a dot as decimal point instead of `point`; text with a dot becomes an invalid number."""
     dotted = pa.compute.match_substring(column, ".")
     marked = pa.compute.binary_join_element_wise(column, pa.scalar(" (with a dot)"), "")
@@ -299,15 +302,16 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
     if data.format is FileFormat.LIBSVM:
         return "", libsvm_columns(data), mark
     begin = mark + int(starts[0])
-    feed = np.flatnonzero(_units(head[begin:], encoding) == 10)
-    width = _UNITS[encoding].itemsize if encoding in _UNITS else 1
-    end = begin + int(feed[0]) * width if len(feed) else len(head)
-    line = head[begin:end].decode(encoding, errors="replace").rstrip("\r")
     criteo = data.format is FileFormat.CRITEO_TSV
+    ends = _row_ends(_units(head[begin:], encoding), not criteo and data.csv.newlines_in_values)
+    width = _UNITS[encoding].itemsize if encoding in _UNITS else 1
+    end = begin + int(ends[0]) * width if len(ends) else len(head)
+    line = head[begin:end].decode(encoding, errors="replace").rstrip("\r")
     if criteo and "\t" not in line and "," in line:
         raise _no_tabs(uri, line)
     delimiter = "\t" if criteo else data.csv.delimiter
-    cells = [cell.strip().strip('"') for cell in line.split(delimiter)]
+    with errors_naming(uri):
+        cells = _cells(line, delimiter)
     if criteo:
         return delimiter, *_criteo_columns(data, uri, cells, begin, end + width)
     if not data.csv.has_header:
@@ -322,6 +326,36 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
     if doubled:
         raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
     return delimiter, cells, end + width
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """The fields of a file's first line, separated as those of all other lines.
+
+    Raises:
+        DataError: it has several lines for the parser.
+    """
+    text = f"{line}\n".encode()
+    try:
+        parsed = pa.csv.read_csv(
+            pa.BufferReader(text),
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=max(len(text), 1024)),
+            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        )
+    except pa.ArrowInvalid as error:
+        raise DataError(f"the first line cannot be read ({error}); {_CARRIAGE_RETURN}") from error
+    if parsed.num_rows:
+        raise DataError(f"the first line is {1 + parsed.num_rows} lines; {_CARRIAGE_RETURN}")
+    return [cell.strip().strip('"') for cell in parsed.column_names]
+
+
+def rows_differ(lines: int, rows: int) -> DataError:
+    """The error for lines that the parser reads as more or fewer rows."""
+    reason = (
+        "a quoted field holds a line break; set csv.newlines_in_values: true, or remove it"
+        if rows < lines
+        else _CARRIAGE_RETURN
+    )
+    return DataError(f"{lines} lines gave {rows} rows: {reason}")
 
 
 def _no_tabs(uri: str, line: str) -> DataError:

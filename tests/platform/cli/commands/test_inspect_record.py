@@ -14,7 +14,7 @@ from elastrec.checkpoints import PartWriter, answer, commit_record, new_record_u
 from elastrec.checkpoints.inspection import bucket_of
 from elastrec.platform.cli.commands.inspect_record import inspect
 from elastrec.platform.data.features.steps import MISSING_ID
-from elastrec.platform.specs.errors import CheckpointError, SpecError
+from elastrec.platform.specs.errors import SpecError
 from tests.checkpoints.writing import write_bucket
 from tests.platform.master.fakes import job
 
@@ -82,5 +82,5 @@ def test_text_that_cannot_be_a_key_is_refused(record: str) -> None:
         shown(record, "-t", "users", "-k", "1")
     with pytest.raises(SpecError, match=r"--key.*together with --table"):
         shown(record, "-t", "user")
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint record"):
+    with pytest.raises(SpecError, match=r"CHECKPOINT.*a complete record.*add --job NAME"):
         shown(record.rpartition("/")[0])

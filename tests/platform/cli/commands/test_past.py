@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,7 @@ from elastrec.platform.master.reporting.ledger import SCHEMA, write_ledger
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.transport.messages.ledger import OwnPlan
 from tests.platform.master.fakes import FakeLauncher
 from tests.platform.master.world import World, plan
 
@@ -80,11 +82,23 @@ def test_the_ledger_is_exported_as_parquet(gone: str, tmp_path: Path) -> None:
 def test_the_story_has_the_parts_and_the_timeline(gone: str) -> None:
     text = output_of(explain, gone)
     assert (
-        text.startswith("clicks-1: Succeeded") and "waiting for data" in text and "succeeded after 130 samples" in text
+        text.startswith("clicks-1 has succeeded; ")
+        and "waiting for data" in text
+        and "succeeded after 130 samples" in text
     )
     found = json.loads(output_of(explain, gone, "--output", "json"))
     assert sum(found["parts"].values()) == pytest.approx(found["wall_seconds"], rel=0.01)
     assert found["timeline"][0]["what"].startswith("began")
+
+
+def test_the_json_of_the_story_has_the_masters_own_plans_as_objects(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    platform = jobs.Platform.from_environment()
+    own = OwnPlan(unix_seconds=1.0, samples=2, plan_json=b'{"policy":"memory-forecast"}', outcome="done")
+    story = msgspec.structs.replace(jobs.explanation(platform, gone, jobs.DEFAULT_STORE), own_plans=[own])
+    monkeypatch.setattr(jobs, "explanation", lambda *_: story)
+    (found,) = json.loads(output_of(explain, gone, "--output", "json"))["own_plans"]
+    plan = {"policy": "memory-forecast"}
+    assert found == {"unix_seconds": 1.0, "samples": 2, "outcome": "done", "reason": "", "plan": plan}
 
 
 def test_an_unknown_job_is_named_with_the_remedy(gone: str) -> None:

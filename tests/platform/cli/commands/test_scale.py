@@ -79,7 +79,7 @@ def test_a_cancelled_request_is_named(outcomes: list[ShapeOutcome], output: str)
     done = CliRunner().invoke(root, ["scale", JOB, "--cancel", "--output", output])
     assert done.exit_code == 0, done.output
     if output == "text":
-        assert done.stdout == f"{JOB}: cancelled: 2 workers (requested by notice)\n"
+        assert done.stdout == f"{JOB}: cancelled: 2 workers (requested by the master, because a pod will be ended)\n"
     else:
         told = json.loads(done.stdout)
         named = [told[name] for name in ("outcome", "request_id", "wanted", "asked_by")]
@@ -107,6 +107,7 @@ def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:
         (["--worker-memory", "2GB"], "--worker-memory: '2GB' is not allowed"),
         (["--server-memory", "2gib"], "did you mean 2Gi?"),
         (["--workers", "2", "--timeout", "soon"], "--timeout: 'soon' is not allowed"),
+        (["--workers", "2", "--timeout", "0s"], "--timeout: '0s' is not allowed; allowed: a duration above 0"),
     ],
 )
 def test_an_invalid_amount_is_refused_with_a_suggestion(arguments: list[str], words: str) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.axes import Axes
 
 from elastrec.platform.cli.commands.simulate import simulate
+from elastrec.platform.cli.commands.simulate_picture import draw
 from elastrec.platform.history.history import History
 from elastrec.platform.history.records import JobRecord
 from elastrec.platform.specs.errors import ElastrecError, ScalingError, SpecError
 from tests.platform.jobs.what_if.test_past_jobs import record
+from tests.platform.simulator.cluster import QUIET, job, run
 
 LINES = "".join(f"job-{n},{60 * n},{900 + 60 * n},{1 + n % 4}\n" for n in range(8))
 
@@ -137,4 +142,31 @@ def test_the_command_line_is_checked(file: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="a readable YAML or CSV file"):
         called(str(tmp_path / "none.yaml"))
     with pytest.raises(ElastrecError, match="cannot be written"):
-        called(file, "-p", "static", "--picture", str(tmp_path / "no" / "folder.png"))
+        called(file, "-p", "static", "--picture", "/dev/full")
+
+
+def test_a_policy_that_ends_only_short_jobs_is_not_the_fastest(file: str, tmp_path: Path) -> None:
+    # The longest of eight jobs takes 1,320 s with the requested sizes; half of them have ended after 20 minutes.
+    Path(file).write_text("workload: {jobs: jobs.csv}\npolicies: [static]\nat_most: 20m\n")
+    found = json.loads(called(file, "--output", "json").stdout)
+    (static,) = found["policies"]
+    assert 0 < static["figures"]["unfinished"] < 8
+    for name in ("mean", "p90"):
+        assert static["figures"][f"completion_seconds_{name}"] is None
+    result = called(file, "--picture", str(tmp_path / "some.png"))
+    assert "not ended" in result.stdout
+
+
+def test_the_curve_of_ended_jobs_ends_at_their_share_of_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    curves = []
+    real = Axes.step
+
+    def step(axes: Axes, hours: list[float], shares: list[float], **given: Any) -> Any:
+        curves.append(shares)
+        return real(axes, hours, shares, **given)
+
+    monkeypatch.setattr(Axes, "step", step)
+    few = msgspec.structs.replace(QUIET, until_seconds=2000.0)
+    report = run("static", [job("short", seconds=600.0), job("long")], given=few)
+    draw([report, report], str(tmp_path / "some.png"))
+    assert curves == [[0.5], [0.5]]

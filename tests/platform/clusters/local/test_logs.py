@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -113,3 +115,30 @@ def test_a_reader_behind_the_limit_continues_with_the_oldest_kept_byte(tmp_path)
     data, position = pod_logs.read_from(tmp_path, 0)
     assert data == b"9" * 10
     assert position == 100
+
+
+def test_the_end_of_a_log_is_found_while_its_oldest_segment_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = SegmentedLog(str(tmp_path), 10, 5)
+    for line in (b"the first\n", b"the second\n", b"the third\n"):
+        log.write(line)
+    listed = pod_logs._segments(tmp_path)
+    listed[0].unlink()
+    monkeypatch.setattr(pod_logs, "_segments", lambda folder: listed)
+    for lines in (2, 3):
+        position = pod_logs.tail_position(tmp_path, lines)
+        monkeypatch.setattr(pod_logs, "_segments", lambda folder: listed[1:])
+        assert pod_logs.read_from(tmp_path, position) == (b"the second\n", 21)
+        monkeypatch.setattr(pod_logs, "_segments", lambda folder: listed)
+
+
+def test_a_segment_that_cannot_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SegmentedLog(str(tmp_path), 10, 5)
+    with monkeypatch.context() as full:
+        full.setattr("os.open", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        log.write(b"first segm")
+    log.write(b"ent\n")
+    log.write(b"second\n")
+    assert pod_logs.read_from(tmp_path, 0) == (b"first segment\n", 14)
+    assert pod_logs.read_from(tmp_path, 14) == (b"second\n", 21)

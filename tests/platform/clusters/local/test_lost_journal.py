@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +81,11 @@ def _damage(state: Path) -> None:
     (state / "journal.sqlite-wal").unlink()
 
 
+def _damage_a_record(state: Path) -> None:
+    with contextlib.closing(sqlite3.connect(state / "journal.sqlite", isolation_level=None)) as journal:
+        journal.execute("UPDATE pods SET record = '{}'")
+
+
 def _lose(state: Path) -> None:
     for file in state.glob("journal.sqlite*"):
         file.unlink()
@@ -94,10 +101,14 @@ def _groups(state: Path) -> list[Path]:
     return [folder for file in files for folder in (Path(file).parent, Path(file).parent.parent)]
 
 
-def test_a_damaged_journal_is_one_line_and_stopping_the_agent_ends_its_pods(state, orphans, is_alive):
-    _damage(state)
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(_damage, "file is not a database"), (_damage_a_record, "Object missing required field `spec`")],
+)
+def test_a_damaged_journal_is_one_line_and_stopping_the_agent_ends_its_pods(state, orphans, is_alive, damage, said):
+    damage(state)
     groups = _groups(state)
-    with pytest.raises(ClusterError, match=r"journal is damaged \(file is not a database\); `elastrec agent stop`"):
+    with pytest.raises(ClusterError, match=rf"journal is damaged \({said}\); `elastrec agent stop`"):
         start_agent(state)
     assert find_agent(state) is None and all(map(is_alive, orphans))
     stop_agent(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 
@@ -69,11 +70,17 @@ def test_a_name_that_another_job_or_role_has_is_refused(cluster, make_pod, other
         ({"command": ()}, "command is empty"),
         ({"files": {"../token": ""}}, "file name '../token' is not allowed"),
         ({"secrets": {"../token": ""}}, "file name '../token' is not allowed"),
+        ({"files": {"a\0b": ""}}, r"file name 'a\\x00b' is not allowed"),
+        ({"files": {"x" * 255: ""}}, "file name 'x+' is not allowed"),
+        ({"environment": {"A=B": "1"}}, "the variable 'A=B' is not allowed"),
+        ({"environment": {"A": "1\0"}}, "the variable 'A' is not allowed; allowed: a name without '=', and no NUL"),
+        ({"command": ("python", "\0")}, r"command \('python', '\\x00'\) is not allowed"),
         ({"files": {"token": ""}, "secrets": {"token": ""}}, "'token' stands in files and in secrets"),
         ({"cores": 0.0}, "size.cores: 0.0 is not allowed"),
         ({"cores": 4.5}, "insufficient cpu: asked 4.5, the cluster has 4.0"),
         ({"memory": 4096 * MIB}, "larger than the whole cluster"),
         ({"grace_seconds": -1.0}, "grace_seconds -1.0 is not allowed"),
+        ({"grace_seconds": 1e12}, "grace_seconds 1000000000000.0 is not allowed; allowed: 0 to 604800"),
     ],
 )
 def test_a_pod_that_cannot_be_is_refused_with_the_reason(cluster, make_pod, fields, said):
@@ -114,6 +121,16 @@ def test_a_pod_learns_who_it_is_from_its_environment(cluster, make_pod, until):
     }
     assert environment.items() >= expected.items()
     assert "PYTEST_CURRENT_TEST" not in environment
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e12, -1.0])
+def test_a_deletion_with_an_impossible_grace_is_refused_before_anything_is_journalled(cluster, make_pod, seconds):
+    # A timer of that length ended the thread that supervises the pods, and infinity damaged the journal.
+    pod = make_pod()
+    created = cluster.create(pod)
+    with pytest.raises(ClusterError, match=f"pod {pod.name}: grace_seconds {seconds} is not allowed; allowed: 0 to"):
+        cluster.fleet(pod.job).delete(pod.name, created.uid, grace_seconds=seconds)
+    assert not cluster.get(pod.name).is_ending
 
 
 def test_deleting_lets_the_pod_finish_within_its_grace(cluster, make_pod, first_line, tmp_path):

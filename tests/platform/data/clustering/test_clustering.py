@@ -281,7 +281,7 @@ def test_a_destination_that_would_harm_other_files_is_refused(tmp_path: Path) ->
 def test_a_broken_or_empty_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "log" / DAY).mkdir(parents=True)
     (tmp_path / "log" / DAY / "part-0.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match=r"part-0.parquet: is no readable Parquet file"):
+    with pytest.raises(DataError, match=r"part-0.parquet: cannot be read as a Parquet file"):
         cluster(_data(tmp_path / "log"), str(tmp_path / "out"))
     _write(_log(20, 5).slice(0, 0), tmp_path / "empty")
     with pytest.raises(DataError, match="hold no rows"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,19 @@ def test_a_shuffle_moves_sessions_and_loses_none_of_their_rows(
             assert cart == plain[d]["cart"][-3:]
 
 
+def test_files_of_a_shuffled_shard_may_have_sessions_of_different_types(tmp_path: Path) -> None:
+    table = _table()
+    place = table.schema.get_field_index("session")
+    # A session of the first file continues in the second.
+    for name, part, kind in (("a", table.slice(0, 399), pa.int32()), ("b", table.slice(399), pa.float64())):
+        pq.write_table(part.set_column(place, "session", part["session"].cast(kind)), tmp_path / f"{name}.parquet")
+    data = _data(tmp_path)
+    ours = ShardReader(data, build_manifest(data), groups=[["cart", "likes"]])
+    rows = _dense(ours.read(0, ROWS, seed=1, shuffle=True, batch_size=60))
+    assert sorted(rows) == list(range(ROWS))
+    assert int((np.diff(rows) == 1).sum()) >= (SESSION - 1) * ROWS // SESSION
+
+
 @given(offset=st.integers(0, ROWS), size=st.integers(1, ROWS))
 @settings(max_examples=8, deadline=None)
 def test_a_shuffled_shard_continues_at_its_offset(log: Path, offset: int, size: int) -> None:
@@ -189,6 +203,12 @@ def test_bad_rows_are_named_counted_and_left_out(tmp_path: Path) -> None:
     for mine, theirs in zip(ours.read(0, ROWS, **how), plain.read(0, ROWS, **how), strict=True):
         assert expand_batch(mine).equals(theirs)
     assert ours.skipped_rows == plain.skipped_rows == 3
+    # A worker counts the rows that are missing in each minibatch.
+    for each_reader in (ours, plain):
+        ends = [0, *(each.end_offset for each in each_reader.minibatches(0, ROWS, **how))]
+        rows = [each.batch.num_rows for each in each_reader.minibatches(0, ROWS, **how)]
+        assert [e - b - kept for (b, e), kept in zip(pairwise(ends), rows, strict=True)] == [3] + [0] * (len(rows) - 1)
+        assert len(rows) > 1
     strict = _data(tmp_path)
     manifest = build_manifest(strict, try_rows=False)
     with pytest.raises(DataError, match=r"a.parquet: row 5, column 'd': found nan"):

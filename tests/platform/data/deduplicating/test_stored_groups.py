@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastrec.platform.data.clustering.clustering import RECORD_NAME, ClusterReport, cluster, clustered_data
+from elastrec.platform.data.clustering.inspection import inspect_data
 from elastrec.platform.data.deduplicating.deduplicated_batch import expand_batch
 from elastrec.platform.data.deduplicating.deduplication_choice import choose_groups
 from elastrec.platform.data.deduplicating.stored_groups import (
@@ -149,6 +150,67 @@ def test_the_file_has_fewer_ids_and_the_report_lists_the_groups(logs: dict[str, 
     assert stored["once"] * 3 < stored["plain"]
     record = next(Path(logs["once"].path).glob(f"day=*/{RECORD_NAME}"))
     assert ClusterReport.model_validate_json(record.read_bytes()).deduplicated == GROUPS
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=str)
+def test_lists_of_a_fixed_size_are_read_again(tmp_path: Path, kind: pa.DataType) -> None:
+    values = pa.array(np.repeat(np.arange(20).reshape(10, 2), 4, axis=0).reshape(-1)).cast(kind)
+    lists = pa.FixedSizeListArray.from_arrays(values, 2)
+    rows = pa.table({"label": [0, 1] * 20, "cart": lists, "visit": np.repeat(np.arange(10), 4)})
+    (tmp_path / "log").mkdir()
+    pq.write_table(rows, tmp_path / "log" / "part-0.parquet")
+    encoding = "string" if pa.types.is_string(kind) else "integer"
+    data = TrainingData.model_validate(
+        {
+            "path": str(tmp_path / "log"), "partitioning": "none", "session": "visit",
+            "sparse": [{"name": "cart", "is_list": True, "encoding": encoding}],
+        }
+    )  # fmt: skip
+    cluster(data, str(tmp_path / "once"), groups=(("cart",),))
+    once = clustered_data(data, str(tmp_path / "once"))
+    plain = batches(ShardReader(data, build_manifest(data)), 0, 40, shuffle=False)
+    for groups in ([], [["cart"]]):
+        assert batches(ShardReader(once, build_manifest(once), groups=groups), 0, 40, shuffle=False) == plain
+
+
+@pytest.mark.parametrize(
+    "views", [{pa.string()}, {pa.binary()}, {pa.string(), pa.binary()}], ids=["string", "binary", "both"]
+)
+def test_texts_in_views_are_stored_like_other_texts(tmp_path: Path, views: set[pa.DataType]) -> None:
+    """Polars writes them; one of two files has views, and the session and a column that no feature reads do, too."""
+
+    def written(folder: str, view_of: dict[pa.DataType, pa.DataType]) -> TrainingData:
+        data = TrainingData.model_validate(
+            {
+                "path": str(tmp_path / folder), "partitioning": "none", "session": "visit",
+                "sparse": [
+                    {"name": "town", "encoding": "string"}, {"name": "tags", "is_list": True, "encoding": "string"},
+                ],
+            }
+        )  # fmt: skip
+        (tmp_path / folder).mkdir()
+        for part, text in enumerate((pa.string(), pa.binary())):
+            kind = view_of.get(text, text)
+            place_B = np.repeat(np.arange(10), 4) + 10 * part
+            texts = pa.array([f"{place:03}" for place in place_B])
+            words = pa.array(np.arange(0, 41)).cast(pa.int32())
+            columns = {
+                "label": pa.array([0, 1] * 20), "town": texts.cast(kind), "visit": texts.cast(kind),
+                "tags": pa.ListArray.from_arrays(words, texts.cast(kind)), "note": texts.cast(kind),
+            }  # fmt: skip
+            pq.write_table(pa.table(columns), tmp_path / folder / f"part-{part}.parquet")
+        return data
+
+    view_of = {text: {pa.string(): pa.string_view(), pa.binary(): pa.binary_view()}[text] for text in views}
+    found = []
+    for folder, kinds in (("plain", {}), ("views", view_of)):
+        data = written(folder, kinds)
+        found.append(batches(ShardReader(data, build_manifest(data), groups=[["tags"]]), 0, 80, shuffle=False))
+        cluster(data, str(tmp_path / f"{folder}-once"), groups=(("town", "tags"),))
+        once = clustered_data(data, str(tmp_path / f"{folder}-once"))
+        found.append(batches(ShardReader(once, build_manifest(once), groups=[["town"]]), 0, 80, shuffle=False))
+    assert found[0] == found[2] and found[1] == found[3]
+    assert inspect_data(data, build_manifest(data), batch_rows=40).rows == 80
 
 
 def test_files_with_other_groups_are_refused_and_those_with_the_same_are_kept(tmp_path: Path) -> None:

@@ -91,7 +91,13 @@ def test_a_large_log_is_fitted_on_blocks_spread_evenly_over_it(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("price", "found"), [([None, None], "no value at all"), ([3.0, None, 3.0], r"the value 1\.38629 only")]
+    ("price", "found"),
+    [
+        ([None, None], "no value at all"),
+        ([3.0, None, 3.0], r"the value 1\.38629 only"),
+        # Their computed mean is another number.
+        ([1.1] * 7, r"the value 0\.741937 only"),
+    ],
 )
 def test_a_feature_that_leaves_nothing_to_fit_is_refused(tmp_path: Path, price: list[float | None], found: str) -> None:
     data = _data(tmp_path, price)
@@ -123,6 +129,8 @@ def _vocabulary(folder: Path, content: bytes, encoding: str = "string") -> Train
 def test_the_values_of_a_vocabulary_file_are_written_into_the_job(tmp_path: Path) -> None:
     [step] = _vocabulary(tmp_path, "Ulm\r\nKöln\n".encode()).features["town"]
     assert step == Vocabulary(step="vocabulary", values=("Ulm", "Köln"), out_of_vocabulary=9)
+    [step] = _vocabulary(tmp_path, "a\u2028b\rc\x0cd\x85".encode()).features["town"]
+    assert step == Vocabulary(step="vocabulary", values=("a\u2028b", "c\x0cd\x85"), out_of_vocabulary=9)
     [step] = _vocabulary(tmp_path, b"5\n-7\n", "integer").features["town"]
     assert step == Vocabulary(step="vocabulary", values=(5, -7), out_of_vocabulary=9)
 

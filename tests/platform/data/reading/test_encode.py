@@ -27,6 +27,36 @@ def _encode(values: pa.Array, feature: dict[str, object], **more: object) -> tup
 
 
 @settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(["0x1F", "0X5", "x", "5", " 5", "5.0", "+5", "-05", "", "1e3", str(2**63)]), max_size=5),
+    st.integers(0, 3),
+)
+def test_text_is_an_integer_or_not_whatever_the_other_rows_hold(texts: list[str], skip: int) -> None:
+    ids, bad = _encode(pa.array(texts, pa.string()).slice(skip), {})
+    alone = [_encode(pa.array([text]), {}) for text in texts[skip:]]
+    assert (ids, bad) == ([id_ for (id_,), _ in alone], [is_bad for _, (is_bad,) in alone])
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize("encoding", ["integer", "hexadecimal"])
+def test_text_that_is_not_utf8_is_a_bad_row(kind: pa.DataType, encoding: str) -> None:
+    wide = pa.array([b"\xff5", b"6", None], pa.large_binary() if kind == pa.large_string() else pa.binary())
+    values = pa.Array.from_buffers(kind, 3, wide.buffers())
+    rows = pa.table({"f": values, "x": values})
+    of = data(Path(), dense=({"name": "x", "transform": "none"},), sparse=({"name": "f", "encoding": encoding},))
+    encoded = RowEncoder(of).encode(rows, with_label=False)
+    assert encoded.bad_B.tolist() == [True, False, False]
+    assert [mark.column for mark in encoded.marks] == ["x", "f"]
+    assert "xff5" in encoded.bad_rows()[0].found
+    assert encoded.batch.to_pylist()[1:] == [{"dense": [6.0], "f": 6}, {"dense": [0.0], "f": MISSING_ID}]
+
+
+@pytest.mark.parametrize("others", [[], ["5"], [" 5"], ["5.0"]])
+def test_hexadecimal_digits_are_no_integers(others: list[str]) -> None:
+    assert _encode(pa.array(["0x1F", *others]), {})[1] == [True, *(False for _ in others)]
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text("0123456789abcdefABCDEFgx", max_size=18)), max_size=12), st.integers(0, 3))
 def test_hexadecimal_ids_are_those_of_python(texts: list[str | None], skip: int) -> None:
     ids, bad = _encode(pa.array(texts, pa.string()).slice(skip), {"encoding": "hexadecimal"})
@@ -97,6 +127,26 @@ def test_text_ids_are_xxh3_of_their_utf8_bytes(as_dictionary: bool) -> None:
     zurich, a = (np.uint64(xxhash.xxh3_64_intdigest(t.encode())).astype(np.int64) for t in ("Zürich", "a"))
     ids, bad = _encode(values.dictionary_encode() if as_dictionary else values, {"encoding": "string"})
     assert ids == [zurich, MISSING_ID, a, zurich] and not any(bad)
+
+
+@pytest.mark.parametrize("as_dictionary", [False, True])
+@pytest.mark.parametrize("encoding", ["integer", "hexadecimal", "string"])
+def test_empty_text_is_missing_in_every_encoding(encoding: str, as_dictionary: bool) -> None:
+    values = pa.array(["", "5", None])
+    values = values.dictionary_encode() if as_dictionary else values
+    ids, bad = _encode(values, {"encoding": encoding})
+    assert (ids[0], ids[2], bad) == (MISSING_ID, MISSING_ID, [False] * 3) and ids[1] != MISSING_ID
+    # As in a text file, where an empty field of a list is an empty list.
+    lists, _ = _encode(pa.array(["", "5||5", None]), {"encoding": encoding, "is_list": True})
+    assert lists == [[], [ids[1], ids[1]], []]
+
+
+@pytest.mark.parametrize("encoding", ["integer", "hexadecimal", "string"])
+@pytest.mark.parametrize("rows", [[None], [[]], [None, []], [[None]]])
+def test_lists_that_are_all_empty_are_empty_in_every_encoding(encoding: str, rows: list[object]) -> None:
+    # Their type is unknown, as in a request of one row.
+    feature: dict[str, object] = {"encoding": encoding, "is_list": True}
+    assert _encode(pa.array(rows), feature) == ([[]] * len(rows), [False] * len(rows))
 
 
 def test_numbers_are_refused_where_the_encoding_needs_text() -> None:

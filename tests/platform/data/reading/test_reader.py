@@ -11,6 +11,7 @@ import pyarrow.csv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from elastrec.platform.data.features.steps import MISSING_ID
 from elastrec.platform.data.manifest import build_manifest
@@ -214,6 +215,12 @@ def test_skipped_rows_are_counted_once_and_positions_are_kept(tmp_path: Path) ->
     assert pairs == [([0], 3), ([], 6), ([8], 9)]
     assert _rows(shards, 0, 9, shuffle=False, batch_size=3) == [[0], [8]]
     assert shards.skipped_rows == 7
+    with capture_logs() as lines:
+        again = _reader(of)
+        for start, length in ((2, 2), (0, 9), (0, 9)):
+            _rows(again, start, length)
+    assert [(line["rows"], line["so_far"]) for line in lines] == [(2, 2), (5, 7)]
+    assert "row 2, column 'number': found 'abc'" in lines[0]["first"]
     strict = _reader(of.model_copy(update={"bad_rows": of.bad_rows.model_copy(update={"at_most": 6})}))
     with pytest.raises(DataError, match=r"7 bad rows, data\.bad_rows\.at_most allows 6"):
         _rows(strict, 0, 9)

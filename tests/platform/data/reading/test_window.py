@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -36,8 +37,9 @@ def _data(path: Path, dense: int, sparse: list[str], **more: object) -> Training
             "path": str(path),
             "partitioning": "none",
             "dense": [
-                {"name": f"d{i}", "transform": TRANSFORMS[i % 3], "missing": 0.5 * (i // 2), "mean": 3.0, "scale": 2.0}
-                for i in range(dense)
+                {"name": f"d{i}", "transform": transform, "missing": 0.5 * (i // 2)}
+                | ({"mean": 3.0, "scale": 2.0} if transform == "standardize" else {})
+                for i, transform in zip(range(dense), itertools.cycle(TRANSFORMS), strict=False)
             ],
             "sparse": [{"name": f"s{i}", **kinds.get(kind, {})} for i, kind in enumerate(sparse)],
             **more,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +21,14 @@ from elastrec.platform.cli.app import root
 from elastrec.platform.data.convert import ByTime, convert
 from elastrec.platform.data.stream import broker as broker_module
 from elastrec.platform.data.stream.broker import RESERVED, describe_topic, read_settings
+from elastrec.platform.data.stream.consuming import PartitionLog
 from elastrec.platform.data.stream.landing import land
 from elastrec.platform.data.stream.partitioning import partitions_of
 from elastrec.platform.data.stream.publishing import publish
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError, TransportError
 from tests.platform.data.stream.rows import change, small_log
+from tests.processes import wait_for
 from tools.kafka.broker import Broker, BrokerError, fetch_jars, missing_program
 
 pytestmark = pytest.mark.services
@@ -102,8 +106,21 @@ def test_transaction_marks_and_aborted_messages_are_not_landed(broker: Broker, t
     open_still = land(data, "marked", folder, servers=broker.servers)
     assert open_still.record.rows == 100 and open_still.record.next_offsets == {0: 100}
     producer.abort_transaction()
+    # The broker writes the marker after its answer.
+    with closing(PartitionLog("marked", 0, broker.servers, {})) as log:
+        wait_for(lambda: log.bounds() == (0, 102), 30, "the marker of the aborted transaction")
     assert land(data, "marked", folder, servers=broker.servers).record.next_offsets == {0: 102}
     assert not land(data, "marked", folder, servers=broker.servers).landed
+
+
+@with_broker
+def test_the_id_of_a_brokers_cluster_may_begin_with_a_hyphen(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID("f8000000-0000-4000-8000-000000000001"))
+    with Broker() as other:
+        described = describe_topic(other.servers, "clicks", {}, create_partitions=1)
+    assert described.cluster_id.startswith("-")
 
 
 @with_broker
@@ -135,6 +152,58 @@ def test_a_topic_that_is_not_as_expected_is_refused_before_anything_is_sent(brok
     with pytest.raises(DataError, match=r"Kafka settings: .*no\.such"):
         publish(data, "narrow", servers=broker.servers, settings={"no.such": "1"})
     assert not land(data, "narrow", str(tmp_path / "landed"), servers=broker.servers).landed
+
+
+@with_broker
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_topic_that_keeps_only_one_row_of_each_session_is_refused(
+    broker: Broker, tmp_path: Path, policy: str
+) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    data, name = small_log(tmp_path / "log", rows=20), policy.replace(",", "-")
+    topic = NewTopic(name, num_partitions=1, replication_factor=1, config={"cleanup.policy": policy})
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.create_topics([topic])[name].result(10)
+    with pytest.raises(DataError, match=f"cleanup.policy {policy}; allowed: delete"):
+        publish(data, name, servers=broker.servers)
+    with pytest.raises(DataError, match=f"cleanup.policy {policy}; allowed: delete"):
+        land(data, name, str(tmp_path / "landed"), servers=broker.servers)
+
+
+@with_broker
+@pytest.mark.parametrize("code", ["TOPIC_AUTHORIZATION_FAILED", "INVALID_REQUEST"])
+def test_a_topic_whose_configuration_a_user_may_not_read_is_described(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    def refused(*_: object, **__: object) -> None:
+        raise KafkaException(KafkaError(getattr(KafkaError, code)))
+
+    assert describe_topic(broker.servers, "closed", {}, create_partitions=1).partitions == 1
+    monkeypatch.setattr(AdminClient, "describe_configs", refused)
+    if code == "TOPIC_AUTHORIZATION_FAILED":
+        assert describe_topic(broker.servers, "closed", {}).partitions == 1
+        return
+    with pytest.raises(TransportError, match="check the address"):
+        describe_topic(broker.servers, "closed", {})
+
+
+@with_broker
+def test_a_broker_without_the_setting_is_used(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concurrent.futures import Future
+
+    from confluent_kafka.admin import AdminClient, ConfigResource
+
+    def nothing(_: AdminClient, topics: list[ConfigResource], **__: object) -> dict[ConfigResource, object]:
+        answer: Future[dict[str, object]] = Future()
+        answer.set_result({})
+        return {topics[0]: answer}
+
+    monkeypatch.setattr(AdminClient, "describe_configs", nothing)
+    assert describe_topic(broker.servers, "other-kind", {}, create_partitions=1).partitions == 1
 
 
 @with_broker

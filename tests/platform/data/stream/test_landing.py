@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elastrec.platform.data.finished import ParquetFile
+from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND
 from elastrec.platform.data.stream import landing
 from elastrec.platform.data.stream.broker import Topic
-from elastrec.platform.data.stream.landing import RECORD_NAME, LandReport, land
+from elastrec.platform.data.stream.guarded_object import GuardedObject
+from elastrec.platform.data.stream.landing import RECORD_NAME, LandRecord, LandReport, land
 from elastrec.platform.specs.data import BadRows, TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -132,6 +138,97 @@ def test_visible_files_without_a_record_are_landed_again(
     assert items(tmp_path) == [*ALL[:6], 6, 7, 9, *ALL[6:]]
 
 
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_row_groups_of_any_number_of_rows_are_landed(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(landing, "ROW_GROUP_ROWS", 2)
+    broker.messages = [[message(0, number, when=0) for number in range(rows)]]
+    assert landed(tmp_path).record.rows == rows
+    assert items(tmp_path) == [*range(rows)]
+
+
+@pytest.mark.parametrize(("held", "opened"), [(2, 99), (99, 2)], ids=["rows in memory", "open files"])
+def test_a_topic_of_many_days_is_landed_and_recorded_in_steps(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, opened: int
+) -> None:
+    monkeypatch.setattr(landing, "_HELD_ROWS", held)
+    monkeypatch.setattr(landing, "_OPEN_FILES", opened)
+    monkeypatch.setattr(landing, "ROW_GROUP_ROWS", 2)
+    # Of each day two rows, an older day in between.
+    broker.messages = [[message(0, number, when=(0 if number % 5 == 4 else number // 2) * DAY) for number in range(40)]]
+    files: list[int] = []
+    written = landing._write
+
+    def noted(stored: GuardedObject, record: LandRecord) -> None:
+        files.append(len([*tmp_path.glob("day=*/*.parquet")]))
+        written(stored, record)
+
+    monkeypatch.setattr(landing, "_write", noted)
+    report = landed(tmp_path)
+    assert items(tmp_path) == [*range(40)] and report.record.rows == 40
+    (done,) = report.landed
+    assert (done.begin, done.end, done.rows, len(done.days)) == (0, 40, 40, 20)
+    assert len(files) > 4 and files[0] == 0 and max(np.diff(files)) < 10
+    # The same, but interrupted in a later step.
+    again, broker.broken_at = tmp_path / "again", 30
+    broker.messages.insert(0, [])
+    with pytest.raises(ConnectionError):
+        landed(again)
+    recorded = LandRecord.model_validate_json((again / RECORD_NAME).read_bytes())
+    assert 0 < recorded.next_offsets[1] <= 30 and len(items(again)) == recorded.rows == recorded.next_offsets[1]
+    broker.broken_at = None
+    broker.reads.clear()
+    assert landed(again).record.rows == 40 and items(again) == [*range(40)]
+    assert broker.reads == [(1, recorded.next_offsets[1], 40)]
+
+
+def test_a_topic_may_hold_more_days_than_a_process_may_open_files(broker: Broker, tmp_path: Path) -> None:
+    broker.messages = [[message(0, number, when=number * DAY) for number in range(300)]]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/proc/self/fd").iterdir()]) + 100, hard))
+    try:
+        landed(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert items(tmp_path) == [*range(300)]
+
+
+def test_files_and_their_folders_are_on_disk_before_they_are_recorded(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[str] = set()
+    at_record: list[tuple[int, set[str]]] = []
+    sync, written = os.fsync, landing._write
+
+    def noted_sync(descriptor: int) -> None:
+        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    def noted_record(stored: GuardedObject, record: LandRecord) -> None:
+        at_record.append((record.rows, {*synced}))
+        written(stored, record)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(landing, "_write", noted_record)
+    landed(tmp_path)
+    rows, synced = at_record[-1]
+    assert rows == 12
+    assert {str(tmp_path), *map(str, tmp_path.glob("day=*")), *map(str, tmp_path.glob("day=*/*"))} <= synced
+
+
+def test_a_file_that_cannot_be_completed_is_removed(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(file: ParquetFile) -> int:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ParquetFile, "commit", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        landed(tmp_path)
+    assert not [*tmp_path.glob("day=*/*")]
+
+
 def test_a_bad_message_is_refused_or_counted_by_the_jobs_setting(broker: Broker, tmp_path: Path) -> None:
     broker.messages[0][2] = message(0, 2, label=7)
     with pytest.raises(DataError, match=r"partition 0: message 2 is no row: .*label"):
@@ -143,6 +240,15 @@ def test_a_bad_message_is_refused_or_counted_by_the_jobs_setting(broker: Broker,
     broker.messages[1].append(None)
     with pytest.raises(DataError, match="partition 1: message 6 is no row"):
         landed(tmp_path / "b", lenient)
+
+
+@pytest.mark.parametrize("timezone", ["Pacific/Kiritimati", "America/Los_Angeles"])
+def test_the_first_and_the_last_timestamp_of_the_calendar_have_a_day_in_every_time_zone(
+    broker: Broker, tmp_path: Path, timezone: str
+) -> None:
+    broker.messages[0] += [message(0, 6, when=FIRST_SECOND), message(0, 7, when=LAST_SECOND)]
+    landed(tmp_path, DATA.model_copy(update={"timezone": timezone}))
+    assert items(tmp_path) == [*ALL[:6], 6, 7, *ALL[6:]]
 
 
 def test_sessions_of_two_types_are_refused_also_from_call_to_call(broker: Broker, tmp_path: Path) -> None:
@@ -166,6 +272,60 @@ def test_dropped_messages_and_a_recreated_topic_are_detected(broker: Broker, tmp
     broker.topic_id = "second"
     with pytest.raises(DataError, match="another topic_id 'first'"):
         landed(tmp_path)
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["added later", "empty at first"])
+def test_dropped_messages_of_a_partition_without_landed_ones_are_detected(
+    broker: Broker, tmp_path: Path, before: int
+) -> None:
+    later = [message(2, number) for number in range(9)]
+    broker.messages += [[]] * before
+    landed(tmp_path)
+    broker.messages[2:] = [later]
+    for partition in broker.messages[:2]:
+        partition += [message(0, 8)] * 4
+    broker.dropped = 4
+    with pytest.raises(DataError, match="partition 2: the broker has dropped the messages 0 to 3"):
+        landed(tmp_path)
+    assert items(tmp_path)[-1] < 20
+
+
+def test_a_first_call_that_was_killed_while_it_wrote_its_record_is_repeated(broker: Broker, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", killed)
+        # The process has no time to remove the file.
+        patch.setattr(Path, "unlink", killed)
+        landed(tmp_path)
+    assert [*tmp_path.glob(".*.tmp")]
+    assert landed(tmp_path).record.rows == 12
+
+
+def test_the_first_call_begins_with_the_oldest_messages(broker: Broker, tmp_path: Path) -> None:
+    broker.dropped = 2
+    assert landed(tmp_path).record.next_offsets == {0: 6, 1: 6}
+    assert items(tmp_path) == [2, 3, 4, 5, 12, 13, 14, 15]
+
+
+def test_files_of_an_interrupted_call_are_kept_if_the_broker_dropped_their_messages(
+    broker: Broker, tmp_path: Path
+) -> None:
+    landed(tmp_path)
+    record = (tmp_path / RECORD_NAME).read_bytes()
+    broker.messages[0] += [message(0, 6), message(0, 7)]
+    broker.messages[1] += [message(1, 6), message(1, 7)]
+    landed(tmp_path)
+    everything = items(tmp_path)
+    (tmp_path / RECORD_NAME).write_bytes(record)
+    broker.dropped = 7
+    with pytest.raises(DataError, match=r"dropped the messages 6 to 6 .*are kept: .*kafka-00000-0+6\.parquet"):
+        landed(tmp_path)
+    assert items(tmp_path) == everything
 
 
 def test_a_folder_with_other_files_and_one_that_is_in_use_are_not_changed(broker: Broker, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ IDS = st.integers(-(2**63), 2**63 - 1)
 ROW = st.fixed_dictionaries(
     {
         "label": st.integers(0, 1),
-        "unit price": st.none() | st.floats(allow_nan=False),
+        "unit price": st.none() | st.floats(allow_nan=False, allow_infinity=False),
         "item": st.none() | IDS,
         "history": st.lists(IDS, max_size=5),
         "when": st.integers(0, 2**33),
@@ -58,6 +58,15 @@ def test_a_message_is_a_map_that_any_language_can_read_and_write() -> None:
     assert form.messages(empty) == [msgspec.msgpack.encode({"label": 0, "when": 5, "visit": 9})]
 
 
+def test_a_timestamp_that_is_a_feature_too_is_beside_its_seconds() -> None:
+    form = MessageForm(TrainingData.model_validate({**DATA.model_dump(), "dense": [{"name": "age", "column": "when"}]}))
+    row = {"label": 1, "when": 5.25, "when_seconds": 5, "visit": 9, "item": -3, "history": [1, 2]}
+    read = form.table([form.row(msgspec.msgpack.encode(row))], pa.int64())
+    assert read.to_pylist() == [row]
+    assert form.timestamp == "when_seconds"
+    assert form.row(form.messages(read)[0]) == form.row(msgspec.msgpack.encode(row))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -67,11 +76,17 @@ def test_a_message_is_a_map_that_any_language_can_read_and_write() -> None:
         ({"visit": 2**63}, r"\$\.visit"),
         ({"when": "today"}, r"\$\.when"),
         ({"when": 10**15}, r"\$\.when"),
+        # Their days are outside the calendar in some time zones.
+        ({"when": -62_135_596_800}, r"\$\.when"),
+        ({"when": 253_402_300_799}, r"\$\.when"),
         ({"item": 1.5}, r"\$\.item"),
         ({"item": 2**63}, r"\$\.item"),
         ({"history": [1, None]}, r"\$\.history\[1\]"),
         ({"history": None}, r"\$\.history"),
         ({"unit price": "1"}, r"\$\.unit price"),
+        ({"unit price": float("nan")}, r"\$\.unit price"),
+        ({"unit price": float("inf")}, r"\$\.unit price"),
+        ({"unit price": float("-inf")}, r"\$\.unit price"),
     ],
     ids=str,
 )
@@ -81,9 +96,23 @@ def test_a_field_of_another_kind_is_refused_by_name(change: dict[str, Any], said
         MessageForm(DATA).row(msgspec.msgpack.encode(row))
 
 
-@pytest.mark.parametrize("message", [None, b"", b"\xc1", b"{}", msgspec.msgpack.encode({"label": 1})[:-1]], ids=repr)
-def test_a_message_that_is_not_a_row_is_refused(message: bytes | None) -> None:
-    with pytest.raises(DataError, match="is no row"):
+DEEP = b"\x84\xa5label\x01\xa4when\x05\xa5visit\x09\xa1x" + 100_000 * b"\x91" + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (None, "no value"),
+        (b"", ""),
+        (b"\xc1", ""),
+        (b"{}", ""),
+        (msgspec.msgpack.encode({"label": 1})[:-1], ""),
+        (DEEP, "recursion"),
+    ],
+    ids=["none", "empty", "reserved byte", "JSON", "cut off", "nested"],
+)
+def test_a_message_that_is_not_a_row_is_refused(message: bytes | None, said: str) -> None:
+    with pytest.raises(DataError, match=f"is no row: .*{said}"):
         MessageForm(DATA).row(message)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from elastrec.platform.data.stream import publishing
+from elastrec.platform.data.stream.broker import Topic
 from elastrec.platform.data.stream.publishing import publish
-from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.errors import DataError, TransportError
 from tests.platform.data.stream.rows import change, small_log
 
 
@@ -43,3 +47,38 @@ def test_a_missing_session_column_is_refused_with_the_existing_ones(tmp_path: Pa
     data = small_log(tmp_path / "log", rows=10).model_copy(update={"session": "trip"})
     with pytest.raises(DataError, match="'trip'"):
         publish(data, "clicks", servers="127.0.0.1:1")
+
+
+class Producer:
+    """Accepts messages; when the sender waits for their acknowledgement, the last ones are refused."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.waiting: list[Callable[[object, object], None]] = []
+
+    def produce(self, topic: str, message: bytes, key: bytes, *, partition: int, on_delivery: Any) -> None:
+        self.waiting.append(on_delivery)
+
+    def poll(self, timeout: float) -> None:
+        pass
+
+    def flush(self, timeout: float) -> None:
+        for on_delivery in self.waiting[len(self.waiting) - self.refused :]:
+            on_delivery(SimpleNamespace(str=lambda: "timed out"), None)
+        self.waiting = []
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def purge(self) -> None:
+        pass
+
+
+def test_rows_that_are_not_acknowledged_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(Producer=None, KafkaException=KeyError)
+    monkeypatch.setattr(publishing, "client_library", lambda: library)
+    monkeypatch.setattr(publishing, "open_client", lambda *_: Producer(refused=7))
+    monkeypatch.setattr(publishing, "describe_topic", lambda *_, **__: Topic("clicks", "cluster", "first", 2))
+    said = r"not acknowledged \(timed out\); of 20 rows sent up to 7 are missing"
+    with pytest.raises(TransportError, match=said):
+        publish(small_log(tmp_path / "log", rows=20), "clicks", servers="none")

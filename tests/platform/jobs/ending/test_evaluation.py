@@ -24,10 +24,17 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared
 from elastrec.platform.master.pods.launch import evaluator_job
 from elastrec.platform.master.reporting.unsent_metrics import write_result
-from elastrec.platform.specs.errors import ChampionChangedError
+from elastrec.platform.specs.errors import ChampionChangedError, HistoryError, JobFailedError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
-from elastrec.platform.transport.messages.export import EvaluationResult, ExportRequest, ExportResult, result_line
+from elastrec.platform.transport.messages.export import (
+    EXIT_HISTORY,
+    EXPORT_FILE,
+    EvaluationResult,
+    ExportRequest,
+    ExportResult,
+    result_line,
+)
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 
@@ -107,8 +114,18 @@ def crown(platform: Platform, launched: Launched, number: int) -> str:
     uri = f"file:///models/{number}"
     decision = GateDecision(passed=True, reason="better", candidate=ModelScore(0.7, 0.9, 9), model_uri=uri)
     version = registry.register(MODEL, uri, launched.run_id, decision)
-    registry.promote(MODEL, version)
+    champion = registry.champion(MODEL)
+    assert registry.promote(MODEL, version, champion.version if champion else "") is None
     return version
+
+
+def test_a_request_with_a_password_is_a_secret_of_the_evaluators_pod(prepared: Prepared) -> None:
+    job = job_from_json(prepared.job_json)
+    plain = ExportRequest(job_json=prepared.job_json, job_id=JOB_ID, store_uri="", record_uri="")
+    hidden = msgspec.structs.replace(plain, tracking_uri="https://user:s3cret@mlflow")
+    assert (set(evaluator_pod(job, plain).files), evaluator_pod(job, plain).secrets) == ({EXPORT_FILE}, {})
+    pod = evaluator_pod(job, hidden)
+    assert not pod.files and "s3cret" in pod.secrets[EXPORT_FILE]
 
 
 def test_a_model_is_compared_again_if_the_champion_changes_before_the_gate(
@@ -149,11 +166,12 @@ def test_an_evaluator_that_has_scored_the_champion_is_not_started_again(
     [
         (EndReason.NODE_LOST, EvaluatorState.LOST),
         (EndReason.PREEMPTED, EvaluatorState.LOST),
-        (EndReason.ERROR, EvaluatorState.FAILED),
+        (EndReason.ERROR, EvaluatorState.INTERRUPTED),
+        (EndReason.BAD_INPUT, EvaluatorState.FAILED),
         (EndReason.OUT_OF_MEMORY, EvaluatorState.FAILED),
     ],
 )
-def test_an_evaluator_that_the_cluster_has_ended_is_started_again(
+def test_an_evaluator_whose_end_another_one_may_not_have_is_started_again(
     platform: Platform,
     launcher: Evaluators,
     prepared: Prepared,
@@ -167,7 +185,73 @@ def test_an_evaluator_that_the_cluster_has_ended_is_started_again(
     assert evaluator_state(platform, JOB_ID)[0] is state
     start_evaluator(platform, prepared, launched)
     started = launcher.find(evaluator_job(JOB_ID))
-    assert started is not None and (started.uid != lost.uid) == (state is EvaluatorState.LOST)
+    assert started is not None and (started.uid != lost.uid) == (state is not EvaluatorState.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "state", "words"),
+    [
+        (EndReason.NODE_LOST, 137, "lost", "was lost"),
+        (EndReason.ERROR, 1, "interrupted", "was interrupted"),
+        (EndReason.ERROR, EXIT_HISTORY, "could not write to MLflow", "had no MLflow"),
+    ],
+    ids=["lost", "interrupted", "history"],
+)
+@pytest.mark.parametrize("losses", [1, 3, 4])
+def test_a_caller_that_waits_replaces_evaluators_whose_end_others_may_not_have(
+    platform: Platform,
+    launcher: Evaluators,
+    prepared: Prepared,
+    launched: Launched,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: int,
+    reason: EndReason,
+    code: int,
+    state: str,
+    words: str,
+) -> None:
+    submitted: list[str] = []
+
+    def submit(first: PodSpec) -> PodStatus:
+        submitted.append(first.name)
+        if len(submitted) > losses:
+            return Evaluators.submit(launcher, first)
+        launcher.remove(first.job)
+        lost = FakeLauncher.submit(launcher, first)
+        launcher.cluster.end(lost.name, reason, code)
+        return lost
+
+    monkeypatch.setattr(launcher, "submit", submit)
+    said: list[str] = []
+    if losses > 3:
+        with pytest.raises((JobFailedError, HistoryError), match=f"the evaluator of job {JOB_ID} (is )?{state}"):
+            evaluate_and_gate(platform, prepared, launched, said.append)
+        assert len(submitted) == 4
+    else:
+        assert evaluate_and_gate(platform, prepared, launched, said.append).passed
+        assert len(submitted) == losses + 1
+    assert len(said) == min(losses, 3) and said[0].startswith(f"the evaluator {words}, starting another one")
+
+
+def test_a_caller_that_waits_does_not_start_the_evaluator_of_a_job_that_was_stopped(
+    platform: Platform,
+    launcher: Evaluators,
+    prepared: Prepared,
+    launched: Launched,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submitted: list[str] = []
+
+    def submit(first: PodSpec) -> PodStatus:
+        submitted.append(first.name)
+        created = FakeLauncher.submit(launcher, first)
+        launcher.remove(first.job)
+        return created
+
+    monkeypatch.setattr(launcher, "submit", submit)
+    with pytest.raises(JobFailedError, match="the evaluator pod is gone"):
+        evaluate_and_gate(platform, prepared, launched)
+    assert len(submitted) == 1
 
 
 def test_registering_again_does_not_take_the_alias_from_a_later_champion(

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 from mlflow import MlflowClient
 
+from elastrec.checkpoints import take_term
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import PodSize, PodSpec
-from elastrec.platform.history import metric_names
+from elastrec.platform.history import History, metric_names
 from elastrec.platform.history.points import Point
+from elastrec.platform.history.records import TAG_REASON
 from elastrec.platform.jobs.ending import publishing, tracking
+from elastrec.platform.jobs.starting.kept_launch import keep_launch
 from elastrec.platform.jobs.starting.launching import RUN_LABEL, finish
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Launched, Prepared
 from elastrec.platform.jobs.watching.past import is_trained, result_of
+from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points, write_result
 from elastrec.platform.specs.errors import ClusterError, HistoryAwayError, HistoryError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
@@ -57,8 +62,10 @@ def platform(tmp_path: Path) -> Platform:
     return Platform(FakeLauncher(), config, f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path), tmp_path)
 
 
-def left(tmp_path: Path, phase: Phase = Phase.SUCCEEDED) -> TrainingMetrics:
-    metrics = TrainingMetrics(job=JOB_ID, phase=phase, checkpoint="file:///record", samples_trained=10)
+def left(tmp_path: Path, phase: Phase = Phase.SUCCEEDED, generation: int = 0) -> TrainingMetrics:
+    metrics = TrainingMetrics(
+        job=JOB_ID, phase=phase, checkpoint="file:///record", samples_trained=10, generation=generation
+    )
     write_result(str(tmp_path / "store"), JOB, JOB_ID, metrics)
     return metrics
 
@@ -78,6 +85,19 @@ def test_undelivered_metrics_reach_the_run_that_is_created_later(
     assert client.get_run(launched.run_id).info.status == "RUNNING"
     publishing.finish_job(platform, prepared)
     assert client.get_run(launched.run_id).info.status == "FINISHED"
+
+
+def test_a_loss_that_was_nan_does_not_prevent_that_a_model_is_published(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    left(tmp_path)
+    values = (0.5, float("nan"), float("inf"))
+    points = [Point(metric_names.LOSS, value, step, 1e9 + step) for step, value in enumerate(values)]
+    write_points(str(tmp_path / "store"), JOB, JOB_ID, points)
+    launched = publishing.with_run(platform, prepared, LAUNCHED)
+    series = MlflowClient(platform.tracking_uri).get_metric_history(launched.run_id, metric_names.LOSS)
+    assert [point.step for point in series] == [0, 1, 2]
+    assert series[0].value == 0.5 and math.isnan(series[1].value) and series[2].value > 1e308
 
 
 def test_a_run_that_was_deleted_in_mlflow_is_replaced_and_the_new_one_closed(
@@ -120,6 +140,97 @@ def test_a_trained_job_without_a_master_counts_as_trained_until_it_is_published(
     assert not is_trained(platform, prepared)
     left(tmp_path, Phase.FAILED)
     assert not is_trained(platform, prepared)
+
+
+def test_the_result_of_an_earlier_run_of_the_job_is_not_that_of_one_that_trains_anew_and_is_lost(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    left(tmp_path)
+    keep_launch(str(tmp_path / "store"), prepared, ALLOCATION, earlier_terms=1)
+    run_id = publishing.with_run(platform, prepared, LAUNCHED).run_id
+    assert not is_trained(platform, prepared)
+    with pytest.raises(ClusterError, match="not in the cluster"):
+        result_of(platform, prepared)
+    publishing.finish_job(platform, prepared)
+    run = MlflowClient(platform.tracking_uri).get_run(run_id)
+    assert run.info.status == "KILLED" and run.data.tags[TAG_REASON] == "the master was gone and left no result"
+    metrics = left(tmp_path, generation=NUMBERS_PER_TERM)
+    assert is_trained(platform, prepared) and result_of(platform, prepared) == metrics
+
+
+@pytest.mark.parametrize("has_result", [True, False])
+def test_a_run_that_stayed_open_because_mlflow_was_away_is_closed_when_the_job_is_finished_again(
+    platform: Platform, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_result: bool
+) -> None:
+    run_id = publishing.with_run(platform, prepared, LAUNCHED).run_id
+    pod = PodSpec(
+        name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1),
+        labels={RUN_LABEL: run_id},
+    )  # fmt: skip
+    platform.launcher.submit(pod)
+    client = MlflowClient(platform.tracking_uri)
+    with monkeypatch.context() as away:
+        away.setattr(tracking, "answers", lambda uri: False)
+        for _ in range(2):
+            with pytest.raises(HistoryAwayError, match="clicks-1 is removed from the cluster, and its run stays open"):
+                publishing.finish_job(platform, prepared)
+    assert not platform.launcher.pods(JOB_ID) and client.get_run(run_id).info.status == "RUNNING"
+    if has_result:
+        left(tmp_path)
+    publishing.finish_job(platform, prepared)
+    assert client.get_run(run_id).info.status == ("FINISHED" if has_result else "KILLED")
+
+
+def test_the_run_of_a_published_job_that_is_finished_again_has_succeeded(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    left(tmp_path)
+    run_id = publishing.with_run(platform, prepared, LAUNCHED).run_id
+    store = str(tmp_path / "store")
+    take_term(store, JOB, JOB_ID, holder="h", address="127.0.0.1:1", base=lambda: "")
+    publishing.forget(platform, prepared)
+    publishing.finish_job(platform, prepared)
+    assert MlflowClient(platform.tracking_uri).get_run(run_id).info.status == "FINISHED"
+
+
+def test_figures_of_a_failed_job_that_mlflow_has_not_received_are_sent_when_the_job_is_finished(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    run_id = publishing.with_run(platform, prepared, LAUNCHED).run_id
+    left(tmp_path, Phase.FAILED)
+    write_points(str(tmp_path / "store"), JOB, JOB_ID, [Point(metric_names.LOSS, 0.5, 100, 1e9)])
+    publishing.finish_job(platform, prepared)
+    client = MlflowClient(platform.tracking_uri)
+    assert client.get_run(run_id).info.status == "FAILED"
+    assert [point.value for point in client.get_metric_history(run_id, metric_names.LOSS)] == [0.5]
+
+
+def test_a_model_is_published_in_the_run_of_the_training_that_made_it_not_in_that_of_a_failed_one(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    """A cleared task of the offline phase launches a failed job again; later tasks know the run of the first launch."""
+    first = publishing.with_run(platform, prepared, LAUNCHED)
+    history = History(platform.tracking_uri, "elastrec")
+    history.finish_run(first.run_id, Phase.FAILED, "bug")
+    second = history.start_run(prepared, ALLOCATION)
+    assert second != first.run_id and publishing.with_run(platform, prepared, first).run_id == second
+    history.finish_run(second, Phase.SUCCEEDED)
+    for known in (first, msgspec.structs.replace(first, run_id=second)):
+        assert publishing.with_run(platform, prepared, known).run_id == second
+
+
+def test_the_result_of_a_job_whose_master_does_not_answer_is_in_the_store_or_unknown_for_now(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+    platform.launcher.submit(pod)
+    for _ in range(2):
+        with pytest.raises(ClusterError, match=r"job clicks-1: master Running$") as caught:
+            result_of(platform, prepared)
+        assert caught.value.retryable
+        left(tmp_path, Phase.FAILED)  # of an earlier launch
+    metrics = left(tmp_path)
+    assert result_of(platform, prepared) == metrics
 
 
 def test_an_outage_of_mlflow_during_a_step_is_waited_out_and_the_step_repeated(

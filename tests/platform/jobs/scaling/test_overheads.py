@@ -16,8 +16,8 @@ SIZES = Sizes(
 )  # fmt: skip
 RECORD = JobRecord(
     run_id="r", job_id="j", job_name="j", team="t", architecture="dlrm", phase=Phase.SUCCEEDED, reason="",
-    interval=("", ""), asked=SIZES, granted=SIZES, features={}, labels={}, metrics={}, started_unix_seconds=0.0,
-    ended_unix_seconds=None,
+    interval=("", ""), asked=SIZES, granted=SIZES, last=SIZES, features={}, labels={}, metrics={},
+    started_unix_seconds=0.0, ended_unix_seconds=None,
 )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def test_there_are_never_more_servers_than_virtual_buckets() -> None:
     ("found", "reason"),
     [
         (measured_profile({"enabled": False}), "scaling.enabled: false"),
-        (measured_profile(phase="Evaluating"), "Evaluating"),
+        (measured_profile(phase="Evaluating"), "it is evaluating"),
         (measured_profile(is_settled=False), "coming or going"),
         (measured_profile(configuration=TWO), "0 steps in its present configuration; 50 are needed"),
     ],

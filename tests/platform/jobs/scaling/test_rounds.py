@@ -85,7 +85,7 @@ def test_jobs_that_do_not_train_are_named_only_on_request(cluster: Masters) -> N
     cluster.add("clicks-1", measured_profile(phase="Evaluating"))
     assert rounds.plan(cluster.platform, SETTINGS)[1] == []
     (other,) = rounds.plan(cluster.platform, SETTINGS, ["clicks-1"])[1]
-    assert other.reason == "it is Evaluating"
+    assert other.reason == "it is evaluating"
 
 
 def test_plans_carry_the_version_of_the_shape_that_they_were_made_for_and_when_they_expire(cluster: Masters) -> None:

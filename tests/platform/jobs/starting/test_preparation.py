@@ -18,7 +18,7 @@ from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.features import Standardize, Steps
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
-from tests.platform.jobs.records import final_record
+from tests.platform.jobs.records import final_record, periodic_record
 from tests.platform.master.fakes import FakeLauncher, job
 
 
@@ -119,6 +119,19 @@ def test_repetition_is_measured_after_the_fitted_steps(platform: Platform, tmp_p
     [factor] = re.findall(r"price .*factor +([0-9.]+),", prepared.deduplication)
     # Four ids in batches of ten; before the figures were known, all prices would lie above -1.2.
     assert 2 < float(factor) < 4
+
+
+def test_the_order_of_rows_is_compared_once_it_is_known_whether_sessions_are_kept_together(
+    platform: Platform, tmp_path: Path
+) -> None:
+    data = {"path": "data", "sparse": [{"name": "user"}], "session": "user"}
+    earlier = prepare(platform, job(data=data), "clicks-1")
+    continual = {"start_from": periodic_record(tmp_path / "store", earlier, 1)}
+    # No row repeats, so that nothing is deduplicated.
+    again = prepare(platform, job(data=data, continual=continual, deduplication="auto"), "clicks-2")
+    assert again.start_note.endswith("20 of 100 samples are trained")
+    with pytest.raises(SpecError, match=r"spec.deduplication \(.*: 'user' is not allowed; allowed: '', as when"):
+        prepare(platform, job(data=data, continual=continual, deduplication={"groups": [["user"]]}), "clicks-3")
 
 
 def test_a_job_that_continues_from_a_record_keeps_its_statistics(platform: Platform, tmp_path: Path) -> None:

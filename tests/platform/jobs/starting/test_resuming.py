@@ -87,7 +87,10 @@ def test_a_launch_is_written_to_the_store_without_secrets_before_there_is_a_pod(
     platform: Platform, cluster: FakeCluster, store: str
 ) -> None:
     secret = {"path": "s3://key:password-of-data@clicks/log", "sparse": [{"name": "user"}]}
-    job = prepared(store, data=secret)
+    records = [f"webhdfs://user:password-of-store@host/{number}" for number in range(3)]
+    job = msgspec.structs.replace(
+        prepared(store, data=secret), start_record=records[0], older_start_records=records[1:], page="http://mlflow/job"
+    )
     seen: list[bytes | None] = []
 
     def refuse(operation: str, name: str) -> None:

@@ -10,12 +10,18 @@ import pytest
 
 from elastrec.checkpoints import conclude
 from elastrec.platform.clusters.local.config import LocalConfig
-from elastrec.platform.clusters.pods import PodSize, PodSpec
-from elastrec.platform.history import History
+from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec
+from elastrec.platform.history import History, Point
+from elastrec.platform.history import metric_names as names
 from elastrec.platform.jobs import Platform, Prepared, launch
-from elastrec.platform.jobs.starting.launching import launch_request
+from elastrec.platform.jobs.starting import launching
+from elastrec.platform.jobs.starting.kept_launch import keep_launch
+from elastrec.platform.jobs.starting.launching import RUN_LABEL, launch_request
+from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points, write_result
 from elastrec.platform.specs.errors import ClusterError
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.transport.messages.job import Done
+from elastrec.platform.transport.messages.observer import TakeOver
 from tests.operators.steps import ALLOCATION
 from tests.platform.jobs.starting.test_resuming import prepared as prepared_in
 from tests.platform.jobs.starting.test_resuming import saved, term_taken
@@ -95,6 +101,91 @@ def test_a_job_that_continues_from_its_record_keeps_its_run(
     assert launched() == [FIRST]
 
 
+@pytest.mark.parametrize("outcome", [Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED])
+def test_a_run_that_stayed_open_gets_no_figures_of_the_next_training_and_is_closed_with_the_outcome_of_its_own(
+    history: History, prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path, outcome: Phase
+) -> None:
+    """MLflow was away when the first training ended."""
+    store = str(tmp_path / "store")
+    keep_launch(store, prepared, ALLOCATION, earlier_terms=0)
+    run_id = history.start_run(prepared, ALLOCATION)
+    history.log_series(run_id, [Point(names.LOSS, 0.5, 100, 1e9)])
+    write_points(store, "clicks", JOB_ID, [Point(names.LOSS, 0.4, 200, 2e9)])
+    if outcome is Phase.SUCCEEDED:
+        term_taken(store, JOB_ID)
+        conclude(store, "clicks", JOB_ID)
+    elif outcome is Phase.FAILED:
+        write_result(store, "clicks", JOB_ID, TrainingMetrics(job=JOB_ID, phase=outcome, reason="bug"))
+    assert launched() == [SECOND, FIRST]
+    second, first = history.job_records()
+    assert (first.run_id, first.phase) == (run_id, outcome) and first.ended_unix_seconds is not None
+    if outcome is Phase.FAILED:
+        assert first.reason == "bug"
+    assert history.series(run_id, names.LOSS) == [(100, 0.5), (200, 0.4)] and not second.metrics
+    assert read_points(store, "clicks", JOB_ID) == []
+
+
+def test_figures_of_a_training_during_which_mlflow_was_away_are_not_in_the_run_of_the_next_one(
+    history: History, prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    keep_launch(store, prepared, ALLOCATION, earlier_terms=0)
+    write_points(store, "clicks", JOB_ID, [Point(names.LOSS, 0.4, 200, 2e9)])
+    assert launched() == [SECOND, FIRST]
+    second, first = history.job_records()
+    assert history.series(first.run_id, names.LOSS) == [(200, 0.4)] and not second.metrics
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_launch_without_mlflow_keeps_the_figures_of_its_own_training_alone(
+    prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    store, points = str(tmp_path / "store"), [Point(names.LOSS, 0.4, 200, 2e9)]
+    write_points(store, "clicks", JOB_ID, points)
+    if not begins:
+        term_taken(store, JOB_ID)
+        saved(launch_request(prepared, ALLOCATION), 20)
+    monkeypatch.setattr(launching, "wait_for_tracking", lambda *values: False)
+    assert launched() == []
+    assert read_points(store, "clicks", JOB_ID) == ([] if begins else points)
+
+
+def test_an_open_run_without_figures_is_that_of_the_next_launch(
+    history: History, prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    keep_launch(str(tmp_path / "store"), prepared, ALLOCATION, earlier_terms=0)
+    history.start_run(prepared, ALLOCATION)
+    assert launched() == [FIRST]
+
+
+def test_the_run_of_a_job_that_another_caller_launches_during_the_wait_for_mlflow_is_used_and_stays_open(
+    platform: Platform,
+    cluster: FakeCluster,
+    history: History,
+    prepared: Prepared,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster.before = lambda operation, name: None
+    of_other: list[str] = []
+
+    def launched_by_other(platform: Platform, seconds: float) -> bool:
+        keep_launch(str(tmp_path / "store"), prepared, ALLOCATION, earlier_terms=0)
+        of_other.append(history.start_run(prepared, ALLOCATION))
+        history.log_series(of_other[0], [Point(names.LOSS, 0.5, 100, 1e9)])
+        labels = {RUN_LABEL: of_other[0]}
+        name = f"{JOB_ID}-master"
+        cluster.create(
+            PodSpec(name=name, job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1), labels=labels)
+        )
+        return True
+
+    monkeypatch.setattr(launching, "wait_for_tracking", launched_by_other)
+    monkeypatch.setattr(launching, "_direct_master", lambda *values: None)
+    assert launch(platform, prepared, ALLOCATION).run_id == of_other[0]
+    assert history.open_run(JOB_ID) == of_other[0]
+
+
 def test_a_launch_that_the_cluster_refuses_leaves_no_open_run(
     history: History, launched: Callable[[], list[str]]
 ) -> None:
@@ -102,6 +193,44 @@ def test_a_launch_that_the_cluster_refuses_leaves_no_open_run(
     (record,) = history.job_records()
     assert history.open_run(JOB_ID) == "" and record.phase is Phase.FAILED
     assert record.reason == "the job could not be launched: the quota is exhausted"
+
+
+def test_a_job_whose_master_has_ended_with_it_is_attached_to_without_waiting_for_the_master(
+    platform: Platform, cluster: FakeCluster, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.before = lambda operation, name: None
+    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+    cluster.create(pod)
+    cluster.end(pod.name, EndReason.COMPLETED, 0)
+    monkeypatch.setattr("elastrec.platform.jobs.watching.masters._START_SECONDS", 0.0)
+    launched = launch(platform, prepared, ALLOCATION, owner="me")
+    assert launched.run_id and list(cluster.pods) == [pod.name] and not cluster.deleted
+
+
+def test_a_launch_that_attaches_owns_the_job_before_it_waits_for_mlflow_and_does_not_take_it_again(
+    platform: Platform, cluster: FakeCluster, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is killed during the wait stops the job; a later owner is not replaced by the one that waited."""
+    cluster.before = lambda operation, name: None
+    cluster.create(PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1)))
+    seen: list[object] = []
+
+    class Master:
+        def call(self, message: object, answer: type[Done], timeout_seconds: float) -> Done:
+            seen.append(message)
+            return Done()
+
+        def close(self) -> None:
+            pass
+
+    def is_away(platform: Platform, seconds: float) -> bool:
+        seen.append("MLflow is away")
+        return False
+
+    monkeypatch.setattr("elastrec.platform.jobs.starting.launching.wait_for_master", lambda *values: Master())
+    monkeypatch.setattr("elastrec.platform.jobs.starting.launching.wait_for_tracking", is_away)
+    launch(platform, prepared, ALLOCATION, owner="me")
+    assert seen == [TakeOver(owner="me"), "MLflow is away"]
 
 
 def test_the_run_of_a_job_that_runs_stays_open_if_another_launch_of_it_is_refused(

@@ -13,7 +13,9 @@ from elastrec.platform.clusters.nodes import Node
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.history import History
-from elastrec.platform.history.points import CostMeter, Point
+from elastrec.platform.history.points import CostMeter
+from elastrec.platform.history.records import Sizes
+from elastrec.platform.history.report import Story
 from elastrec.platform.jobs import warm_start
 from elastrec.platform.jobs.scaling.story import fitted
 from elastrec.platform.jobs.starting import launching
@@ -56,11 +58,12 @@ def platform(tmp_path: Path) -> Any:
 
 
 def finish(
-    platform: Any, job: Prepared, started_with: Allocation, scaled_to: int, used_bytes: tuple[int, ...] = ()
+    platform: Any, job: Prepared, started_with: Allocation, used_bytes: tuple[int, ...] = (), **last: Any
 ) -> None:
+    """A job that ended with other sizes than it had at its start, if `last` names any."""
+    sizes = msgspec.structs.replace(Sizes.granted(started_with), **last)
     history = History(platform.tracking_uri, "elastrec")
     run_id = history.start_run(job, started_with)
-    history.log_series(run_id, [Point(names.SCALING_WORKERS, float(scaled_to), 1000, 1_800_000_000.0)])
     pods = [
         PodStatus(
             name=pod_name(job.job_id, Role.PARAMETER_SERVER, server), uid=f"{server}", job=job.job_id,
@@ -70,7 +73,10 @@ def finish(
         for server, used in enumerate(used_bytes)
     ]  # fmt: skip
     history.log_series(run_id, CostMeter().usage_points(pods, 1000, 1_800_000_000.0))
-    history.finish_run(run_id, Phase.SUCCEEDED, "")
+    story = Story(
+        text="", wall_seconds=1.0, goodput=1.0, parts=[], timeline=[], sizes=sizes, shape_changes=int(bool(last))
+    )
+    history.finish_run(run_id, Phase.SUCCEEDED, "", story=story)
 
 
 def test_without_warm_start_a_job_starts_with_the_sizes_of_its_file(platform: Any, tmp_path: Path) -> None:
@@ -86,7 +92,7 @@ def test_without_a_similar_job_the_sizes_of_the_file_are_used_and_reported(platf
 
 def test_the_sizes_that_similar_jobs_ended_with_are_taken_within_the_jobs_bounds(platform: Any, tmp_path: Path) -> None:
     first = prepared(tmp_path, "clicks-1", start="history")
-    finish(platform, first, warm_start(platform, first), scaled_to=4)
+    finish(platform, first, warm_start(platform, first), workers=4)
     found = warm_start(platform, prepared(tmp_path, "clicks-2", rows=1100, start="history"))
     assert found.workers == 4
     assert "clicks-1" in found.source and "share 100%" in found.source
@@ -99,11 +105,38 @@ def test_servers_start_with_the_memory_of_similar_jobs_and_a_margin(platform: An
     first = prepared(tmp_path, "clicks-1", start="history")
     asked = warm_start(platform, first)
     started = msgspec.structs.replace(asked, parameter_servers=2, parameter_server_memory_bytes=16 * 2**30)
-    finish(platform, first, started, scaled_to=1, used_bytes=(2 * 2**30, 3 * 2**30))
+    finish(platform, first, started, used_bytes=(2 * 2**30, 3 * 2**30))
     found = warm_start(platform, prepared(tmp_path, "clicks-2", start="history"))
     # A fifth stays free, in steps of 128 MiB.
     assert found.parameter_server_memory_bytes == 30 * 128 * 2**20
     assert found.parameter_servers == 2
+
+
+def test_a_job_starts_with_the_servers_and_the_memory_that_a_similar_one_grew_to(platform: Any, tmp_path: Path) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    asked = warm_start(platform, first)
+    started = msgspec.structs.replace(asked, parameter_servers=1, parameter_server_memory_bytes=2**30)
+    grown = {"parameter_servers": 2, "parameter_server_memory_bytes": 2**32}
+    finish(platform, first, started, used_bytes=(3 * 2**30, 3 * 2**30), **grown)
+    found = warm_start(platform, prepared(tmp_path, "clicks-2", start="history"))
+    assert (found.parameter_servers, found.parameter_server_memory_bytes) == (2, 30 * 128 * 2**20)
+
+
+@pytest.mark.parametrize(("limits", "servers"), [
+    ({"maximum_parameter_servers": 4}, 4), ({"minimum_parameter_servers": 12}, 12), ({}, 8),
+])  # fmt: skip
+def test_on_fewer_servers_than_a_similar_job_had_each_gets_more_memory(
+    platform: Any, tmp_path: Path, limits: dict[str, Any], servers: int
+) -> None:
+    first = prepared(tmp_path, "clicks-1", start="history")
+    finish(
+        platform, first, warm_start(platform, first), used_bytes=(2**30,) * 8, parameter_servers=8,
+        parameter_server_memory_bytes=2**31,
+    )  # fmt: skip
+    found = warm_start(platform, prepared(tmp_path, "clicks-2", start="history", **limits))
+    assert found.parameter_servers == servers
+    # 1 GiB of each of eight servers was used, and a fifth stays free.
+    assert found.parameter_servers * found.parameter_server_memory_bytes >= 8 * 2**30 / 0.8
 
 
 def test_a_job_that_ends_leaves_its_model_to_those_that_come(platform: Any, tmp_path: Path) -> None:
@@ -115,3 +148,4 @@ def test_a_job_that_ends_leaves_its_model_to_those_that_come(platform: Any, tmp_
     left = past_job(record).coefficients
     expected = fitted(measured_profile())
     assert expected is not None and left == expected.coefficients and record.phase is Phase.SUCCEEDED
+    assert record.metrics[names.SCALING_DENSE_BYTES] == measured_profile().dense_bytes

@@ -32,4 +32,14 @@ def test_a_job_is_lost_if_the_cluster_has_ended_its_master(reason: EndReason, is
     cluster.end(f"{JOB}-master", reason)
     found = observe(platform, JOB)
     assert found.metrics.phase is Phase.FAILED
-    assert found.is_lost == is_lost
+    assert found.is_lost == is_lost and not found.has_ended
+
+
+def test_a_master_that_has_ended_with_its_job_is_not_taken_for_one_that_is_silent(tmp_path: Path) -> None:
+    cluster = FakeCluster()
+    config = LocalConfig(address="", token="token")
+    platform = Platform(FakeLauncher(cluster), config, "", str(tmp_path), tmp_path)  # type: ignore[arg-type]
+    cluster.create(PodSpec(name=f"{JOB}-master", job=JOB, role=Role.MASTER, command=("x",), size=PodSize(1, 1)))
+    assert not observe(platform, JOB).has_ended
+    cluster.end(f"{JOB}-master", EndReason.COMPLETED, 0)
+    assert observe(platform, JOB).has_ended

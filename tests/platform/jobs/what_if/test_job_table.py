@@ -115,3 +115,13 @@ def test_every_wrong_change_of_nodes_is_named_with_its_line(tmp_path: Path) -> N
     for line, field in ((2, "nodes"), (3, "seconds"), (4, "nodes"), (5, "nodes")):
         assert f"line {line}, {field}" in message
     assert "whole number but 0" in message
+
+
+def test_a_problem_names_its_line_also_after_empty_lines_and_line_breaks_in_fields(tmp_path: Path) -> None:
+    found = problems(written(tmp_path, 'job_id,arrival_seconds,seconds,name\n\na,0,60,"two\nlines"\n\nb,0,never,\n'))
+    assert "line 6, seconds" in found
+
+
+def test_a_file_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    (job,) = read_jobs(written(tmp_path, "\ufeffjob_id,arrival_seconds,seconds\na,0,60\n")).jobs
+    assert job.job_id == "a"

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from elastrec.platform.history import metric_names as names
+from elastrec.platform.history.decisions import coefficient_figures
 from elastrec.platform.history.records import JobRecord, Sizes
 from elastrec.platform.jobs.what_if.past_jobs import jobs_of
 from elastrec.platform.specs.metrics import Phase
@@ -21,7 +22,7 @@ def record(job_id: str = "clicks-1", workers: int = 4, **changed: Any) -> JobRec
     made = JobRecord(
         run_id="run", job_id=job_id, job_name="clicks", team="ads", architecture="dlrm", phase=Phase.SUCCEEDED,
         reason="", interval=("2026-01-01", "2026-01-02"), asked=Sizes(**msgspec.structs.asdict(allocation)),
-        granted=Sizes(**msgspec.structs.asdict(allocation)),
+        granted=Sizes(**msgspec.structs.asdict(allocation)), last=Sizes(**msgspec.structs.asdict(allocation)),
         features={"batch_size": 512.0, "embedding_dimension": 16.0}, labels={},
         metrics={
             names.SAMPLES_TRAINED: TRUE.samples, names.SECONDS: seconds + 100.0,
@@ -78,6 +79,26 @@ def test_half_written_and_failed_runs_are_left_out_with_the_reason(changed: dict
     past = jobs_of([record("bad", **changed), record("good")])
     assert [each.job_id for each in past.jobs] == ["good"]
     assert past.left_out == (("bad", reason),)
+
+
+@pytest.mark.parametrize("dense_bytes", [0, 100_000, 10_000_000, 400_000_000])
+def test_a_job_whose_sizes_changed_has_the_model_that_its_master_fitted(dense_bytes: int) -> None:
+    # Its mean speed is that of neither its first nor its last sizes.
+    slow = {**record().metrics, "time/training_seconds": 9.0 * TRUE.samples / TRUE.samples_per_second(asked(4))}
+    own = {**coefficient_figures(TRUE.coefficients), names.SCALING_DENSE_BYTES: float(dense_bytes)}
+    changed = msgspec.structs.replace(TRUE, shape=msgspec.structs.replace(TRUE.shape, dense_bytes=dense_bytes))
+    past = jobs_of([record("changed", metrics={**slow, **own}, shape_changes=2), record("stable")])
+    found = {each.job_id: each for each in past.jobs}
+    for workers in (1, 4, 12):
+        true = changed.samples_per_second(asked(workers))
+        assert found["changed"].samples_per_second(asked(workers)) == pytest.approx(true)
+    assert found["stable"].samples_per_second(asked(4)) == pytest.approx(TRUE.samples_per_second(asked(4)))
+
+
+def test_a_job_whose_sizes_changed_is_left_out_without_a_model_of_its_own() -> None:
+    past = jobs_of([record("changed", shape_changes=1)])
+    reason = "its sizes changed 1 time while it ran, and its master has left no model of its speed"
+    assert past.jobs == () and past.left_out == (("changed", reason),)
 
 
 def test_only_one_of_two_attempts_at_a_job_is_used() -> None:

@@ -7,7 +7,7 @@ import pytest
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING, may_relieve
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 from tests.platform.master.world import World, plan, running
 from tests.shapes import change
@@ -141,6 +141,27 @@ def test_the_loss_of_an_old_owner_before_its_buckets_were_fetched_causes_a_rollb
     world.kill(giver)
     assert world.state.recovery.rollbacks == 1 and world.state.migration is None
     assert [server.name for server in world.state.membership.servers()] == world.state.ownership.servers
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_the_loss_of_an_old_owner_of_an_open_request_also_causes_a_rollback(monkeypatch: pytest.MonkeyPatch):
+    world = long_job()
+    everything = World.waiting.fget
+    monkeypatch.setattr(  # the cluster has no room for more workers
+        World, "waiting", property(lambda w: [u for u in everything(w) if w.plane.pods[u].role is not Role.WORKER])
+    )
+    world.handle(events.ShapeAsked(time=world.time, change=change(parameter_servers=3, workers=6)))
+    go_on(world)
+    (added,) = [server for server in world.state.owners() if server.made_for]
+    assert [request.outcome for request in world.state.shape_requests] == [ShapeOutcome.OPEN]
+    world.handle(events.ShapeAsked(time=world.time, change={}, moves=[PodMove(pod=added.name)]))
+    go_on(world, until=HANDING_OVER)
+    assert added.name not in owners(world)
+    world.kill(added.name)
+    assert world.state.recovery.rollbacks == 1 and world.state.migration is None
+    check(world)
+    monkeypatch.undo()
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
 

@@ -220,6 +220,38 @@ def test_a_lost_evaluation_shard_begins_again():
     assert {shard.offset for shard in q.lease("b", "1", 2, 0.0)} == {0}
 
 
+def test_a_bad_row_counts_once_whatever_happens_to_its_shard():
+    q = queue(rows=20, epochs=2)
+    (shard,) = q.lease("a", "1", 1, 0.0)
+    half = msgspec.structs.replace(progress_of(shard, 5), bad_rows=2)
+    for _ in range(2):
+        q.advance("a", half, 0.0)
+    assert q.bad_rows == 2
+    saved = q.positions()
+    q.lose("a", blame=True)
+    second, again = q.lease("b", "1", 2, 0.0)
+    q.advance("b", msgspec.structs.replace(progress_of(again, 10), bad_rows=1), 0.0)
+    q.advance("b", msgspec.structs.replace(progress_of(second, 10), bad_rows=4), 0.0)
+    assert again.split.number == shard.split.number and q.bad_rows == 7
+    (next_epoch,) = q.lease("b", "2", 1, 0.0)
+    q.advance("b", msgspec.structs.replace(progress_of(next_epoch, 10), bad_rows=3), 0.0)
+    assert next_epoch.split.range.epoch == 1 and q.bad_rows == 7
+    q.restore(saved)
+    assert q.bad_rows == 2
+    q.restore(None)
+    assert q.bad_rows == 0
+
+
+def test_bad_rows_of_a_lost_evaluation_shard_are_read_and_counted_again():
+    splits = RowRanges(rows=10, split_rows=10)
+    q = ShardQueue(stream="evaluation", kind="evaluate", splits=splits, lease_seconds=10.0)
+    for pod in "ab":
+        (shard,) = q.lease(pod, "1", 1, 0.0)
+        q.advance(pod, msgspec.structs.replace(progress_of(shard, 9), bad_rows=2), 0.0)
+        assert q.bad_rows == 2
+        q.lose(pod, blame=True)
+
+
 def test_memory_does_not_grow_with_finished_shards():
     small, large = queue(rows=1000, shard_rows=1), queue(rows=50_000, shard_rows=1)
     for q in (small, large):

@@ -10,6 +10,7 @@ from elastrec.platform.master.machine.effects import Decided, DiscardRecord
 from elastrec.platform.master.machine.saves import COMMITTING, WRITING, Save
 from elastrec.platform.master.reporting.status import training_metrics
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.plain_words import numbered
 from elastrec.platform.transport.messages.directive import Mode
 from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.world import World, plan, running
@@ -389,18 +390,18 @@ def test_status_shows_the_reason_and_the_time_of_a_stages_wait():
     save = world.state.saves.quiescing
     assert save is not None and reason(world) == ""
     world.time += 3.0
-    assert reason(world) == f"pausing for {save.order_id}: waiting for j-worker-0, j-worker-1 for 3 s"
+    assert reason(world) == f"pausing for {numbered(save.order_id)}: waiting for j-worker-0, j-worker-1 for 3 s"
     world.hung.add("j-ps-1")
     until_stage(world, WRITING)
     everybody_acts(world)
     world.time += 35.0
-    assert reason(world) == f"writing {save.order_id}: waiting for j-ps-1 for 35 s"
+    assert reason(world) == f"writing {numbered(save.order_id)}: waiting for j-ps-1 for 35 s"
     world.hung.clear()
     until_stage(world, COMMITTING)
     world.time += 12.0
-    assert reason(world) == f"committing {save.order_id} for 12 s"
+    assert reason(world) == f"committing {numbered(save.order_id)} for 12 s"
     late(world)
-    assert "is unknown" in reason(world)
+    assert "it is unknown whether save 2 is complete" in reason(world)
     recovering(world, "j-ps-1")
     world.time += 7.0
     assert reason(world).endswith("; restoring from nothing: waiting for j-ps-1 for 7 s")

@@ -18,9 +18,10 @@ from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.service.journal import Journal, decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.messages.directive import Mode
 from tests.platform.master.disturbing import disturb
-from tests.platform.master.world import World, plan, running
+from tests.platform.master.world import World, bad_rows, plan, running
 from tests.splits import length_of
 
 pytestmark = pytest.mark.usefixtures("fleet")
@@ -42,7 +43,8 @@ class RememberingWorld(World):
 @given(seed=st.integers(0, 2**32), synchronous=st.booleans(), acts=st.integers(0, 500))
 def test_whatever_happens_a_job_ends_with_every_row_trained(seed: int, synchronous: bool, acts: int):
     chance = random.Random(seed)
-    world = World(plan(is_synchronous=synchronous, epochs=chance.randint(1, 2)))
+    bad = bad_rows(130), bad_rows(25)
+    world = World(plan(is_synchronous=synchronous, epochs=chance.randint(1, 2), most_bad_rows=sum(bad)))
     for _ in range(acts):
         disturb(world, chance)
     world.run_fairly()
@@ -54,6 +56,7 @@ def test_whatever_happens_a_job_ends_with_every_row_trained(seed: int, synchrono
         assert state.training.is_done and state.training.covered_rows() == state.plan.training.total_rows
         assert state.training.samples >= state.plan.training.total_rows
         assert state.evaluation.is_done
+        assert (state.training.bad_rows, state.evaluation.bad_rows) == bad
         assert state.recovery.record is not None and state.recovery.record.is_final
     assert not world.state.membership.members
 
@@ -93,6 +96,25 @@ def test_a_quiet_job_takes_the_straight_way():
         Phase.SUCCEEDED,
     ]
     assert world.state.training.samples == 130 and world.state.phases.generation == 0
+
+
+def test_bad_rows_of_all_workers_count_together():
+    world = World(plan(most_bad_rows=bad_rows(130) + bad_rows(25) - 1))
+    world.run_fairly()
+    assert world.phases[-2:] == [Phase.EVALUATING, Phase.FAILED]
+    assert world.state.failure == (
+        "16 bad rows in all workers, data.bad_rows.at_most allows 15; each worker's log names those that it skipped: "
+        "fix them, or allow more"
+    )
+
+
+def test_bad_rows_until_a_record_count_in_a_job_that_is_resumed_from_it():
+    world = running(plan(most_bad_rows=16))
+    world.run_fairly()
+    record = world.state.recovery.record
+    assert record is not None and record.positions.streams["training"].bad_rows == bad_rows(130)
+    resumed = JobState.new(plan(start_record=record.uri, start_positions=Positions.decode(record.positions.encode())))
+    assert resumed.training.bad_rows == bad_rows(130)
 
 
 def test_the_routing_table_is_complete_only_when_all_servers_have_registered():

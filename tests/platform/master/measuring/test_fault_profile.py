@@ -105,7 +105,10 @@ def test_an_open_fault_survives_the_end_of_the_master():
     before = world.state.faults.costs_at(world.state, world.time)
     world.state = decode_state(encode_state(world.state))
     world.handle(events.Restarted(time=world.time, away_seconds=30.0))
-    assert world.state.faults.costs_at(world.state, world.time) == before, "the time without a master is no pause of it"
+    # On YARN, the requests of a lost master end with it, so that the successor of the server is replaced itself.
+    after = costs(world) | world.state.faults.costs_at(world.state, world.time)
+    assert after[2] == before[2] and before[2].paused_seconds == 2.0, "the time without a master is no pause of it"
+    assert after[1].vacant_seconds == before[1].vacant_seconds == 2.0
     world.run_fairly()
     assert max(cost.paused_seconds or 0.0 for cost in costs(world).values()) >= 2.0
 

@@ -109,3 +109,23 @@ def test_a_hot_server_is_found_while_the_job_trains_and_its_servers_are_settled(
         relief = seen.relief(world.state, world.time)
         found += [relief.server] if relief is not None else []
     assert found == ([] if trouble else ["j-ps-0"])
+
+
+def test_a_window_with_steps_and_without_samples_has_no_losses() -> None:
+    world = running()
+    seen = Observations(world.time)
+    metrics = WindowMetrics(number=1, steps=1, compute_seconds=0.5, losses={"click": 0.0})
+    beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
+    seen.heartbeat(beat, world.state, world.time)
+    assert seen.close_window(world.state, world.time + 60.0) and seen.window is None
+
+
+def test_the_last_window_ends_at_once_however_short_it_was() -> None:
+    world = running()
+    seen = Observations(world.time)
+    report(world, seen, 1)
+    assert not seen.close_window(world.state, world.time) and seen.window is None
+    seen.close_last_window(world.state, world.time)
+    assert seen.window is not None and seen.window.samples == 128
+    seen.close_last_window(world.state, world.time)
+    assert seen.window.samples == 128

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodStatus
+from elastrec.platform.history.delivery.reporter import Reporter
 from elastrec.platform.history.points import Point
-from elastrec.platform.history.reporter import Reporter
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
 from elastrec.platform.master.service.history_sink import HistorySink

@@ -96,7 +96,19 @@ def test_members_know_their_master_and_have_the_asked_size():
 
 def test_a_worker_has_no_key_that_others_take_for_a_servers():
     worker = member_pod(request(), Role.WORKER, "host:1", 1, "secret", TlsConfig(b"root", b"cert", b"key"))
-    assert worker.secrets == {"token": "secret", "ca.pem": "root"} and not worker.files
+    assert worker.secrets == {"token": "secret", "ca.pem": "root"}
+
+
+def test_texts_with_a_password_are_secrets_of_a_pod_and_no_variables():
+    plain = request()
+    hidden = msgspec.structs.replace(plain, store="webhdfs://user:s3cret@host/store", tracking_uri="http://u:s3cret@m")
+    members = [Role.WORKER, Role.PARAMETER_SERVER]
+    for asked, where in ((plain, "files"), (hidden, "secrets")):
+        pods = [master_pod(asked, CLUSTER, "t"), *(member_pod(asked, role, "host:1", 0, "t") for role in members)]
+        for pod, name in zip(pods, ("launch.json", "store", "store"), strict=True):
+            assert name in getattr(pod, where)
+            assert "s3cret" not in str(msgspec.structs.replace(pod, secrets={}))
+        assert [getattr(pod, where)["store"] for pod in pods[1:]] == [asked.store] * 2
 
 
 def test_pods_that_report_when_they_are_ready_get_the_cores_at_start():

@@ -15,6 +15,7 @@ from elastrec.platform.master.reporting.explanation import timeline_entry
 from elastrec.platform.master.reporting.status import totals
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 from tests.platform.clusters.fake_fleet import FakeFleet
 from tests.platform.master.pods.test_losses import long_job, restore_servers, start_pods
 from tests.platform.master.world import World
@@ -179,3 +180,49 @@ def test_a_job_whose_pods_are_killed_for_memory_at_random_ends_well_or_with_the_
         asked = {member.asked.memory_bytes for member in world.state.membership.members.values()}
         assert all(ASKED <= each <= MOST for each in asked)
         assert world.state.phase is Phase.SUCCEEDED or "twice in a row" in world.state.failure
+
+
+def wanted_bytes(world: World) -> int:
+    return world.state.wanted_shape[Role.WORKER].size.memory_bytes
+
+
+def ask(world: World, memory_bytes: int) -> None:
+    """The request stays open until its third worker has started."""
+    wanted = change(workers=3, worker_memory_bytes=memory_bytes)
+    world.handle(events.ShapeAsked(time=world.time, change=wanted, timeout_seconds=1000.0))
+
+
+def time_out(world: World) -> None:
+    world.time += 1000.0
+    world.handle(events.Ticked(time=world.time))
+    assert world.state.shape_requests[-1].outcome is ShapeOutcome.TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    ("asked", "killed_at", "kept"),
+    [(3 * ASKED // 2, 3 * ASKED // 2, 3 * ASKED), (3 * ASKED, ASKED, 2 * ASKED), (ASKED // 4, ASKED // 4, ASKED)],
+)
+def test_a_request_that_is_given_up_does_not_take_back_memory_that_a_kill_has_shown_to_be_needed(
+    asked: int, killed_at: int, kept: int
+):
+    world = job()
+    ask(world, asked)
+    member = world.state.membership.members[WORKER]
+    member.awaits_size, member.memory_bytes = killed_at != asked, killed_at
+    kill_for_memory(world, WORKER)
+    time_out(world)
+    go_on(world)
+    assert wanted_bytes(world) == kept
+    assert asked_bytes(world, Role.WORKER)[f"{WORKER}-r1"] == kept
+    kill_for_memory(world, f"{WORKER}-r1")
+    assert world.state.phase is Phase.TRAINING, world.state.failure
+
+
+def test_memory_that_was_not_granted_does_not_come_back_with_a_request_that_is_given_up():
+    world = job()
+    ask(world, 3 * ASKED // 2)
+    kill_for_memory(world, WORKER)
+    world.time += ROOM_SECONDS
+    world.handle(events.Ticked(time=world.time, waiting={f"{WORKER}-r1": "insufficient memory"}))
+    time_out(world)
+    assert wanted_bytes(world) == 3 * ASKED // 2

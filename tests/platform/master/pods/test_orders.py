@@ -421,4 +421,4 @@ def test_all_workers_of_a_job_that_trains_no_more_take_no_order() -> None:
     world.live_on(200)
     world.state.phases.phase = Phase.EVALUATING
     reason = refusal(world.state, Training(), OrderWorkers(order=WorkerOrder(batch_size=1)))
-    assert reason == "the job is Evaluating: no worker trains any more"
+    assert reason == "the job is evaluating: no worker trains any more"

@@ -15,7 +15,9 @@ seconds = st.floats(0.01, 1000)
 def tolerances(draw: st.DrawFn) -> FaultTolerance:
     interval = draw(seconds)
     return FaultTolerance(
-        heartbeat_interval=interval, heartbeat_timeout=2 * interval + draw(seconds), lease=draw(seconds)
+        heartbeat_interval=interval,
+        heartbeat_timeout=2 * interval + draw(seconds),
+        lease=2 * interval + draw(seconds),
     )
 
 
@@ -37,4 +39,5 @@ def test_no_pod_is_silent_that_beats_as_ordered(faults: FaultTolerance, pods: in
     beat_seconds = heartbeat_seconds(faults, pods)
     assert beat_seconds >= faults.heartbeat_interval
     assert silence_seconds(faults, beat_seconds) > 2 * beat_seconds
+    assert faults.lease > 2 * beat_seconds
     assert pods / beat_seconds <= MOST_BEATS_PER_SECOND * (1 + 1e-9) or beat_seconds >= faults.lease / 4

@@ -12,6 +12,7 @@ from elastrec.platform.master.pods.shape_checks import refusal
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize
+from elastrec.platform.specs.text.plain_words import numbered
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import (
     REQUEST_TIMEOUT_SECONDS,
@@ -49,7 +50,7 @@ def long_job(**changes: object) -> World:
 def test_a_request_is_open_until_every_pod_that_is_wanted_works():
     world = long_job()
     ask(world, workers=3)
-    assert last(world) == ShapeRequest(request_id="shape-2", wanted="workers 3", outcome=ShapeOutcome.OPEN)
+    assert last(world) == ShapeRequest(request_id="shape-2", wanted="3 workers", outcome=ShapeOutcome.OPEN)
     world.live_on(1)
     assert last(world).outcome is ShapeOutcome.DONE
     ask(world, workers=1)
@@ -93,7 +94,7 @@ def test_a_later_request_supersedes_an_open_one_with_the_same_fields():
     ask(world, parameter_servers=3, workers=3)
     ask(world, workers=4)
     ends = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_ended"]
-    assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {last(world).request_id}"}]
+    assert ends == [{"request": "shape-2", "outcome": "superseded", "reason": f"by {numbered(last(world).request_id)}"}]
     # What the later one does not name is still wanted.
     assert world.state.wanted_shape[Role.PARAMETER_SERVER].count == 3
     world.live_on(12)
@@ -152,13 +153,13 @@ def test_a_plan_for_an_older_shape_is_refused_and_the_refusal_is_journalled():
         time=world.time, change=change(workers=9), expected_version=version, asked_by="three-stage"
     )
     world.handle(late)
-    assert world.state.wanted_shape == wanted and last(world).wanted == "workers 3"
+    assert world.state.wanted_shape == wanted and last(world).wanted == "3 workers"
     (refused,) = [e.inputs for e in world.effects if getattr(e, "decision", "") == "shape_refused"]
     assert refused == {
-        "wanted": "workers 9", "expected_version": version, "version": version + 1, "asked_by": "three-stage",
+        "wanted": "9 workers", "expected_version": version, "version": version + 1, "asked_by": "three-stage",
     }  # fmt: skip
     world.handle(msgspec.structs.replace(late, expected_version=version + 1))
-    assert last(world).wanted == "workers 9"
+    assert last(world).wanted == "9 workers"
 
 
 def test_the_version_of_the_shape_rises_when_another_one_is_wanted_and_only_then():
@@ -191,6 +192,10 @@ def test_a_master_reports_changes_and_refuses_plans_made_before_them(
     assert not refused.accepted
     assert f"expected_version: {before.shape_version} is not allowed" in refused.reason
     assert "plan again" in refused.reason
+    late = ChangeShape(change=change(workers=1), expected_version=before.shape_version, dry_run=True)
+    assert s.call(late, ShapeAnswer) == refused
+    tried = s.call(msgspec.structs.replace(late, expected_version=after.shape_version), ShapeAnswer)
+    assert not tried.reason and tried.prospects
     story = s.call(GetExplanation(), Explanation)
     assert any("refused the shape" in entry.what for entry in story.timeline)
 
@@ -310,7 +315,7 @@ def test_the_end_of_the_job_ends_a_request():
     world = long_job()
     ask(world, workers=4)
     world.handle(events.StopAsked(time=world.time, reason="enough"))
-    assert last(world).outcome is ShapeOutcome.SUPERSEDED and last(world).reason == "the job is Stopped"
+    assert last(world).outcome is ShapeOutcome.SUPERSEDED and last(world).reason == "the job was stopped"
 
 
 def test_the_outcome_of_a_request_is_reported_and_logged(stage: Callable[..., Stage]):  # noqa: F811
@@ -327,8 +332,8 @@ def test_the_outcome_of_a_request_is_reported_and_logged(stage: Callable[..., St
     unknown = s.call(CancelShape(request_id="shape-7"))
     assert not unknown.accepted and "allowed: none is open" in unknown.reason
     story = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
-    assert "another shape was requested (shape-2): workers 3" in story
-    assert "the request shape-2 for another shape: done" in story
+    assert "another shape was requested (request 2): 3 workers" in story
+    assert "request 2 for another shape: done" in story
 
 
 def test_a_cancelled_plan_may_be_requested_again_by_its_caller(stage: Callable[..., Stage]):  # noqa: F811
@@ -364,5 +369,8 @@ def test_servers_cannot_be_replaced_while_the_job_saves_its_last_record(asked: C
     world = long_job(most_server_cores=2.0)
     world.state.phases.phase = Phase.SAVING
     reason = refusal(world.state, asked)
-    assert reason == f"{field} is not allowed while the job is Saving; allowed: until its training is over"
+    assert (
+        reason
+        == f"{field} is not allowed while the job is saving its final record; allowed: until its training is over"
+    )
     assert not refusal(world.state, ChangeShape(change=change(parameter_server_cores=2.0)))

@@ -283,6 +283,22 @@ def test_successors_that_are_lost_again_and_again_end_the_request_and_not_the_jo
     assert world.state.phase is Phase.TRAINING and world.state.recovery.rollbacks == 0
 
 
+def test_a_successor_whose_process_is_replaced_again_and_again_ends_the_request_and_not_the_job():
+    world = long_job()
+    ask(world, SERVER)
+    go_on(world, until=COPYING)
+    (successor,) = [m.name for m in world.state.membership.servers() if m.made_for]
+    for _ in range(world.state.plan.pod_restarts + 1):
+        assert outcome(world) is ShapeOutcome.OPEN
+        world.up[successor] |= {"incarnation": f"{world.up[successor]['incarnation']}+", "copied": ""}
+        world.register(successor)
+    assert outcome(world) is ShapeOutcome.REFUSED and "process was replaced" in world.state.shape_requests[-1].reason
+    world.live_on(6)
+    assert world.state.phase is Phase.TRAINING and not world.state.recovery.rollbacks
+    assert owners(world).count(SERVER) and successor not in world.state.membership.members
+    check(world)
+
+
 def test_a_worker_without_shards_that_never_leaves_is_deleted():
     world = long_job(lease_seconds=60.0)
     pod = "j-worker-1"

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastrec.checkpoints import latest_record
+from elastrec.platform.jobs.watching.story import story_of
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.time_profile import (
     CHECKPOINTING,
@@ -32,6 +33,7 @@ from elastrec.platform.master.reporting.explanation import (
     explanation,
     read_explanation,
     timeline_entry,
+    write_explanation,
 )
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.specs.metrics import FaultCost, Phase
@@ -229,7 +231,33 @@ def test_the_explanation_has_the_reason_of_a_request_for_a_shape():
     )
     (inputs,) = [effect.inputs for effect in world.handle(asked) if getattr(effect, "decision", "") == "shape_asked"]
     entry = timeline_entry(1.0, 1e9, "shape_asked", inputs)
-    assert "by memory-forecast" in entry.what and entry.cause == "the limit is reached in 40 s"
+    assert (
+        "by the memory forecast (request 2): 3 workers" in entry.what and entry.cause == "the limit is reached in 40 s"
+    )
+
+
+@pytest.mark.parametrize(("is_granted", "workers", "changes"), [(True, 3, 1), (False, 2, 2)])
+def test_the_explanation_has_the_last_sizes_of_the_job_without_those_that_it_never_got(
+    tmp_path: Path, is_granted: bool, workers: int, changes: int
+):
+    world = World(plan())
+    in_training(world)
+    world.handle(events.ShapeAsked(time=world.time, change=change(workers=3)))
+    if is_granted:
+        world.start_pod()
+    while not world.state.phase.is_final:
+        for name in list(world.up):
+            world.act(name)
+        world.commit()
+    journal = Journal(tmp_path / "journal")
+    journal.begin(plan())
+    journal.start()
+    write_explanation(str(tmp_path / "store"), "clicks", "clicks-1", world.state, journal)
+    journal.close()
+    found = read_explanation(str(tmp_path / "store"), "clicks-1")
+    assert found is not None
+    story = story_of(found)
+    assert story.sizes is not None and (story.sizes.workers, story.shape_changes) == (workers, changes)
 
 
 def test_every_decision_of_a_disturbed_job_can_be_explained(tmp_path: Path):

@@ -18,6 +18,7 @@ from elastrec.platform.scaling.types import Plan
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.plain_words import numbered
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
 from elastrec.platform.transport.messages.observer import GetStatus, ShapeOutcome, ShapeRequest, Status
 from elastrec.platform.transport.messages.profile import GetProfile, Profile, ServerUse, TableGrowth
@@ -78,8 +79,12 @@ def test_servers_get_the_memory_that_the_forecast_asks_for_without_any_round(sta
     assert {name for name, _ in s.cluster.resized} == {"clicks-1-ps-0", "clicks-1-ps-1"}, "in place"
     (request,) = own_requests(s)
     explained = s.call(GetExplanation(), Explanation)
-    (entry,) = [each for each in explained.timeline if request.request_id in each.what and "requested" in each.what]
-    assert "by memory-forecast" in entry.what and "the limit less 10 % is reached in" in entry.cause
+    (entry,) = [
+        each
+        for each in explained.timeline
+        if f"({numbered(request.request_id)})" in each.what and "requested" in each.what
+    ]
+    assert "by the memory forecast" in entry.what and "the limit less 10 % is reached in" in entry.cause
     (own,) = explained.own_plans
     plan = msgspec.json.decode(own.plan_json, type=Plan)
     assert (own.outcome, own.samples, plan.plan_id) == ("done", SAMPLES[-1], request.plan_id)

@@ -167,6 +167,31 @@ def test_all_waiting_callers_get_the_error_of_a_journal_that_cannot_be_written(t
     journal.close()
 
 
+def test_an_event_that_cannot_be_written_fails_its_callers_instead_of_letting_them_wait(tmp_path: Path):
+    journal = Journal(tmp_path / "journal")
+    journal.begin(plan())
+    journal.start()
+    # More than SQLite's integers hold: an error of Python, not of the database.
+    ended = Ended("training", 0, 1, "j-worker-0", 0, 2**63, "done")
+    sequence = journal.append(events.Begun(time=0.0), [RecordAttempt(generation=0, time=0.0, ended=ended)], lambda: b"")
+    failed: list[str] = []
+
+    def wait() -> None:
+        try:
+            journal.wait(sequence)
+        except JournalError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert len(failed) == 1 and "OverflowError: Python int too large" in failed[0]
+    journal.close()
+    again = Journal(tmp_path / "journal")
+    assert again.load() is not None and again.last == 0, "nothing of the transaction is left"
+    again.close()
+
+
 def test_downtime_uses_the_uptime_and_after_a_reboot_the_wall_clock(tmp_path: Path):
     begun(tmp_path / "journal")
     # As if the wall clock had been set back by an hour since.

@@ -5,13 +5,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import msgspec
 import pytest
 
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.data.entries import DataFile, DataManifest
+from elastrec.platform.history.points import Costs
+from elastrec.platform.master.service.history_sink import HistorySink, Report
 from elastrec.platform.master.service.journal import Journal
+from elastrec.platform.master.service.timed_work import TimedWork
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.transport.messages.job import Heartbeat, LeaseShards, Register
@@ -225,7 +229,7 @@ def test_a_plan_for_a_job_that_has_just_ended_is_refused_and_changes_nothing(sta
     asked = ChangeShape(change=change(parameter_servers=3), plan_id="a-round/clicks")
     for message in (asked, asked, msgspec.structs.replace(asked, dry_run=True)):
         answer = s.call(message, ShapeAnswer)
-        assert not answer.accepted and not answer.request_id and answer.reason == "the job is Succeeded"
+        assert not answer.accepted and not answer.request_id and answer.reason == "the job has succeeded"
     assert not s.service.state.shape_requests and s.service.state.wanted_shape == wanted
 
 
@@ -286,6 +290,39 @@ def test_threads_end_with_the_service(stage: Callable[..., Stage]):
     s.stop()
     assert not any(thread.name in ("timer", "journal") for thread in threading.enumerate())
     s.start()
+
+
+@not_about_pods
+def test_a_job_that_is_shorter_than_a_window_has_a_point_of_its_loss(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(TimedWork, "_close_window", lambda self: None)
+    s = stage(begin=False)
+    reports: list[Report] = []
+    # No server stands behind it: what the master hands over is what counts here.
+    s.history = create_autospec(HistorySink, instance=True, costs=Costs(), **{"close.return_value": []})
+    s.history.put.side_effect = reports.append  # type: ignore[union-attr]
+    s.start()
+    s.wait_for(Phase.SUCCEEDED)
+    s.wait(lambda: bool(reports))
+    assert reports[-1].metrics.phase is Phase.SUCCEEDED and reports[-1].metrics.loss == 0.5
+
+
+@not_about_pods
+def test_an_error_in_timed_work_ends_the_master_instead_of_its_deadlines(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    s = stage(begin=False)
+    s.cluster.on_create = lambda spec: None
+    ended = threading.Event()
+    monkeypatch.setattr("os._exit", lambda code: ended.set())
+
+    def broken(self: TimedWork) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(TimedWork, "_close_window", broken)
+    s.start()
+    assert ended.wait(20)
 
 
 @not_about_pods

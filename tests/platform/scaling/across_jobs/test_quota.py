@@ -70,6 +70,17 @@ def test_a_pod_that_does_not_fit_into_the_share_as_a_whole_takes_nothing() -> No
     assert not reclaim(jobs, standing(jobs, ads=0.5, search=0.5), {"search": [huge]}).plans
 
 
+def test_no_worker_is_taken_for_a_pod_for_which_all_borrowed_capacity_is_too_small() -> None:
+    jobs = [holder("ads-1", "ads", 11, least_workers=9), holder("search-1", "search", 1)]
+    shares = standing(jobs, ads=0.375, search=0.625)
+    huge = Resources(5.0, 2.0 * GIB)
+    # Two of 16 cores are free, and ads can give up two workers.
+    found = reclaim(jobs, shares, {"search": [huge]})
+    assert not found.plans and found.rightful["search"].cores == 5.0
+    (plan,) = reclaim(jobs, shares, {"search": [huge, *[WORKER] * 3]}).plans
+    assert plan.allocation.workers == 10 and "search asks for 3 cores" in plan.reason
+
+
 def test_the_job_of_least_priority_gives_first_and_none_falls_below_its_least_number() -> None:
     jobs = [
         holder("nightly", "ads", 4, priority=1.0, least_workers=3),

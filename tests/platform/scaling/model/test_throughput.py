@@ -136,6 +136,22 @@ def test_a_wrong_prior_fades() -> None:
     assert found[2] < 1e-6
 
 
+@pytest.mark.parametrize("counts", [FADED_AFTER - 1, FADED_AFTER, FADED_AFTER + 2])
+def test_a_faded_prior_decides_where_nothing_was_measured_and_that_stays_uncertain(counts: int) -> None:
+    # With any number of counts of workers alone, two parts of a step can be distinguished.
+    model = fit(
+        SHAPE,
+        measure(TRUE, [allocation(each) for each in range(1, counts + 1)]),
+        Prior(coefficients=TRUE, source="yesterday"),
+    )
+    elsewhere = [allocation(4, 8), allocation(4, worker_cores=4.0), allocation(4, worker_cores=0.5)]
+    predicted = model.predict(Columns.of(elsewhere))
+    true = [step_seconds(TRUE, each) for each in elsewhere]
+    assert predicted.iteration_seconds == pytest.approx(true, rel=0.02)
+    assert (predicted.relative_error > 0.2).all()
+    assert any("yesterday" in note for note in model.notes)
+
+
 def test_a_job_without_dense_parameters_has_no_synchronisation() -> None:
     shape = msgspec.structs.replace(SHAPE, dense_bytes=0)
     model = fit(shape, measure(TRUE, spread(12)))
@@ -155,7 +171,9 @@ def test_the_error_of_a_fit_is_at_least_the_difference_between_two_runs() -> Non
     assert model.predict(Columns.of(spread(5))).relative_error.min() >= LEAST_ERROR
 
 
-def test_a_prior_of_nothing_is_refused() -> None:
-    nothing = Prior(coefficients=Coefficients(gradient=0, update=0, synchronise=0, embedding=0, fixed=0), source="x")
+@pytest.mark.parametrize(("synchronise", "dense_bytes"), [(0.0, 10_000_000), (1.0, 0), (-1.0, 1), (np.inf, 1)])
+def test_a_prior_of_nothing_is_refused(synchronise: float, dense_bytes: int) -> None:
+    only = Coefficients(gradient=0, update=0, synchronise=synchronise, embedding=0, fixed=0)
+    shape = msgspec.structs.replace(SHAPE, dense_bytes=dense_bytes)
     with pytest.raises(ScalingError, match="prior of the job from x"):
-        fit(SHAPE, measure(TRUE, [allocation()]), nothing)
+        fit(shape, measure(TRUE, [allocation()]), Prior(coefficients=only, source="x"))

@@ -129,11 +129,14 @@ def test_nothing_is_explored_that_the_next_round_has_no_time_to_use(seconds: flo
 
 
 def test_steps_down_do_not_add_up() -> None:
-    asked = young(allocation(4, 1), allocation(2, 1), allocation(1, 1))
-    fastest = max(each.allocation.workers * 512 / each.iteration_seconds for each in asked.job.observations)
-    for each in propose(asked, PLENTY).candidates:
-        if each.kind is CandidateKind.EXPLORE:
-            assert each.samples_per_second >= (1.0 - asked.rules.max_slowdown) * fastest
+    """A step that alone would cost less than `max_slowdown` is not tried by a job that has already become slower."""
+    seen = measure(coefficients((0.05, 0.05, 0.05, 0.05, 0.8)), [allocation(4, 6), allocation(4, 3)])
+    job = profile(observations=seen, allocation=allocation(4, 3))
+    asked = Situation(job, fit_job(job), PRICES)
+    fastest = max(each.allocation.workers * SHAPE.batch_size / each.iteration_seconds for each in seen)
+    exploring = [each for each in propose(asked, PLENTY).candidates if each.kind is CandidateKind.EXPLORE]
+    assert exploring
+    assert min(each.samples_per_second for each in exploring) >= (1.0 - asked.rules.max_slowdown) * fastest
 
 
 def test_the_notes_describe_missing_measurements() -> None:

@@ -91,7 +91,9 @@ def test_all_problems_are_reported_together_with_path_value_and_allowed_values()
     [
         ({"training": {"consistency": {"mode": "async", "staleness": 2}}}, "spec.training.consistency", "ssp"),
         ({"tables": {"C9": {}}}, "spec", "C9"),
-        ({"faults": {"heartbeat_interval": "10s", "heartbeat_timeout": "15s"}}, "spec", "heartbeat_timeout"),
+        ({"faults": {"heartbeat_interval": "10s", "heartbeat_timeout": "15s"}}, "spec.faults", "heartbeat_timeout 15s"),
+        ({"faults": {"heartbeat_interval": "90s", "heartbeat_timeout": "5m"}}, "spec.faults", "lease 120s"),
+        ({"faults": {"master_timeout": "1s"}}, "spec.faults", "master_timeout 1s"),
         ({"data": {"path": "x", "sparse": []}}, "spec.data.sparse", "at least one"),
         ({"data": {"path": "x", "sparse": [{"name": "a"}, {"name": "a"}]}}, "spec.data", "more than once"),
         ({"data": {"path": "x", "sparse": [{"name": "a"}], "format": "csv", "csv": {"has_header": False}}},
@@ -200,6 +202,14 @@ def test_memory_may_have_the_units_of_iec(text: str, amount: int) -> None:
     assert parse_bytes(text) == amount
 
 
+@pytest.mark.parametrize("memory", ["1.5G", "1G", "500M", "0.1Gi", 1_500_000_001, "2Gi"])
+def test_memory_that_is_no_multiple_of_a_binary_unit_survives_yaml_and_json(memory: str | int) -> None:
+    size = {"count": 2, "memory": memory}
+    loaded = load_job(job(resources={"worker": size}, scaling={"maximum_worker_memory": memory}))
+    assert job_from_json(job_to_json(loaded)) == loaded
+    assert load_job(dump_job(loaded)) == loaded
+
+
 def test_memory_is_written_in_one_spelling_and_the_schema_knows_both() -> None:
     loaded = load_job(job(resources={"worker": {"count": 3, "memory": "2GiB"}}))
     assert "memory: 2Gi\n" in dump_job(loaded) and "GiB" not in dump_job(loaded)
@@ -279,6 +289,16 @@ def test_aliases_of_a_usual_file_are_written_out() -> None:
     content = parse_mapping(text, "file")
     assert len(content["features"]) == 3000
     assert content["features"][-1] == {"is_list": True, "max_length": 50, "name": "C2999"}
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-02-30", "2026-01-01 25:00:00", "!!int x", "!!bool x", "!!timestamp x", "9" * 5000]
+)
+def test_a_date_or_number_that_does_not_exist_is_named_with_its_line(value: str) -> None:
+    with pytest.raises(SpecError, match=r"in line 2 .*put it in quotes"):
+        load_job(f"kind: TrainingJob\nmetadata: {value}\n")
+    with pytest.raises(SpecError, match="PATH=VALUE"):
+        parse_overrides((f"metadata.team={value}",))
 
 
 def test_text_nested_too_deeply_and_keys_that_are_lists_are_refused() -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from elastrec.platform.specs.errors import HistoryError
-from elastrec.platform.specs.text.uris import credentials, mask_event, masked, without_credentials
+from elastrec.platform.specs.errors import (
+    CheckpointError,
+    ClusterError,
+    DataError,
+    ElastrecError,
+    FieldProblem,
+    HistoryError,
+    JobFailedError,
+    SpecError,
+    TransportError,
+)
+from elastrec.platform.specs.text.uris import credentials, mask_event, masked, passwords, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -50,7 +62,33 @@ def test_credentials_are_separated_from_the_address() -> None:
     assert without_credentials("http://host/a@b") == "http://host/a@b"
 
 
-def test_errors_of_the_history_and_log_lines_hide_passwords() -> None:
-    assert str(HistoryError("http://u:secret@h is away")) == "http://u:***@h is away"
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{'store': 's3://key:se%2Fcret@bucket', 'n': 1}", {"se%2Fcret", "se/cret"}),
+        ("postgresql://u:one@h/db and http://h/x?token=two&y=3", {"one", "two"}),
+        ("http://host:5000/a@b", set()),
+    ],
+)
+def test_passwords_are_found_in_their_spellings(text: str, found: set[str]) -> None:
+    assert passwords(text) == found
+
+
+@pytest.mark.parametrize("uri", ["http://h/x?token=secret", "s3://key:secret@bucket", r"http://h/x?token=se\cret"])
+def test_json_within_json_is_json_after_it_was_masked(uri: str) -> None:
+    text = json.dumps({"launch.json": json.dumps({"path": uri})})
+    shown = json.loads(json.loads(masked(text))["launch.json"])["path"]
+    assert "***" in shown and "cret" not in shown
+
+
+@pytest.mark.parametrize(
+    "kind", [CheckpointError, ClusterError, DataError, HistoryError, JobFailedError, TransportError]
+)
+def test_errors_hide_passwords(kind: type[ElastrecError]) -> None:
+    assert str(kind("http://u:secret@h is away")) == "http://u:***@h is away"
+
+
+def test_problems_of_fields_and_log_lines_hide_passwords() -> None:
+    assert "secret" not in str(SpecError([FieldProblem("path", "'s3://u:secret@h'", "a folder")], "s3://u:secret@h"))
     event = {"event": "away", "uri": "http://u:secret@h", "seconds": 3}
     assert mask_event(None, "info", event) == {"event": "away", "uri": "http://u:***@h", "seconds": 3}

@@ -392,6 +392,48 @@ def test_workers_that_join_and_leave_during_moves_never_hang_and_each_push_count
     train_to_the_end(Cluster(chance.randint(2, 4), chance), leaves_at_random=True)
 
 
+def test_a_step_that_one_server_ended_incomplete_ends_on_the_others_before_the_next_one() -> None:
+    """The first worker leaves while the second one joins: only the first server has no member for a moment."""
+    table = Table(1, [0, 1] * (BUCKETS // 2))
+    servers = [Server(spec_of(2)) for _ in range(2)]
+    for number, server in enumerate(servers):
+        server.start(table, number)
+    leaving, joining = WorkerProcess("w0", "i"), WorkerProcess("w1", "i")
+    rows = dict.fromkeys((leaving, joining), 0)
+
+    def train(worker: WorkerProcess) -> Share:
+        number = max(server.pushes.consistency.first_round(worker) for server in servers)
+        for server in servers:
+            server.pushes.advance(worker, number, BATCH)
+            server.step()
+        share = servers[0].pushes.share(worker)
+        assert share is not None
+        begin = rows[worker]
+        rows[worker] += share.rows
+        origin = Origin("train", int(worker.pod[1:]), 1, begin, rows[worker], begin == 0, False)
+        gradient = Gradient([], np.empty(0, np.float32), share.rows)
+        for server in servers:
+            request = Push(Stamp(worker.pod, "i", 1, 1), origin, share.rows, 0, share=share)
+            server.pushes.take(Pushed(worker, origin, gradient, share), request)
+            server.step()
+        return share
+
+    for server in servers:
+        assert server.pushes.consistency.join(leaving, 0)
+    assert not train(leaving).is_last
+    for server in servers:
+        if server is servers[1]:
+            assert server.pushes.consistency.join(joining, 0)
+        server.pushes.leave(leaving)
+        server.step()
+    assert servers[0].pushes.consistency.join(joining, 0)
+    assert [len(servers[number].histories[number]) for number in (0, 1)] == [1, 0], "the step ends on one server"
+    assert [train(joining).is_last, train(joining).is_last] == [False, True]
+    for server in servers:
+        for steps in server.histories.values():
+            assert [[samples for _, samples in step] for step in steps] == [[BATCH], [BATCH, BATCH]]
+
+
 def test_a_server_that_takes_from_two_continues_in_the_earlier_round() -> None:
     a, b, c = (WorkerProcess(name, "i") for name in "abc")
     first = Attendance(

@@ -16,7 +16,7 @@ from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
 from elastrec.trainers.parameter_server.records.share import restore
-from tests.s3 import bucket_at, s3_server
+from tests.s3 import s3_server, store_at
 from tests.trainers.parameter_server.calls import pull, server_of
 from tests.trainers.parameter_server.records.saves import IDS, JOB_ID, Saves, rows
 from tests.trainers.parameter_server.running import routing_of
@@ -63,7 +63,7 @@ def test_a_process_killed_in_an_upload_leaves_the_record_before_and_the_next_rec
     memory: RecordMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with s3_server() as endpoint:
-        store = bucket_at(endpoint, "killed-upload", monkeypatch)
+        store = store_at(endpoint, "killed-upload", monkeypatch)
         gate, server = Gate(monkeypatch), server_of(layout=[Parameter("w", (DENSE_BYTES // 4,))])
         pull(server, "a", IDS)
         saves = Saves(store, memory, server)

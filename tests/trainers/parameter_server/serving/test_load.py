@@ -10,6 +10,7 @@ from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.serving.load import LoadMeter, Served
 from elastrec.trainers.parameter_server.storage import RowStore
+from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 
 BUCKETS = 64
 
@@ -89,3 +90,13 @@ def test_the_time_per_row_comes_from_the_latest_served_rows():
     assert at_the_end(121, 6e-6, 2500) == pytest.approx(6e-6, rel=0.01)
     assert at_the_end(241, 0.0, 0) == pytest.approx(6e-6, rel=0.01), "nothing was served meanwhile"
     assert meter.measure([store_of()], owned, served, 400.0).seconds_per_row == 0.0
+
+
+def test_a_measured_model_leaves_its_memory_to_the_next_one():
+    store, meter = store_of(), LoadMeter()
+    meter.measure([store], np.ones(BUCKETS, np.bool_), Served(), 0.0)
+    regions, used = store.regions, UsedRegions([(store, store.regions)])
+    plan, group, owned, capacity_rows = store.plan, store.group, store.owned, store.capacity_rows
+    del store
+    after = RowStore(plan, group, owned, capacity_rows, stripes=4, used=used)
+    assert [mine is earlier for mine, earlier in zip(after.regions, regions, strict=True)] == [True] * len(regions)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastrec.platform.specs.errors import TransportError
+from elastrec.platform.specs.errors import CheckpointError, TransportError
 from elastrec.platform.transport.messages.directive import WorkerProcess
 from elastrec.trainers.parameter_server.messages import (
     REQUESTS,
@@ -25,12 +25,15 @@ from elastrec.trainers.parameter_server.messages import (
     Rows,
     Stale,
 )
+from elastrec.trainers.parameter_server.migration.giving import Giver
+from elastrec.trainers.parameter_server.migration.messages import HandOver
 from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.serving import handlers
 from elastrec.trainers.parameter_server.serving.found_rows import FoundPull
 from elastrec.trainers.parameter_server.serving.gradients import Gradient
 from elastrec.trainers.parameter_server.serving.load import Served
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.storage import ServerMemoryError
 from tests.trainers.parameter_server.calls import (
     BATCH,
     LAYOUT,
@@ -93,6 +96,34 @@ def test_a_pull_that_travels_with_a_push_waits_for_the_pushs_round(monkeypatch: 
     push(server, "b", 0, [5], 0.75)
     np.testing.assert_allclose(push_pull(server, "a", 0, [5], 0.25)[1][0], start - 0.5, atol=1e-6)
     assert server.stats(GetStats()).pushes == 2
+
+
+@pytest.mark.parametrize("mode", ["async", "bsp"])
+def test_a_push_without_memory_for_all_of_its_rows_is_not_applied_again(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(handlers, "_PATIENCE_SECONDS", 0.01)
+    server, ids = server_of(mode, cores=2), list(range(1500))
+    errors: list[Exception] = []
+    server.broke = errors.append
+    workers = ("a", "b") if mode == "bsp" else ("b",)
+    for worker in workers:
+        server.join(Join(stamp=stamp(worker)), [])
+    for worker in workers[:-1]:
+        assert push(server, worker, 0, ids, 1.0)[0] == Blocked()
+    with pytest.raises(ServerMemoryError) as refused:
+        push(server, "b", 0, ids, 1.0)
+    # Rows of those stripes that had room were changed.
+    assert 0 < server.stores[0].rows <= 1000 and errors == [refused.value]
+    assert server.pushes.waiting == 0
+    for worker in workers:
+        assert push(server, worker, 0, ids, 1.0)[0] == Stale(epoch=1, generation=1, ready=False)
+    with pytest.raises(CheckpointError, match="has nothing to save"):
+        server.freeze()
+    routing = routing_of(["here:1", "there:1"])
+    request = HandOver(server="ps-1", order_id="move", generation=1, routing=routing)
+    assert isinstance(Giver(server).hand_over(request, [])[0], Stale)
+    assert errors == [refused.value]
 
 
 def test_a_refused_push_also_refuses_its_pull() -> None:

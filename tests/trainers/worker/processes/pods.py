@@ -26,13 +26,13 @@ class Pods:
         files.mkdir(parents=True, exist_ok=True)
         work.mkdir(parents=True, exist_ok=True)
         (files / "token").write_text(master.token)
+        (files / "store").write_text(str(self.folder / "store"))
         environment = {
             **os.environ,
             "ELASTREC_JOB": "test-job",
             "ELASTREC_POD": name,
             "ELASTREC_NODE": "test-node",
             "ELASTREC_MASTER_ADDRESS": master.server.address,
-            "ELASTREC_STORE": str(self.folder / "store"),
             "ELASTREC_JOB_NAME": "test-job",
             "ELASTREC_MASTER_TIMEOUT": "600",
             "ELASTREC_HOST": "127.0.0.1",

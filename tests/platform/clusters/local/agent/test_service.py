@@ -66,6 +66,20 @@ def test_a_killed_agent_finds_its_pods_running_and_supervises_them_again(
     assert not is_alive(pids[0])
 
 
+def test_a_pod_whose_folder_is_gone_counts_as_lost_and_does_not_keep_the_next_agent_from_starting(
+    state, make_pod, first_line, until, until_true, is_alive
+):
+    cluster = start_agent(state, **_SIZE)
+    pod = make_pod(_TICK)
+    folder = state / "pods" / cluster.create(pod).uid
+    pid = int(first_line(cluster, pod.name))
+    _kill_agent(cluster, until_true, is_alive)
+    folder.rename(state.parent / "gone")
+    ended = until(start_agent(state, **_SIZE), pod.name)
+    assert (ended.phase, ended.message) == (PodPhase.FAILED, "the pod's supervisor died: its folder is gone")
+    assert not is_alive(pid)
+
+
 def test_a_deletion_that_was_interrupted_is_finished_by_the_next_agent(
     state, make_pod, first_line, until, until_true, is_alive
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,14 @@ from benchmarks.common.groups import limit_cores, pod_groups
 from elastrec.platform.clusters.local import start_agent
 from elastrec.platform.clusters.local.agent.journal import Journal, KeptEvent
 from elastrec.platform.clusters.local.agent.pod_life import status_of
-from elastrec.platform.clusters.local.processes.limits import CgroupV2Limits, ThreadLimits, Usage, _mounts, probe_limits
+from elastrec.platform.clusters.local.processes.limits import (
+    CgroupV1Limits,
+    CgroupV2Limits,
+    ThreadLimits,
+    Usage,
+    _mounts,
+    probe_limits,
+)
 from elastrec.platform.clusters.nodes import limits_enforced
 from elastrec.platform.clusters.pods import PodEventKind, PodPhase, PodSize, RestartPolicy
 from elastrec.platform.specs.errors import ClusterError
@@ -276,3 +284,33 @@ def test_version_two_files_are_written_and_read_as_the_kernel_documents(tmp_path
     assert limits.processes("pod") == [12, 34]
     with pytest.raises(ClusterError, match="for a pod that holds 700"):
         limits.resize("pod", PodSize(1.0, 500))
+
+
+def test_a_limit_that_version_one_refuses_for_swapped_memory_changes_nothing(tmp_path, monkeypatch):
+    """The kernel lowers the limit without swap by swapping pages out, and refuses the one with swap."""
+    limits = CgroupV1Limits({"cpu": tmp_path, "memory": tmp_path}, "agent")
+    pod = tmp_path / "agent" / "pod"
+    pod.mkdir()
+    for name, value in {
+        "limit_in_bytes": 4096,
+        "memsw.limit_in_bytes": 4096,
+        "usage_in_bytes": 1000,
+        "memsw.usage_in_bytes": 3000,
+    }.items():
+        (pod / f"memory.{name}").write_text(str(value))
+    limits.create("pod", PodSize(0.5, 4096))
+    write, refused = Path.write_text, []
+
+    def kernel(path, text):
+        if path.name == "memory.memsw.limit_in_bytes" and int(text) < 3000:
+            refused.append(text)
+            raise OSError(errno.EBUSY, "busy")
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", kernel)
+    before = {file.name: file.read_text() for file in pod.iterdir()}
+    with pytest.raises(ClusterError, match="2000 is not allowed for a pod that holds 3000"):
+        limits.resize("pod", PodSize(1.0, 2000))
+    assert refused == ["2000"] and {file.name: file.read_text() for file in pod.iterdir()} == before
+    limits.resize("pod", PodSize(1.0, 3500))
+    assert (pod / "memory.limit_in_bytes").read_text() == (pod / "memory.memsw.limit_in_bytes").read_text() == "3500"

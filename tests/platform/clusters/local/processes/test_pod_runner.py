@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from elastrec.platform.clusters.local.processes.limits import ThreadLimits
-from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod, _environment
+from elastrec.platform.clusters.local.processes.pod_runner import PodRunner, ProcessExit, RunningPod
+from elastrec.platform.clusters.local.processes.proc import environment_of, marked
 from elastrec.platform.clusters.pods import PodSize
 
 pytestmark = pytest.mark.services
@@ -94,6 +96,16 @@ def test_a_frozen_supervisor_is_destroyed_with_its_pod(runner, is_alive):
         time.sleep(0.01)
 
 
+def test_an_attempt_that_cannot_be_watched_does_not_run(runner, monkeypatch):
+    def refuse(pid):
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="too many open files"):
+        _start(runner, "sleep", "1000")
+    assert marked("pod") == []
+
+
 def test_forgotten_pods_leave_no_folder(runner, tmp_path):
     _ended(_start(runner, "true"))
     assert runner.unknown(set()) == ["pod"]
@@ -144,7 +156,7 @@ def test_an_empty_environment_counts_only_after_execve(tmp_path, code, start, en
 
     writer = threading.Thread(target=reach_the_next_step)
     writer.start()
-    assert _environment(tmp_path) == found
+    assert environment_of(tmp_path) == found
     writer.join()
 
 

@@ -96,11 +96,29 @@ def test_numbers_with_a_decimal_comma_are_read_and_one_with_a_dot_is_a_bad_row(t
         log(tmp_path, csv={"decimal_point": ","})
 
 
+@pytest.mark.parametrize("others", ["5", "five"])
+def test_lists_of_numbers_may_have_decimal_commas(tmp_path: Path, others: str) -> None:
+    # A number that is text is read in another way, with all rows of its piece.
+    lists = ["1,5|2|-0,5", "", "1", "0.5"]
+    write(tmp_path, ["label;number;row", *(f"0;1;{each}" for each in lists), f"1;{others};2"], "utf-8")
+    of = data(
+        tmp_path,
+        format="csv",
+        csv={"delimiter": ";", "decimal_point": ","},
+        dense=[{"name": "number"}],
+        sparse=[{"name": "row", "is_list": True}],
+        features={"row": [{"step": "bucketize", "boundaries": [0, 1.5]}]},
+        bad_rows={"policy": "skip", "at_most": 2},
+    )
+    [batch] = read(of, seed=0)
+    assert batch["row"].to_pylist() == [[2, 2, 0], [], [1], *([[2]] if others == "5" else [])]
+
+
 def test_only_files_that_match_a_pattern_are_read(tmp_path: Path) -> None:
     write_parquet(tmp_path / "log" / "part-0.parquet", table(10))
     for stray in ("README.txt", "part-1.parquet.tmp"):
         (tmp_path / "log" / stray).write_text("not rows")
-    with pytest.raises(DataError, match=r"README.txt: is no readable Parquet.*data\.include.*\['\*\.parquet'\]"):
+    with pytest.raises(DataError, match=r"README.txt: cannot be read as a Parquet.*data\.include.*\['\*\.parquet'\]"):
         build_manifest(data(tmp_path / "log"))
     of = data(tmp_path / "log", include=["*.parquet"], session="row")
     assert build_manifest(of).rows == 10
@@ -150,3 +168,39 @@ def test_a_line_break_in_a_quoted_field_is_refused_with_the_field_that_allows_it
     write(tmp_path, ["label,number,row,word", "0,1,1,a", '0,1,2,"b', 'c"', "0,1,3,c"], "utf-8")
     with pytest.raises(DataError, match=r"a\.csv: .*line break.*csv\.newlines_in_values: true"):
         read(log(tmp_path))
+
+
+def test_a_quoted_line_break_is_refused_beside_bad_rows_that_are_skipped(tmp_path: Path) -> None:
+    lines = ['0,1,2,"b', 'c",5', "0,1,3,c", "0,1"]
+    write(tmp_path, ["label,number,row,word", *lines, "0,1,4,d"], "utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: .*line break.*csv\.newlines_in_values: true"):
+        read(log(tmp_path, bad_rows={"policy": "skip", "at_most": 9}))
+
+
+@pytest.mark.parametrize("line", ["0,1,2,b\r0,1,3,c", "0,1,2\r,b"])
+def test_a_carriage_return_inside_a_line_is_refused(tmp_path: Path, line: str) -> None:
+    write(tmp_path, ["label,number,row,word", "0,1,1,a", line], "utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: rows 0 to 1: 2 lines gave 3 rows: a carriage return"):
+        read(log(tmp_path, bad_rows={"policy": "skip", "at_most": 9}))
+
+
+def test_lines_that_end_with_carriage_returns_only_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, ["label,number,row,word", "0,1,1,a"], "utf-8", end="\r")
+    with pytest.raises(DataError, match=r"a\.csv: the first line is 2 lines; a carriage return"):
+        read(log(tmp_path))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_the_first_line_may_contain_quoted_delimiters_and_line_breaks(tmp_path: Path, encoding: str) -> None:
+    header, row = 'label,number,row,word,"a, ""b""\nc"', '1,2,3,"x, y\nz",5'
+    names = ["label", "number", "row", "word", "more"]
+    write(tmp_path / "named", [header, row], encoding)
+    write(tmp_path / "nameless", [row], encoding)
+    csv = {"newlines_in_values": True, "encoding": encoding}
+    for of in (
+        log(tmp_path / "named", csv=csv),
+        log(tmp_path / "nameless", csv={**csv, "has_header": False, "column_names": names}),
+    ):
+        [batch] = read(of)
+        assert batch["row"].to_pylist() == [3]
+        assert batch["word"].to_pylist()[0] % 2**64 == xxhash.xxh3_64_intdigest(b"x, y\nz")

@@ -228,10 +228,10 @@ def test_an_eviction_stops_early_when_a_request_waits_for_its_stripe() -> None:
     store = store_of(table=TableSpec(evict_after=10.0))
     ids = np.arange(200_000)
     push(store, ids)
-    whole = next(store.eviction_steps(100.0))
+    whole = next(store.eviction_steps(100.0, lambda bucket: True))
     assert whole > 1000
     store.locks.words[1::8] = 1  # as if a request waited for each
-    steps = store.eviction_steps(100.0)
+    steps = store.eviction_steps(100.0, lambda bucket: True)
     early = next(steps)
     assert 0 < early <= 256
     store.locks.words[1::8] = 0

@@ -1,4 +1,4 @@
-"""Triggers observe jobs. A job runs in the cluster, independent of the triggerer.
+"""The trigger of which all others are made: identity, deadline, and what happens when its task is ended.
 
 A user can end a deferred task in two ways. If the task is marked failed or successful, or its DAG run is ended, the job
 is stopped. If the task is cleared, the job is not stopped, because the next try of the task takes it over.
@@ -23,19 +23,14 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from elastrec.operators import settings
 from elastrec.operators.doubt import Doubt, Patience
-from elastrec.operators.progress import Progress, progress_line
-from elastrec.platform.specs.errors import ClusterError, JobNotFoundError
+from elastrec.platform.specs.errors import ClusterError
 
 if TYPE_CHECKING:
-    from elastrec.platform.jobs import Observation, Platform
-    from elastrec.platform.transport.messages.job import Done
-    from elastrec.platform.transport.messages.observer import ShapeRequest
+    from elastrec.platform.jobs import Platform
 
 Answer = TypeVar("Answer")
 TIMED_OUT = "task timed out"
 """Outcome of a wait whose task has exceeded its `execution_timeout`."""
-GONE = "gone"
-"""Outcome of a wait for a request whose job has ended."""
 ENDED_BY_A_PERSON = "__airflow_user_action__"
 """The message with which Airflow cancels a trigger whose task a user has ended; at a shutdown there is no message."""
 _CLEARED = ""
@@ -208,6 +203,14 @@ class JobTrigger(BaseTrigger):
             return f"job {self.job_id} was stopped: {this_try} was ended and {words}"
         return f"job {self.job_id} was not stopped although {words}: {this_try} does not own it any more, or it is gone"
 
+    async def _asked(self, question: Callable[[Platform], Answer]) -> tuple[Answer | None, Doubt | None, str]:
+        """The answer to a blocking call, as of `_ask`; while the cluster does not answer: None, the doubt and its
+        reason."""
+        try:
+            return await self._ask(question), None, ""
+        except ClusterError as error:
+            return None, Doubt.UNREACHABLE, str(error)
+
     def _gives_up(self, doubt: Doubt | None, reason: str) -> bool:
         """Counts and logs an observation (None: the job answered); returns whether to end the wait for the job."""
         now = time.monotonic()
@@ -264,180 +267,3 @@ class JobTrigger(BaseTrigger):
             dag_id=self.dag_id, map_index=self.map_index, task_ids=[self.watched_task_id], run_ids=[self.run_id]
         )
         return states.get(self.run_id, {})
-
-
-class JobPhaseTrigger(JobTrigger):
-    """Fires when the job is over (`succeeded`, `failed`, `stopped`) or cannot be observed any more (see `Doubt`).
-
-    A job whose master the cluster has ended, for example with its node, is `lost` at once.
-    """
-
-    path = "elastrec.operators.triggers.JobPhaseTrigger"
-
-    async def watch(self) -> tuple[str, str]:
-        """Observes the job every `poll_seconds`; logs a line when the phase changes, and every 15 s."""
-        progress = Progress(settings.PROGRESS_SECONDS)
-        while True:
-            doubt: Doubt | None
-            try:
-                observation = await self._ask(self._observe)
-            except JobNotFoundError as error:
-                doubt, reason = Doubt.LOST, str(error)
-            except ClusterError as error:
-                doubt, reason = Doubt.UNREACHABLE, str(error)
-            else:
-                metrics = observation.metrics
-                reason = observation.failure or metrics.reason
-                if metrics.phase.is_final:
-                    return str(Doubt.LOST) if observation.is_lost else metrics.phase.value.lower(), reason
-                doubt = None if observation.reachable else Doubt.SILENT
-                if observation.reachable and progress.is_due(metrics, time.monotonic()):
-                    self.log.info(progress_line(metrics))
-            if self._gives_up(doubt, reason):
-                return str(doubt), reason
-            await asyncio.sleep(self.poll_seconds)
-
-    def _observe(self, platform: Platform) -> Observation:
-        from elastrec.platform.jobs import observe
-
-        return observe(platform, self.job_id)
-
-
-class EvaluatorTrigger(JobTrigger):
-    """Fires when the evaluator pod has ended (an `EvaluatorState`), or with `unreachable`."""
-
-    path = "elastrec.operators.triggers.EvaluatorTrigger"
-
-    async def watch(self) -> tuple[str, str]:
-        """Looks every `poll_seconds`."""
-        while True:
-            doubt = None
-            try:
-                outcome, reason = await self._ask(self._ended)
-            except ClusterError as error:
-                doubt, outcome, reason = Doubt.UNREACHABLE, "", str(error)
-            if outcome:
-                return outcome, reason
-            if self._gives_up(doubt, reason):
-                return str(doubt), reason
-            await asyncio.sleep(self.poll_seconds)
-
-    def _ended(self, platform: Platform) -> tuple[str, str]:
-        """The evaluator's state, empty while it runs, and its reason."""
-        from elastrec.platform.jobs import EvaluatorState, evaluator_state
-
-        state, reason = evaluator_state(platform, self.job_id)
-        return "" if state is EvaluatorState.RUNNING else state.value, reason
-
-
-class TrackingTrigger(JobTrigger):
-    """Fires when MLflow answers (outcome `back`), or when it has not answered for `patience_seconds` (outcome
-    `away`)."""
-
-    path = "elastrec.operators.triggers.TrackingTrigger"
-
-    def __init__(self, *, patience_seconds: float, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.patience_seconds = patience_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments, all plain values."""
-        path, arguments = super().serialize()
-        return path, {**arguments, "patience_seconds": self.patience_seconds}
-
-    async def watch(self) -> tuple[str, str]:
-        """Tries MLflow every `poll_seconds`; logs a line immediately, and every 15 s."""
-        begin = time.monotonic()
-        logged = float("-inf")
-        while not await self._ask(self._answers):
-            now = time.monotonic()
-            left = self.patience_seconds - (now - begin)
-            if left <= 0:
-                return "away", ""
-            if now - logged >= settings.PROGRESS_SECONDS:
-                logged = now
-                self.log.info("MLflow does not answer; waiting for it up to %.0f s more", left)
-            await asyncio.sleep(self.poll_seconds)
-        return "back", ""
-
-    def _answers(self, platform: Platform) -> bool:
-        from elastrec.platform.jobs import tracking_answers
-
-        return tracking_answers(platform)
-
-
-class ShapeTrigger(JobTrigger):
-    """Fires when a request for another shape has ended (a `ShapeOutcome`), or its job cannot be observed any more.
-
-    If a user ends the task in any way, the master is asked to cancel the request.
-
-    Args:
-        request_id: of the job's master.
-        patience_seconds: after this time, the trigger fires with the outcome `open`; None: never.
-    """
-
-    path = "elastrec.operators.triggers.ShapeTrigger"
-
-    def __init__(self, *, request_id: str, patience_seconds: float | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.request_id = request_id
-        self.patience_seconds = patience_seconds
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments, all plain values."""
-        path, arguments = super().serialize()
-        return path, {**arguments, "request_id": self.request_id, "patience_seconds": self.patience_seconds}
-
-    def event_of(self, outcome: str, reason: str) -> dict[str, str]:
-        """As of JobTrigger, with the request."""
-        return {**super().event_of(outcome, reason), "request_id": self.request_id}
-
-    async def watch(self) -> tuple[str, str]:
-        """Observes the request every `poll_seconds`; logs a line when its state changes, at most every 15 s."""
-        begin, logged, said = time.monotonic(), float("-inf"), ""
-        while True:
-            doubt: Doubt | None = None
-            reason = ""
-            try:
-                request, waits_for = await self._ask(self._look)
-            except ClusterError as error:
-                doubt, reason = Doubt.UNREACHABLE, str(error)
-            else:
-                if request is None:
-                    return GONE, "the job has ended, or its master has forgotten the request"
-                if request.outcome != "open":
-                    return request.outcome.value, request.reason
-                now = time.monotonic()
-                if self.patience_seconds is not None and now - begin >= self.patience_seconds:
-                    return request.outcome.value, waits_for
-                if waits_for != said and now - logged >= settings.PROGRESS_SECONDS:
-                    logged, said = now, waits_for
-                    self.log.info("%s: %s: %s", self.job_id, request.wanted, waits_for or "under way")
-            if self._gives_up(doubt, reason):
-                return str(doubt), reason
-            await asyncio.sleep(self.poll_seconds)
-
-    def _look(self, platform: Platform) -> tuple[ShapeRequest | None, str]:
-        from elastrec.platform.jobs.scaling.asking import look_at_request
-
-        return look_at_request(platform, self.job_id, self.request_id)
-
-    async def _stop_or_leave(self) -> str:
-        def back(platform: Platform) -> Done:
-            from elastrec.platform.jobs.scaling.asking import cancel_request
-
-            return cancel_request(platform, self.job_id, self.request_id, frees_plan=True)
-
-        done = await self._ask(back)
-        words = "was cancelled" if done.accepted else f"stands: {done.reason}"
-        return f"job {self.job_id}: {self.request_id} {words}: the task {self.watched_task_id} was ended by a person"
-
-    def _undecided(self) -> str:
-        return (
-            f"{self.request_id} of job {self.job_id} is still open; "
-            f"cancel it with `elastrec scale {self.job_id} --cancel`"
-        )
-
-    async def _warm_up(self) -> None:
-        # No request to Airflow is needed.
-        return

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastrec.platform.history import spool as module
+from elastrec.platform.history.delivery import spool as module
+from elastrec.platform.history.delivery.reporter import Reporter
+from elastrec.platform.history.delivery.spool import Spool
 from elastrec.platform.history.points import Point
-from elastrec.platform.history.reporter import Reporter
-from elastrec.platform.history.spool import Spool
 from elastrec.platform.specs.errors import HistoryError
-from tests.platform.history.test_reporter import Recorder, points
+from tests.platform.history.delivery.test_reporter import Recorder, points
 
 
 @given(steps=st.lists(st.one_of(st.integers(1, 5), st.just(0)), max_size=40), torn=st.integers(0, 30))
@@ -43,6 +43,17 @@ def test_a_new_process_finds_exactly_what_was_added_and_not_removed(
     assert Spool(file).points == [*waiting, *points(0, 1)]
 
 
+def test_points_without_a_finite_value_are_kept_and_displace_no_others(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    odd = [Point("loss", value, 3, 1.0) for value in (float("nan"), float("inf"), float("-inf"))]
+    waiting = [*points(0, 2), *odd, *points(4, 6)]
+    spool.add(waiting[:5], waiting[:5])
+    spool.add(waiting[5:], waiting)
+    spool.remove(2, waiting[2:])
+    # NaN is not equal to itself.
+    assert repr(Spool(tmp_path / "spool").points) == repr(waiting[2:])
+
+
 def test_delivered_points_do_not_make_the_file_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_REWRITTEN_FROM_BYTES", 2000)
     spool = Spool(tmp_path / "spool")
@@ -51,6 +62,25 @@ def test_delivered_points_do_not_make_the_file_grow(tmp_path: Path, monkeypatch:
         spool.remove(1, [])
     assert (tmp_path / "spool").stat().st_size < 4000
     assert Spool(tmp_path / "spool").points == []
+
+
+def test_many_waiting_points_are_not_written_again_with_every_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_REWRITTEN_FROM_BYTES", 2000)
+    rewritten, write_bytes = list[int](), Path.write_bytes
+
+    def noted(path: Path, content: bytes) -> int:
+        rewritten.append(len(content))
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", noted)
+    spool, waiting = Spool(tmp_path / "spool"), list[Point]()
+    for number in range(500):
+        waiting += points(number, number + 1)
+        spool.add(points(number, number + 1), waiting)
+    assert rewritten and sum(rewritten) < 2 * (tmp_path / "spool").stat().st_size
+    assert Spool(tmp_path / "spool").points == waiting
 
 
 def test_a_full_disk_is_survived_and_the_problem_cleared_when_there_is_space(tmp_path: Path) -> None:

@@ -10,22 +10,25 @@ from itertools import islice
 
 import structlog
 
+from elastrec.platform.history.delivery.sink import POINTS_PER_CALL, RefusedError, RunGoneError, Sink, open_sink
+from elastrec.platform.history.delivery.spool import Spool
 from elastrec.platform.history.points import Point
-from elastrec.platform.history.sink import POINTS_PER_CALL, RefusedError, Sink, open_sink
-from elastrec.platform.history.spool import Spool
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.specs.errors import CollisionError, HistoryError
 
 _log = structlog.get_logger(__name__)
 
 _CALL_TIMEOUT_SECONDS = 10.0
 _LONGEST_PAUSE_SECONDS = 30.0
+_COLLISION_TRIES = 8
+"""Some two minutes. A database that still refuses the points will never take them."""
 
 
 class Reporter:
     """Sends points in batches from a thread of its own, at most one call per interval.
 
     While the server is away points wait in a bounded buffer; when it is full the oldest go first, and their number is
-    logged. Order is kept; a batch that may have arrived is sent again, which MLflow stores once.
+    logged. Order is kept; a batch that may have arrived is sent again, which MLflow stores once. Points also wait while
+    the run is deleted, until it is restored or another one is named.
 
     Args:
         tracking_uri: MLflow's; ignored when `sink` is given.
@@ -55,6 +58,8 @@ class Reporter:
         self._points: deque[Point] = deque(spool.points if spool else ())
         self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
         self._dropped = 0
+        self._gone_run = ""  # a run that somebody has deleted
+        self._collisions = 0  # tries of the batch at the left end that the server's database has refused
         self._changed = threading.Condition()
         self._deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name="history-reporter", daemon=True)
@@ -75,9 +80,9 @@ class Reporter:
         return self._run_id
 
     def name_run(self, run_id: str) -> None:
-        """Says which run the points belong to; the first one stays."""
+        """Says which run the points belong to; the first one stays, unless it is deleted."""
         with self._changed:
-            if self._run_id:
+            if self._run_id and self._run_id != self._gone_run:
                 return
             self._run_id = run_id
             if self._spool is not None:
@@ -134,13 +139,16 @@ class Reporter:
             timeout = self._time_left()
             if timeout <= 0:
                 return
+            run_id = self._run_id
             try:
-                self._send(timeout)
+                self._send(run_id, timeout)
                 if down:
                     _log.info("history server is back", run_id=self._run_id, waiting=self.waiting)
-                pause, down = self._interval, False
+                pause, down, self._gone_run = self._interval, False, ""
             except HistoryError as error:
-                if not down:
+                if isinstance(error, RunGoneError):
+                    self._note_deleted_run(run_id, str(error))
+                elif not down:
                     _log.warning("history server is away", run_id=self._run_id, reason=str(error))
                 pause, down = min(max(2 * pause, 0.1), _LONGEST_PAUSE_SECONDS), True
             with self._changed:
@@ -154,22 +162,36 @@ class Reporter:
             return _CALL_TIMEOUT_SECONDS
         return min(_CALL_TIMEOUT_SECONDS, self._deadline - time.monotonic())
 
-    def _send(self, timeout_seconds: float) -> None:
+    def _send(self, run_id: str, timeout_seconds: float) -> None:
         with self._changed:
             batch = list(islice(self._points, POINTS_PER_CALL))
             self._taken = len(batch)
         refused = False
         try:
-            self._sink.send(self._run_id, batch, timeout_seconds)
-        except RefusedError as error:
+            self._sink.send(run_id, batch, timeout_seconds)
+        except (RefusedError, CollisionError) as error:
+            if isinstance(error, CollisionError):
+                self._collisions += 1
+                if self._collisions < _COLLISION_TRIES:
+                    raise
             refused = True
             _log.warning("history points refused", run_id=self._run_id, points=len(batch), reason=str(error))
+        self._collisions = 0
         with self._changed:
             for _ in range(self._taken):
                 self._points.popleft()
             self._note_gone(self._taken)
             self._dropped += len(batch) if refused else 0
             self._taken = 0
+
+    def _note_deleted_run(self, run_id: str, reason: str) -> None:
+        if run_id != self._gone_run:
+            _log.warning(
+                "history run is deleted", run_id=run_id, reason=reason,
+                consequence="figures wait; restore the run (mlflow runs restore), or they go to the run that the model "
+                "gets when it is published",
+            )  # fmt: skip
+        self._gone_run = run_id
 
     def _note_gone(self, count: int) -> None:
         if self._spool is not None and count:

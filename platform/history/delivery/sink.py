@@ -9,23 +9,29 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import math
 import os
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
-from elastrec.platform.history.points import Point
-from elastrec.platform.specs.errors import HistoryError
+from elastrec.platform.history.points import Point, json_number
+from elastrec.platform.specs.errors import CollisionError, HistoryError
 from elastrec.platform.specs.text.uris import credentials, without_credentials
 
 POINTS_PER_CALL = 1000
 """MLflow's limit of metrics per request."""
+_LONGEST_ANSWER_BYTES = 1 << 20
 
 
 class RefusedError(HistoryError):
     """The server read the request and will never take it; sending it again is useless."""
+
+
+class RunGoneError(HistoryError):
+    """Somebody has deleted the run. It may be restored, or the job may get another one."""
 
 
 class Sink(Protocol):
@@ -36,6 +42,8 @@ class Sink(Protocol):
 
         Raises:
             RefusedError: the server will never take this.
+            RunGoneError: it takes nothing for this run.
+            CollisionError: its database refused; another try may succeed.
             HistoryError: it could not be reached or had a passing problem.
         """
         ...
@@ -48,13 +56,12 @@ def open_sink(tracking_uri: str) -> Sink:
     return ClientSink(tracking_uri)
 
 
-def _number(value: float) -> float | str:
-    # Protobuf's JSON has these as words.
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return value
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error. urllib follows it with a GET that has lost the points, and a page for logging in
+    answers that with 200."""
+
+    def redirect_request(self, *request: Any) -> None:
+        return None
 
 
 class RestSink:
@@ -67,6 +74,9 @@ class RestSink:
     def __init__(self, tracking_uri: str) -> None:
         self._url = f"{without_credentials(tracking_uri).rstrip('/')}/api/2.0/mlflow/runs/log-batch"
         self._headers = {"Content-Type": "application/json", **_authorization(tracking_uri, os.environ)}
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=tls_context(os.environ)), _NoRedirect
+        )
 
     def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
         body = {
@@ -74,7 +84,7 @@ class RestSink:
             "metrics": [
                 {
                     "key": point.name,
-                    "value": _number(point.value),
+                    "value": json_number(point.value),
                     "timestamp": int(point.unix_seconds * 1000),
                     "step": point.step,
                 }
@@ -83,17 +93,77 @@ class RestSink:
         }
         request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")
         try:
-            with urllib.request.urlopen(request, timeout=timeout_seconds) as answer:
-                answer.read()
+            with self._opener.open(request, timeout=timeout_seconds) as answer:
+                content = answer.read(_LONGEST_ANSWER_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                words = error.read(2000).decode(errors="replace")
-            message = f"{self._url} answered {error.code}: {words}"
-            if error.code in (400, 404):
-                raise RefusedError(message) from error
-            raise HistoryError(message) from error
+                words = error.read(_LONGEST_ANSWER_BYTES).decode(errors="replace")
+            message = f"{self._url} answered {error.code}: {words[:2000]}"
+            raise _kind(error.code, _error_code(words), words)(message) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise HistoryError(f"{self._url} cannot be reached: {error}") from error
+        if not _is_object(content):
+            words = content[:200].decode(errors="replace")
+            raise HistoryError(f"{self._url} answered, but not as MLflow does; a page for logging in? {words}")
+
+
+def tls_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
+    """How an https server is verified: as mlflow's client does it by MLflow's own variables; None: as Python does.
+
+    The variables are `MLFLOW_TRACKING_INSECURE_TLS`, `MLFLOW_TRACKING_SERVER_CERT_PATH` (a file or folder of
+    certificates) and `MLFLOW_TRACKING_CLIENT_CERT_PATH`.
+
+    Raises:
+        HistoryError: a file cannot be read.
+    """
+    trusted = environment.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or None
+    own = environment.get("MLFLOW_TRACKING_CLIENT_CERT_PATH") or None
+    is_insecure = environment.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
+    if not (trusted or own or is_insecure):
+        return None
+    try:
+        is_folder = trusted is not None and Path(trusted).is_dir()
+        context = ssl.create_default_context(
+            cafile=None if is_folder else trusted, capath=trusted if is_folder else None
+        )
+        if own:
+            context.load_cert_chain(own)
+    except OSError as error:
+        files = " and ".join(file for file in (trusted, own) if file)
+        raise HistoryError(f"the certificates for MLflow cannot be read: {files}: {error}") from error
+    if is_insecure:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _is_object(answer: bytes) -> bool:
+    try:
+        return isinstance(json.loads(answer), dict)
+    except ValueError:
+        return False
+
+
+def _error_code(answer: str) -> str:
+    """MLflow's code of an error; empty if the answer is not MLflow's, but that of a proxy before it."""
+    try:
+        content = json.loads(answer)
+    except ValueError:
+        return ""
+    return str(content.get("error_code", "")) if isinstance(content, dict) else ""
+
+
+def _kind(status: int, error_code: str, words: str) -> type[HistoryError]:
+    """The error for an answer of MLflow with this text."""
+    if error_code == "RESOURCE_DOES_NOT_EXIST" or (
+        # MLflow has no code of its own for a run that is deleted and may still be restored.
+        error_code == "INVALID_PARAMETER_VALUE" and "must be in" in words and "'active'" in words
+    ):
+        return RunGoneError
+    if error_code == "BAD_REQUEST":
+        # With it MLflow reports errors of its database, for example that all connections are in use; wrong values have
+        # another code.
+        return CollisionError
+    return RefusedError if status in (400, 404) and error_code else HistoryError
 
 
 def _authorization(tracking_uri: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -134,7 +204,7 @@ class ClientSink:
                 ],
             )
         except MlflowException as error:
-            kind = RefusedError if error.get_http_status_code() in (400, 404) else HistoryError
+            kind = _kind(error.get_http_status_code(), error.error_code, str(error))
             raise kind(f"{self._tracking_uri}: {error}") from error
         except Exception as error:
             # Database drivers raise what they like; the caller's training must not know.

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from elastrec.platform.history.points import Point
+from elastrec.platform.history.points import JsonPoint, Point
 
 _log = structlog.get_logger(__name__)
 _REWRITTEN_FROM_BYTES = 2**20
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
-    points: list[Point] = []
+    points: list[JsonPoint] = []
     gone: int = 0
     run_id: str = ""
 
@@ -33,7 +33,7 @@ class Spool:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._is_damaged = False
-        self._size = 0
+        self._size = self._rewritten_size = 0
         self.run_id = ""
         self.points: list[Point] = []
         self._load()
@@ -47,10 +47,11 @@ class Spool:
         for text in content.splitlines():
             try:
                 line = msgspec.json.decode(text, type=_Line)
-            except msgspec.MsgspecError:
+                points = [each.point() for each in line.points]
+            except (msgspec.MsgspecError, ValueError):
                 self._is_damaged = True
                 continue
-            self.points = [*self.points[line.gone :], *line.points]
+            self.points = [*self.points[line.gone :], *points]
             self.run_id = line.run_id or self.run_id
         self._size = len(content)
 
@@ -60,7 +61,7 @@ class Spool:
         Args:
             waiting: all that wait, the new ones included.
         """
-        self._write(_Line(points=list(points)), waiting)
+        self._write(_Line(points=JsonPoint.all(points)), waiting)
 
     def remove(self, count: int, waiting: Iterable[Point]) -> None:
         """Notes that so many of the oldest are gone: delivered, refused, or pushed out by newer ones.
@@ -77,7 +78,8 @@ class Spool:
 
     def _write(self, line: _Line, waiting: Iterable[Point]) -> None:
         try:
-            if self._is_damaged or self._size > _REWRITTEN_FROM_BYTES:
+            # Not at every line: what waits may be as large.
+            if self._is_damaged or self._size > max(_REWRITTEN_FROM_BYTES, 2 * self._rewritten_size):
                 self._rewrite(waiting)
                 return
             text = msgspec.json.encode(line) + b"\n"
@@ -91,8 +93,8 @@ class Spool:
             self._is_damaged = True
 
     def _rewrite(self, waiting: Iterable[Point]) -> None:
-        text = msgspec.json.encode(_Line(points=list(waiting), run_id=self.run_id)) + b"\n"
+        text = msgspec.json.encode(_Line(points=JsonPoint.all(waiting), run_id=self.run_id)) + b"\n"
         new = self._file.with_suffix(".new")
         new.write_bytes(text)
         new.replace(self._file)
-        self._is_damaged, self._size = False, len(text)
+        self._is_damaged, self._size, self._rewritten_size = False, len(text), len(text)

@@ -1,0 +1,240 @@
+"""The Reporter with healthy, slow, unreachable and refusing servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import sqlalchemy.exc
+import sqlalchemy.orm
+
+from elastrec.platform.history import History
+from elastrec.platform.history.delivery.reporter import Reporter
+from elastrec.platform.history.delivery.sink import POINTS_PER_CALL, ClientSink, RefusedError, RestSink, RunGoneError
+from elastrec.platform.history.delivery.spool import Spool
+from elastrec.platform.history.points import Point
+from elastrec.platform.specs.errors import CollisionError, HistoryError
+from tests.processes import wait_for
+
+
+class Recorder:
+    """A sink that behaves as a test sets it."""
+
+    def __init__(self) -> None:
+        self.stored: list[float] = []
+        self.calls: list[float] = []
+        self.error: HistoryError | None = None
+        self.open = threading.Event()
+        self.open.set()
+        self.called = threading.Event()
+
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+        self.calls.append(time.monotonic())
+        self.called.set()
+        self.open.wait(timeout_seconds)
+        if self.error is not None:
+            raise self.error
+        assert len(points) <= POINTS_PER_CALL
+        self.stored += [point.value for point in points]
+
+
+def points(first: int, last: int) -> list[Point]:
+    return [Point("loss", float(number), number, 0.0) for number in range(first, last)]
+
+
+def test_points_arrive_once_and_in_order_in_calls_of_bounded_size() -> None:
+    sink = Recorder()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    for first in range(0, 5000, 10):
+        reporter.log(points(first, first + 10))
+    assert reporter.close(10)
+    assert sink.stored == [float(number) for number in range(5000)]
+
+
+def test_calls_keep_their_distance() -> None:
+    sink = Recorder()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.2)
+    until = time.monotonic() + 0.9
+    while time.monotonic() < until:
+        reporter.log(points(0, 1))
+        time.sleep(0.001)
+    assert reporter.close(5)
+    gaps = [later - earlier for earlier, later in zip(sink.calls, sink.calls[1:-1], strict=False)]
+    assert gaps and min(gaps) >= 0.19
+
+
+def test_a_hanging_server_never_blocks_the_caller_and_costs_the_oldest_points() -> None:
+    sink = Recorder()
+    sink.open.clear()
+    reporter = Reporter("", "run", sink=sink, capacity=100, interval_seconds=0.01)
+    reporter.log(points(0, 50))
+    assert sink.called.wait(5)
+    before = time.monotonic()
+    reporter.log(points(50, 1050))
+    assert time.monotonic() - before < 0.5
+    assert reporter.waiting == 100 and reporter.dropped == 950
+    sink.open.set()
+    assert not reporter.close(5)
+    assert sink.stored[-100:] == [float(number) for number in range(950, 1050)]
+
+
+def test_an_outage_is_survived_and_caught_up() -> None:
+    sink = Recorder()
+    sink.error = HistoryError("connection refused")
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.log(points(0, 10))
+    assert sink.called.wait(5)
+    sink.error = None
+    reporter.log(points(10, 20))
+    assert reporter.close(5)
+    assert sink.stored == [float(number) for number in range(20)]
+
+
+def test_points_that_the_server_will_never_take_do_not_dam_up_the_others() -> None:
+    sink = Recorder()
+    sink.error = RefusedError("bad name")
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.log(points(0, 3))
+    assert sink.called.wait(5)
+    deadline = time.monotonic() + 5
+    while reporter.dropped < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    sink.error = None
+    reporter.log(points(3, 5))
+    assert not reporter.close(5)
+    assert sink.stored == [3.0, 4.0] and reporter.dropped == 3
+
+
+@pytest.mark.parametrize("refusals", [1, 7, 8])
+def test_points_that_the_servers_database_refuses_are_sent_again_but_not_for_ever(
+    refusals: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
+
+    class Busy(Recorder):
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+            self.error = CollisionError("no connection is free") if len(self.calls) < refusals else None
+            super().send(run_id, points, timeout_seconds)
+
+    sink = Busy()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.001)
+    reporter.log(points(0, 3))
+    wait_for(lambda: reporter.waiting == 0, 5, "the end of the tries")
+    reporter.log(points(3, 5))
+    is_lost = refusals == 8
+    assert reporter.close(5) != is_lost
+    assert sink.stored == [float(number) for number in range(3 if is_lost else 0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind"),
+    [
+        (400, '{"error_code": "INVALID_PARAMETER_VALUE", "message": "bad name"}', RefusedError),
+        (404, '{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no run"}', RunGoneError),
+        (400, '{"error_code": "BAD_REQUEST", "message": "QueuePool limit of size 5 reached"}', CollisionError),
+        (404, "default backend - 404", HistoryError),
+        (400, "[]", HistoryError),
+        (503, '{"error_code": "TEMPORARILY_UNAVAILABLE", "message": "database is locked"}', HistoryError),
+    ],
+)
+def test_only_mlflow_itself_refuses_points_for_good(status: int, answer: str, kind: type[HistoryError]) -> None:
+    """A proxy whose server is away may answer 404, and MLflow answers 400 if its database fails."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(HistoryError) as caught:
+            RestSink(f"http://127.0.0.1:{server.server_port}").send("run", points(0, 1), 10)
+        thread.join()
+    assert type(caught.value) is kind and answer in str(caught.value)
+
+
+def test_a_failure_of_mlflows_database_is_no_refusal_of_the_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(f"sqlite:///{tmp_path}/mlflow.db", "elastrec")
+    run_id = history._client.create_run(history._experiment_id).info.run_id
+    sink = ClientSink(f"sqlite:///{tmp_path}/mlflow.db")
+    sink.send(run_id, points(0, 1), 10)
+
+    def no_connection(*values: object, **named: object) -> None:
+        raise sqlalchemy.exc.TimeoutError("QueuePool limit of size 5 reached")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlalchemy.orm.Session, "execute", no_connection)
+        patch.setattr(sqlalchemy.orm.Query, "one", no_connection)
+        patch.setattr(sqlalchemy.orm.Query, "all", no_connection)
+        with pytest.raises(CollisionError, match="QueuePool"):
+            sink.send(run_id, points(1, 2), 10)
+    with pytest.raises(RunGoneError):
+        sink.send("0" * 32, points(1, 2), 10)
+
+
+def test_points_of_a_deleted_run_wait_until_another_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
+
+    class Deleted(Recorder):
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+            self.error = RunGoneError("deleted") if run_id == "deleted" else None
+            super().send(run_id, points, timeout_seconds)
+
+    sink = Deleted()
+    reporter = Reporter("", "deleted", sink=sink, interval_seconds=0.001, spool=Spool(tmp_path / "spool"))
+    reporter.log(points(0, 3))
+    wait_for(lambda: len(sink.calls) > 2, 5, "the repeated tries")
+    assert (reporter.waiting, reporter.dropped) == (3, 0)
+    reporter.name_run("another")
+    reporter.name_run("too late")
+    assert reporter.close(5) and sink.stored == [0.0, 1.0, 2.0]
+    assert reporter.run_id == Spool(tmp_path / "spool").run_id == "another"
+
+
+def test_closing_gives_up_at_its_deadline() -> None:
+    sink = Recorder()
+    sink.error = HistoryError("connection refused")
+    reporter = Reporter("", "run", sink=sink)
+    reporter.log(points(0, 3))
+    before = time.monotonic()
+    assert not reporter.close(0.5)
+    assert time.monotonic() - before < 1.5
+    reporter.log(points(3, 4))
+    assert not reporter.close(0.5)
+
+
+def test_an_idle_reporter_closes_immediately() -> None:
+    before = time.monotonic()
+    assert Reporter("http://127.0.0.1:1", "run").close(5)
+    assert time.monotonic() - before < 1
+
+
+def test_a_capacity_of_nothing_is_refused() -> None:
+    with pytest.raises(HistoryError, match="capacity"):
+        Reporter("", "run", sink=Recorder(), capacity=0)
+
+
+def test_a_masters_imports_load_neither_mlflow_nor_torch() -> None:
+    code = (
+        "import sys, elastrec.platform.history as h; r = h.Reporter('http://127.0.0.1:1', 'x');"
+        "r.log([h.Point('loss', 1.0, 0, 0.0)]); r.close(0.3);"
+        "print([name for name in ('mlflow', 'torch', 'matplotlib') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip().splitlines()[-1] == "[]"
