@@ -13,22 +13,27 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.platform.specs import environment
+from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.directive import Mode, PodOrders, RestoreOrder, SaveOrder, TakeFrom, TakeOrder
 from elastrec.platform.transport.messages.job import RestoreProblem
 from elastrec.trainers.embedding.client import ParameterClient
+from elastrec.trainers.embedding.lane import RoutingChangedError
 from elastrec.trainers.parameter_server import pod as server_pod
 from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Stats
+from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
+from elastrec.trainers.parameter_server.storage import ServerMemoryError
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
@@ -322,6 +327,54 @@ def test_a_server_whose_heartbeats_end_with_an_error_ends_with_it(monkeypatch: p
         finally:
             pod.stop()
             master.close()
+
+
+def test_a_server_of_512_mib_can_compile_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    master = ScriptedMaster(training_job(), servers=1)
+    try:
+        with server_process(master, 0, tmp_path) as server:
+            master.wait_for_registrations(1)
+            status = Path(f"/proc/{server.pid}/status").read_text()
+    finally:
+        master.close()
+    assert any((tmp_path / "kernels").rglob("*.nbc"))
+    # Not ru_maxrss, which a process takes over from the one that has started it.
+    peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    assert peak_kib < 450 << 10
+
+
+def test_a_server_that_applied_a_push_in_part_reports_it_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    apply = Model.apply
+
+    def apply_in_part(*arguments: Any) -> None:
+        apply(*arguments)
+        raise ServerMemoryError("no memory for more rows")
+
+    master = ScriptedMaster(training_job(), servers=1)
+    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(pod.run)
+        try:
+            addresses = master.wait_for_registrations(1)
+            directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder("r1", ""))
+            master.wait_until_reached(directive, ["ps-0"])
+            client = connected_client(master)
+            client.init_dense(np.zeros(18, np.float32))
+            push_steps(client, 1, seed=1)
+            assert not running.done() and not master.failures
+            monkeypatch.setattr(Model, "apply", apply_in_part)
+            with pytest.raises((TransportError, RoutingChangedError)):
+                push_steps(client, 1, seed=2)
+            with pytest.raises(ServerMemoryError, match="no memory for more rows"):
+                running.result(15)
+        finally:
+            pod.stop()
+            master.close()
+    (failure,) = master.failures
+    assert (failure.pod, failure.incarnation, failure.retryable) == ("ps-0", pod.incarnation, True)
+    assert "applied in part: no memory for more rows" in failure.reason
 
 
 def test_a_server_without_its_environment_names_the_missing_variable() -> None:
