@@ -7,13 +7,14 @@ have neither a plan nor a task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from airflow.sdk import BaseOperatorLink
+from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from elastrec.operators.base import (
     AirflowException,
@@ -34,10 +35,13 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from elastrec.operators.values import ChangedJob
+    from elastrec.platform.jobs.scaling.rounds import Applied
     from elastrec.platform.scaling.types import Plan
     from elastrec.platform.specs.metrics import Role
     from elastrec.platform.specs.shape import PlacesChange
+    from elastrec.platform.transport.messages.observer import ShapeAnswer
 
+Answer = TypeVar("Answer", bound="ShapeAnswer | Applied")
 _ARGUMENTS = "the operator's arguments"
 _LONGEST_NAME = 250
 """Maximum length of a mapped task's name, in characters: the size of the column in Airflow's database."""
@@ -112,9 +116,26 @@ class _ChangingOperator(WaitingOperator):
         super().__init__(**kwargs)
         self.patience = patience
         self._asked: tuple[str, str] | None = None
+        self._is_ended = False
+
+    def _answer(self, job_id: str, ask: Callable[[], Answer]) -> Answer:
+        """Asks the job's master.
+
+        Airflow lets a task go on after `on_kill`, which cannot cancel a request without its answer.
+
+        Raises:
+            AirflowTaskTerminated: the task was ended before or meanwhile; no request of it is left.
+        """
+        if not self._is_ended:
+            answer = ask()
+            if answer.request_id:
+                self._asked = job_id, answer.request_id
+            if not self._is_ended:
+                return answer
+        self._cancel()
+        raise AirflowTaskTerminated("the task was ended while it asked for another shape of its job")
 
     def _wait(self, context: Context, job_id: str, request_id: str) -> Any:
-        self._asked = job_id, request_id
         push_migration_link(context, self.elastrec_conn_id, job_id)
         patience = None if self.patience is None else self.patience.total_seconds()
         trigger = ShapeTrigger(
@@ -170,11 +191,16 @@ class _ChangingOperator(WaitingOperator):
 
     def on_kill(self) -> None:
         """Cancels the request; while the task is deferred the trigger does it."""
+        self._is_ended = True
+        self._cancel()
+
+    def _cancel(self) -> None:
         from elastrec.platform.jobs.scaling import asking
 
-        if self._asked is not None:
-            done = asking.cancel_request(self.platform, *self._asked, frees_plan=True)
-            self.log.info("%s: %s", plain_words.numbered(self._asked[1]), "cancelled" if done.accepted else done.reason)
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            done = asking.cancel_request(self.platform, *asked, frees_plan=True)
+            self.log.info("%s: %s", plain_words.numbered(asked[1]), "cancelled" if done.accepted else done.reason)
 
 
 def name_in_grid(context: Context, changed: ChangedJob) -> None:
@@ -244,15 +270,19 @@ class ScaleJobOperator(_ChangingOperator):
             if self.other_node and not pods:
                 problem = FieldProblem("other_node", "True", "only with moves", "name the pods that leave their nodes")
                 raise SpecError([problem], _ARGUMENTS)
-        answer = asking.ask_for_shape(
-            self.platform,
-            self.job_id,
-            change,
-            moves=[PodMove(pod=pod, leaves_node=self.other_node) for pod in pods],
-            plan_id=plan_id(context),
-            asked_by=f"Airflow: {self.dag_id}/{self.task_id}",
-            timeout_seconds=self.timeout.total_seconds(),
-        )
+
+        def ask() -> ShapeAnswer:
+            return asking.ask_for_shape(
+                self.platform,
+                self.job_id,
+                change,
+                moves=[PodMove(pod=pod, leaves_node=self.other_node) for pod in pods],
+                plan_id=plan_id(context),
+                asked_by=f"Airflow: {self.dag_id}/{self.task_id}",
+                timeout_seconds=self.timeout.total_seconds(),
+            )
+
+        answer = self._answer(self.job_id, ask)
         if answer.reason:
             raise AirflowFailException(f"job {self.job_id}: {answer.reason}")
         return self._wait(context, self.job_id, answer.request_id)
@@ -321,7 +351,7 @@ class MigratePodsOperator(_ChangingOperator):
         from elastrec.platform.jobs.scaling import rounds as scaling
 
         plan = self._plan(context)
-        applied = scaling.apply(self.platform, plan)
+        applied = self._answer(plan.job_id, lambda: scaling.apply(self.platform, plan))
         if applied.changed:
             self.log.info("%s: %s → %s: %s", applied.job_id, applied.before, applied.after, applied.reason)
             return self._wait(context, plan.job_id, applied.request_id)

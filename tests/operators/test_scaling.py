@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTerminated, TaskDeferred
 
 from elastrec.operators import settings
 from elastrec.operators.base import ElastrecOperator
@@ -275,6 +275,42 @@ def test_an_ended_task_cancels_its_request(monkeypatch: pytest.MonkeyPatch) -> N
     task.on_kill()
     assert master.cancelled == ["shape-2", "shape-2"], "by the triggerer, and by the task itself"
     assert all(master.frees_plan), "another try asks anew"
+
+
+def scale_task() -> ScaleJobOperator:
+    return ScaleJobOperator(task_id="scale", job_id="clicks-1", workers=2, deferrable=True)
+
+
+def migrate_task(ran: dict[str, Any]) -> MigratePodsOperator:
+    return MigratePodsOperator(task_id="migrate", plan=planned(ran)[0], planned_by="plan", deferrable=True)
+
+
+@pytest.mark.parametrize("is_plan", [False, True], ids=["scale", "migrate"])
+def test_a_task_that_is_ended_while_it_asks_leaves_no_request(monkeypatch: pytest.MonkeyPatch, is_plan: bool) -> None:
+    master, ran = Master(monkeypatch, request(ShapeOutcome.OPEN)), context()
+    task = migrate_task(ran) if is_plan else scale_task()
+    module, name = (scaling, "apply") if is_plan else (asking, "ask_for_shape")
+    ask = getattr(module, name)
+
+    def asked(*values: Any, **fields: Any) -> Any:
+        task.on_kill()  # as Airflow's signal handler does, after which the task goes on
+        assert master.cancelled == [], "the master has not answered yet"
+        return ask(*values, **fields)
+
+    monkeypatch.setattr(module, name, asked)
+    with pytest.raises(AirflowTaskTerminated):
+        task.execute(ran)
+    assert (master.cancelled, master.frees_plan) == (["shape-2"], [True])
+
+
+@pytest.mark.parametrize("is_plan", [False, True], ids=["scale", "migrate"])
+def test_a_task_that_has_been_ended_makes_no_request(monkeypatch: pytest.MonkeyPatch, is_plan: bool) -> None:
+    master, ran = Master(monkeypatch, request(ShapeOutcome.OPEN)), context()
+    task = migrate_task(ran) if is_plan else scale_task()
+    task.on_kill()
+    with pytest.raises(AirflowTaskTerminated):
+        task.execute(ran)
+    assert (master.asked, master.cancelled) == ([], [])
 
 
 def test_a_task_beyond_its_time_limit_cancels_its_request_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
