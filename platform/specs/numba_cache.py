@@ -31,13 +31,13 @@ def kernels_of(*sources: Path | str) -> Any:
     Args:
         sources: files, and folders with all of their files, on whose text the kernels depend.
 
-    A cache folder that the user gave by `NUMBA_CACHE_DIR` is left alone. Otherwise kernels are kept within the package,
-    or in a folder of this user where the package cannot be written.
+    Kernels are kept in the folder that `NUMBA_CACHE_DIR` names, otherwise within the package. Where that cannot be
+    written, they are kept in a folder of this user, to which kernels that are there already are copied first.
     """
 
     @functools.cache
     def folder() -> Path | None:
-        return None if os.environ.get("NUMBA_CACHE_DIR") else _folder_for(tuple(map(Path, sources)))
+        return _folder_for(tuple(map(Path, sources)))
 
     def options_of(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         import numba  # half a second, which processes without kernels need not spend
@@ -70,24 +70,63 @@ def _kept_in(folder: Path | None) -> Iterator[None]:
 def _folder_for(sources: tuple[Path, ...]) -> Path | None:
     """A folder for these sources that this user can write; None if there is none, so that numba chooses one."""
     name = f"kernels-{_digest(sources)}"
-    for base in _bases():
-        try:
-            folder = base / name
-            folder.mkdir(parents=True, exist_ok=True)
-            os.utime(folder)
-        except OSError:
-            continue
-        _remove_unused(base)
-        return folder
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    base = Path(chosen) if chosen else Path(__file__).parent / "__pycache__"
+    first = base / name
+    if _is_writable(first) and _prepared(first):
+        if not chosen:  # in a folder of the user nothing is removed
+            _remove_unused(base)
+        return first
+    for base in _bases_of_user():
+        folder = base / name
+        if not folder.exists():
+            _copy(first, folder)
+        if _prepared(folder):
+            _remove_unused(base)
+            return folder
     return None
 
 
-def _bases() -> Iterator[Path]:
-    package = Path(__file__).parent / "__pycache__"
-    if os.access(package if package.exists() else package.parent, os.W_OK):
-        yield package
-    home_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for parent in (home_cache, Path(tempfile.gettempdir())):
+def _is_writable(folder: Path) -> bool:
+    """Whether this user can write to the folder or, if it does not exist, create it."""
+    nearest = folder.absolute()
+    try:
+        while not nearest.exists():
+            nearest = nearest.parent
+    except PermissionError:
+        return False
+    return os.access(nearest, os.W_OK)
+
+
+def _prepared(folder: Path) -> bool:
+    """Creates the folder, or marks it as used; returns whether that was possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies the kernels of a folder that cannot be written, such as one of a container image: numba reads only from
+    folders that it can write. Without a source, the copy is empty."""
+    copied = None
+    try:
+        copied = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        for file in source.glob("*/*"):
+            (copied / file.parent.name).mkdir(exist_ok=True)
+            shutil.copyfile(file, copied / file.parent.name / file.name)
+        copied.rename(folder)
+    except OSError:  # there is no room, or another process has copied them meanwhile
+        if copied is not None:
+            shutil.rmtree(copied, ignore_errors=True)
+
+
+def _bases_of_user() -> Iterator[Path]:
+    for parent in (_home_cache(), Path(tempfile.gettempdir())):
+        if parent is None:
+            continue
         base = parent / f"elastrec-kernels-{os.getuid()}"
         try:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,6 +135,15 @@ def _bases() -> Iterator[Path]:
                 yield base
         except OSError:
             continue
+
+
+def _home_cache() -> Path | None:
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:  # a container may run as a user without a name and without HOME
+        return None
 
 
 def _digest(sources: tuple[Path, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import pytest
 
 from elastrec.platform.specs import numba_cache
 from elastrec.platform.specs.numba_cache import kernels_of
+from tests.disks import small_disk
 
 # The package cannot be written, so that the test leaves nothing in it.
 _CODE = """
 import os, sys
 from pathlib import Path
-os.access = lambda path, mode: False
+from elastrec.platform.specs import numba_cache
+package, may = Path(numba_cache.__file__).parent, os.access
+os.access = lambda path, mode: not Path(path).is_relative_to(package) and may(path, mode)
 folder = Path(sys.argv[1])
 sys.path.insert(0, str(folder))
 import calling
@@ -65,10 +69,60 @@ def test_a_kernel_is_recompiled_when_a_called_kernel_has_changed(room: Path, tmp
     assert run(room, home) == ["15", "0"]
 
 
-def test_a_folder_of_the_user_is_left_alone(room: Path, tmp_path: Path) -> None:
-    chosen = tmp_path / "chosen"
-    run(room, tmp_path / "home", NUMBA_CACHE_DIR=str(chosen))
-    assert list(chosen.rglob("calling.twice*.nbc"))
+def test_kernels_are_kept_in_the_folder_that_the_user_names(room: Path, tmp_path: Path) -> None:
+    chosen, home = tmp_path / "chosen", tmp_path / "home"
+    assert run(room, home, NUMBA_CACHE_DIR=str(chosen)) == ["6", "0"]
+    assert list(chosen.rglob("calling.twice*.nbc")) and not home.exists()
+    assert run(room, home, NUMBA_CACHE_DIR=str(chosen)) == ["6", "1"]
+
+
+def test_a_folder_of_the_user_never_has_kernels_of_another_state_of_the_sources(room: Path, tmp_path: Path) -> None:
+    chosen = {"NUMBA_CACHE_DIR": str(tmp_path / "chosen")}
+    assert run(room, tmp_path / "home", **chosen) == ["6", "0"]
+    called = room / "called.py"
+    called.write_text(called.read_text().replace("return 2", "return 5"))
+    assert run(room, tmp_path / "home", **chosen) == ["15", "0"]
+
+
+def test_nothing_is_removed_from_a_folder_of_the_user(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    of_others = tmp_path / "kernels-of-others"
+    of_others.mkdir()
+    eight_days_ago = time.time() - 8 * 86_400
+    os.utime(of_others, (eight_days_ago, eight_days_ago))
+    folder = numba_cache._folder_for((room,))
+    assert folder is not None and folder.parent == tmp_path
+    assert of_others.exists()
+
+
+def test_kernels_of_a_folder_that_cannot_be_written_are_not_compiled_again(room: Path, tmp_path: Path) -> None:
+    image, home = tmp_path / "image", tmp_path / "home"
+    with small_disk(image, 1 << 20):
+        variables = {"NUMBA_CACHE_DIR": str(image)}
+        assert run(room, tmp_path / "builder", **variables) == ["6", "0"]
+        subprocess.run(["mount", "-o", "remount,ro", str(image)], check=True)
+        assert run(room, home, **variables) == ["6", "1"]
+        called = room / "called.py"
+        called.write_text(called.read_text().replace("return 2", "return 5"))
+        assert run(room, home, **variables) == ["15", "0"]
+        assert run(room, home, **variables) == ["15", "1"]
+
+
+def test_a_user_without_a_home_keeps_kernels_in_the_temporary_folder(
+    room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("XDG_CACHE_HOME", "NUMBA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    folder = numba_cache._folder_for((room,))
+    assert folder is not None and folder.parent == tmp_path / f"elastrec-kernels-{os.getuid()}"
 
 
 def test_nothing_is_handed_on_to_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

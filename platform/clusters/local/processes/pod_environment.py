@@ -1,8 +1,9 @@
 """The environment of a local pod: the variables of its spec, settings for speed, and inherited variables.
 
 Inherited from the agent's own environment, and no others: `PATH`, `HOME`, `USER`, `LANG`, `LC_ALL`, `TZ`,
-`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `ELASTREC_STREAMS`, and all of `AWS_*`,
-`AZURE_*`, `FSSPEC_*`, `GOOGLE_*`, `STORAGE_*` (of object stores) and `MLFLOW_*`.
+`TMPDIR`, `PYTHONPATH`, `LD_LIBRARY_PATH`, `SSL_CERT_FILE`, `NUMBA_CACHE_DIR`, `NUMBA_CPU_NAME`, `NUMBA_CPU_FEATURES`,
+`XDG_CACHE_HOME`, `ELASTREC_STREAMS`, and all of `AWS_*`, `AZURE_*`, `FSSPEC_*`, `GOOGLE_*`, `STORAGE_*` (of object
+stores) and `MLFLOW_*`.
 The pod's own `environment` (PodSpec) overrides these; the variables that identify the pod override all others.
 """
 
@@ -28,6 +29,9 @@ _PASSED = frozenset(
         "LD_LIBRARY_PATH",
         "SSL_CERT_FILE",
         "NUMBA_CACHE_DIR",
+        "NUMBA_CPU_NAME",
+        "NUMBA_CPU_FEATURES",
+        "XDG_CACHE_HOME",
         names.STREAMS,
     }
 )
