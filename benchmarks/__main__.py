@@ -1,5 +1,6 @@
 """Runs benchmarks by name: `python -m benchmarks NAME [options]`; `all` runs every one, no name lists them.
 
+`python -m benchmarks NAME --help` describes one with its options.
 `--save` stores figures in `benchmarks/results/`; `python -m benchmarks.common.figures_page` writes their page.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from benchmarks.common.names import benchmarks
@@ -16,6 +18,12 @@ from benchmarks.common.names import benchmarks
 def command(file: Path) -> list[str]:
     """The function that runs the benchmark of a module."""
     return [sys.executable, "-m", f"benchmarks.{file.parent.name}.{file.stem}"]
+
+
+def summary(file: Path) -> str:
+    """The first paragraph of a benchmark's docstring, in one line."""
+    docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
+    return " ".join(docstring.split("\n\n", 1)[0].split())
 
 
 def run_all(known: dict[str, Path], options: list[str]) -> int:
@@ -39,9 +47,12 @@ def run_all(known: dict[str, Path], options: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     known = benchmarks()
-    if not arguments:
+    asks_for_help = arguments[:1] in (["-h"], ["--help"])
+    if not arguments or asks_for_help:
+        if asks_for_help:
+            print(__doc__)
         for name, file in known.items():
-            print(f"{name:24} {(ast.get_docstring(ast.parse(file.read_text())) or '').splitlines()[0]}")
+            print(textwrap.fill(summary(file), 120, initial_indent=f"{name:24} ", subsequent_indent=" " * 25))
         return 0
     name, *options = arguments
     if name == "all":

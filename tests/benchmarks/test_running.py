@@ -40,9 +40,16 @@ def test_every_benchmark_is_in_a_room() -> None:
 
 def test_without_a_name_all_benchmarks_are_listed_with_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(benchmarks())
-    assert all(len(line.split()) > 3 for line in lines)
+    entries = capsys.readouterr().out.replace("\n ", " ").splitlines()
+    assert [entry.split()[0] for entry in entries] == list(benchmarks())
+    assert all(len(entry.split()) > 3 and entry[-1] in ".:" for entry in entries)
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_explains_the_command_and_lists_all_benchmarks(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([option]) == 0
+    printed = capsys.readouterr().out
+    assert "python -m benchmarks NAME --help" in printed and all(f"\n{name} " in printed for name in benchmarks())
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
