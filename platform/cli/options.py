@@ -115,7 +115,7 @@ def parse_interval(since: str | None, until: str | None, evaluate_until: str | N
         SpecError: an invalid date, or `--until` without `--from`.
     """
     if since is None:
-        if until or evaluate_until:
+        if until is not None or evaluate_until is not None:
             problem = FieldProblem("--from", MISSING, "a date", "give --from together with --until")
             raise SpecError([problem], "the command line")
         return None
@@ -125,7 +125,8 @@ def parse_interval(since: str | None, until: str | None, evaluate_until: str | N
 
 def _date(option: str, text: str | None) -> str:
     try:
-        return datetime.fromisoformat(text).isoformat() if text else ""
+        # Empty text, as of an unset variable of a script, must not select the default.
+        return "" if text is None else datetime.fromisoformat(text).isoformat()
     except ValueError:
         problem = FieldProblem(option, repr(text), "an ISO 8601 date such as 2026-01-31 or 2026-01-31T07:00")
         raise SpecError([problem], "the command line") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from elastrec.platform.clusters.local import find_agent, start_agent
 from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.specs.environment import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from elastrec.platform.specs.errors import ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, ClusterError, FieldProblem, SpecError
 from elastrec.platform.transport import TlsConfig
 from elastrec.platform.transport.security import JobSecret
 
@@ -105,7 +106,14 @@ def home_folder() -> Path:
     Raises:
         SpecError: it cannot be created or written by this user.
     """
-    return _make_folder(Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".elastrec").absolute())
+    chosen = os.environ.get(HOME_VARIABLE)
+    try:
+        return _make_folder((Path(chosen) if chosen else Path.home() / ".elastrec").absolute())
+    except RuntimeError:  # a user without a home, as in a container
+        missing = FieldProblem(
+            HOME_VARIABLE, MISSING, "a folder, because this user has no home", "name one that this user can write"
+        )
+        raise SpecError([missing], "the environment") from None
 
 
 def work_folder() -> Path:
@@ -127,7 +135,7 @@ def _make_folder(folder: Path) -> Path:
     # An existing home may be open to others; new files and folders in it are not.
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        problem = "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else f"belongs to user {folder.stat().st_uid}"
+        problem = _why_not_usable(folder)
     except OSError as error:
         problem = str(error.strerror)
     if problem:
@@ -135,6 +143,15 @@ def _make_folder(folder: Path) -> Path:
         wrong = FieldProblem(HOME_VARIABLE, f"{str(folder)!r} ({problem})", allowed, "correct the variable")
         raise SpecError([wrong], "the environment")
     return folder
+
+
+def _why_not_usable(folder: Path) -> str:
+    if os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return ""
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return "its file system is mounted read-only"
+    found = folder.stat()
+    return f"belongs to user {found.st_uid}, with the mode {stat.filemode(found.st_mode)}"
 
 
 def tracking_uri() -> str:

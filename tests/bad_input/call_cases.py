@@ -64,6 +64,8 @@ DESCRIBED = "{format: parquet, sparse: [{name: C1}]}\n"
 CASES = [
     Case(DATES, "a word", dates("--from", "yesterday"), ("--from", "'yesterday'", "ISO 8601", "2026-01-31")),
     Case(DATES, "a day that no calendar has", dates("--from", "2026-02-30"), ("--from", "'2026-02-30'", "ISO 8601")),
+    Case(DATES, "an empty variable of a script", dates("--from", ""), ("--from", "''", "ISO 8601", "2026-01-31")),
+    Case(DATES, "an end that is empty", dates("--from", FIRST, "--until", ""), ("--until", "''", "ISO 8601")),
     Case(DATES, "an end without a beginning", dates("--until", SECOND), ("--from", "missing", "together with --until")),
     Case(DATES, "an end before the beginning", dates("--from", LAST, "--until", FIRST),
          ("interval", "2026-01-03", "start before end")),

@@ -13,6 +13,7 @@ from elastrec.platform.cli.data_files import described_data, progress_bar, write
 from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
     from elastrec.platform.data.clustering.clustering import Engine
@@ -168,7 +169,7 @@ def cluster(
     for report in reports:
         smaller = report.source_bytes / report.bytes
         click.echo(
-            f"{report.partition or destination}: {report.rows:,} rows, {report.sessions:,} sessions, "
+            f"{report.partition or destination}: {counted(report.rows, 'row')}, {counted(report.sessions, 'session')}, "
             f"{report.samples_per_session:.1f} rows each; {report.bytes:,} bytes, {smaller:.2f} times smaller"
         )
         for group in report.deduplicated:
@@ -224,7 +225,8 @@ def _without_sessions(steps: Sequence[FeatureSteps], picture: str | None, output
 
 def _show(facts: DataFacts) -> None:
     click.echo(
-        f"{facts.rows:,} rows, {facts.sessions:,} sessions, {facts.samples_per_session:.2f} rows per session"
+        f"{counted(facts.rows, 'row')}, {counted(facts.sessions, 'session')}, "
+        f"{facts.samples_per_session:.2f} rows per session"
         + (f", {facts.rows_without_session:,} rows without a session" if facts.rows_without_session else "")
     )
     table = Table(
@@ -259,7 +261,7 @@ def _show_steps(steps: Sequence[FeatureSteps]) -> None:
             "-" if each.missing is None else f"{100 * each.missing:.1f} %",
             "-" if each.distinct_before is None else f"{each.distinct_before:,}",
             f"{each.distinct:,}",
-            f"{each.rows:,} rows",
+            counted(each.rows, "row"),
             ", ".join(each.steps) + (" (1)" if each.is_fitted else "") if each.steps else "none",
         )
     wide_console().print(table)

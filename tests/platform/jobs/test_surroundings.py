@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -11,8 +12,9 @@ import pytest
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs import Platform, tls_folder
-from elastrec.platform.jobs.surroundings import read_cluster_config
+from elastrec.platform.jobs.surroundings import home_folder, read_cluster_config
 from elastrec.platform.specs.errors import AuthenticationError, SpecError
+from tests.disks import small_disk
 
 FILES = ("ca.pem", "tls.crt", "tls.key")
 
@@ -41,6 +43,27 @@ def test_a_folder_that_lacks_a_file_is_refused_by_name(
     monkeypatch.setenv("ELASTREC_TLS", str(material))
     with pytest.raises(SpecError, match=rf"ELASTREC_TLS.*no {missing}.*a folder with ca.pem, tls.crt, tls.key"):
         tls_folder()
+
+
+def test_a_user_without_a_home_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("ELASTREC_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(SpecError, match="ELASTREC_HOME is missing; needed: a folder, because this user has no home"):
+        home_folder()
+
+
+def test_a_home_on_a_disk_that_cannot_be_written_is_refused_with_that_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("ELASTREC_HOME", str(home))
+    with small_disk(home, 1 << 20):
+        subprocess.run(["mount", "-o", "remount,ro", str(home)], check=True)
+        with pytest.raises(SpecError, match=r"ELASTREC_HOME: .*its file system is mounted read-only"):
+            home_folder()
 
 
 @pytest.mark.services

@@ -42,6 +42,11 @@ def test_inspect_as_json_holds_every_figure(log: Path) -> None:
     assert found["sent"]["ratio"] > 1
 
 
+def test_a_single_row_is_one_row(log: Path) -> None:
+    text = _run("inspect", str(log), "--rows", "1")
+    assert text.startswith("1 row, 1 session, 1.00 rows per session") and "1 rows" not in text
+
+
 def test_cluster_writes_partitions_and_a_job_file_once(log: Path, tmp_path: Path) -> None:
     first = _run("cluster", str(log), str(tmp_path / "out"), "--partition", "2026-01-01")
     assert "2,000 rows" in first and "train on it" in first
