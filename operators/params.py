@@ -3,6 +3,7 @@ an interval."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import Param
 
 from elastrec.operators import settings
-from elastrec.platform.specs.errors import FieldProblem, SpecError, near
+from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError, near
 from elastrec.platform.specs.text.loading import load_job
 
 if TYPE_CHECKING:
@@ -146,13 +147,28 @@ def refuse_unknown(conf: Mapping[str, Any], known: Collection[str]) -> None:
         raise SpecError(problems, "the run's configuration")
 
 
-def scheduled_moment(day: str) -> str:
+def scheduled_moment(day: str | None) -> str:
     """The logical date of the scheduled run that evaluates on a day, `2026-01-31`, of the click log.
 
     Of an hour that a clock change repeats, this is the second one, in which Airflow's cron timetables start the run.
+
+    Args:
+        day: the partition key of an event of the asset `click_log`; None: the run has none, because it was started by
+            hand without one.
+
+    Raises:
+        SpecError: it is no such day.
     """
     zone = ZoneInfo(settings.LOG_TIMEZONE)
-    after = (datetime.fromisoformat(day) + _DAY).replace(hour=settings.DAILY_HOUR, tzinfo=zone)
+    try:
+        # Other forms of a date, and dates with a time, are no days in the form of the DAG that is started.
+        if day is None or not re.fullmatch(r"\d{4}-\d{2}-\d{2}", day):
+            raise ValueError
+        after = (datetime.fromisoformat(day) + _DAY).replace(hour=settings.DAILY_HOUR, tzinfo=zone)
+    except (ValueError, OverflowError):
+        remedy = "create the event, or trigger the run, with the day as partition key"
+        problem = FieldProblem("partition_key", MISSING if day is None else repr(day), "a day, 2026-01-31", remedy)
+        raise SpecError([problem], f"the event of the asset {settings.CLICK_LOG_ASSET}") from None
     # Of an hour that a clock change leaves out, fold=1 would be the earlier moment.
     return max(after.replace(fold=fold).astimezone(UTC) for fold in (0, 1)).astimezone(zone).isoformat()
 

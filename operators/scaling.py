@@ -7,6 +7,7 @@ have neither a plan nor a task.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -216,8 +217,8 @@ class ScaleJobOperator(_ChangingOperator):
     Args:
         job_id: the job; a template.
         workers, parameter_servers: their number; None, or an empty text: no change.
-        worker_cores, parameter_server_cores: of each pod; worker_memory, parameter_server_memory: of each pod, such as
-            "2Gi". All are templates.
+        worker_cores, parameter_server_cores: of each pod, such as 0.5 or "500m"; worker_memory,
+            parameter_server_memory: of each pod, such as "2Gi". All are templates.
         moves: names of pods that are to be replaced, as a list or as text with commas; a template.
         other_node: whether the new pods start on other nodes, for example because a node is slow.
         timeout: time after which the job's master gives the request up.
@@ -316,12 +317,12 @@ class ScaleJobOperator(_ChangingOperator):
 
     def _places(self, role: str, count: int | str | None) -> PlacesChange:
         from elastrec.platform.specs.shape import PlacesChange
-        from elastrec.platform.specs.text.quantities import parse_bytes
+        from elastrec.platform.specs.text.quantities import parse_bytes, parse_cores
 
         count_field = f"{role}s"
         return PlacesChange(
-            count=_parsed(count_field, count, int),
-            cores=_parsed(f"{role}_cores", getattr(self, f"{role}_cores"), float),
+            count=_parsed(count_field, count, _whole),
+            cores=_parsed(f"{role}_cores", getattr(self, f"{role}_cores"), parse_cores),
             memory_bytes=_parsed(f"{role}_memory", getattr(self, f"{role}_memory"), parse_bytes),
         )
 
@@ -404,6 +405,13 @@ def _refused(plan: Plan, reason: str) -> ChangedJob:
         job_id=plan.job_id, proposed=_proposed(plan), chosen=_chosen(plan), migrated=False, outcome="refused",
         reason=reason,
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    text = str(value).strip()
+    if not re.fullmatch(r"[0-9]+(\.0+)?", text):
+        raise ValueError("a whole number")
+    return int(float(text))
 
 
 def _parsed(field: str, value: Any, parse: Any) -> Any:

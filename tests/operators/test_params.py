@@ -144,6 +144,19 @@ def test_the_logical_date_of_a_day_is_that_of_its_scheduled_run_also_on_days_of_
     assert [datetime.fromisoformat(scheduled_moment(day)) for day in evaluated] == scheduled
 
 
+@pytest.mark.parametrize(
+    "day", ["foo", "", "2026-02-30", "2026-01-31T07", "20260131", " 2026-01-31", "9999-12-31", "٢٠٢٦-٠١-٣١"]
+)
+def test_a_partition_key_that_is_no_day_is_named_with_what_is_allowed(day: str) -> None:
+    with pytest.raises(SpecError, match=r"partition_key: '.*' is not allowed; allowed: a day, 2026-01-31"):
+        scheduled_moment(day)
+
+
+def test_a_run_for_no_day_says_that_it_needs_one() -> None:
+    with pytest.raises(SpecError, match=r"partition_key is missing; needed: a day, 2026-01-31; .*trigger the run"):
+        scheduled_moment(None)
+
+
 def test_a_run_without_a_logical_date_and_days_uses_all_data() -> None:
     assert read_interval(None, None, None) is None
 

@@ -27,6 +27,7 @@ from elastrec.platform.scaling.job_profile import NotNow
 from elastrec.platform.scaling.policy import Round
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Considered, Plan
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.transport.messages.job import Done as Message
 from elastrec.platform.transport.messages.observer import PodMove, ShapeAnswer, ShapeOutcome, ShapeRequest
 from tests.operators.steps import context
@@ -326,10 +327,11 @@ def scale(ran: dict[str, Any], **arguments: Any) -> Any:
 
 def test_a_dag_scales_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master(monkeypatch, request(ShapeOutcome.DONE))
-    output = scale(context(), workers="2", parameter_server_memory="2Gi")
-    assert output["migrated"] and output["chosen"] == "2 workers, 2Gi of memory per server"
+    output = scale(context(), workers="2", worker_cores="500m", parameter_server_memory="2Gi")
+    assert output["migrated"] and output["chosen"] == "2 workers, 0.5 cores per worker, 2Gi of memory per server"
     ((change, _),) = master.asked
-    assert (change[Role.WORKER].count, change[Role.PARAMETER_SERVER].memory_bytes) == (2, 2**31)
+    assert change[Role.WORKER] == PlacesChange(count=2, cores=0.5)
+    assert change[Role.PARAMETER_SERVER] == PlacesChange(memory_bytes=2**31)
 
 
 def test_every_try_of_a_task_asks_for_the_same_plan_and_a_cleared_task_for_another(
@@ -371,7 +373,10 @@ def test_a_change_that_the_cluster_refuses_fails_the_task_without_a_retry(monkey
     ("wrong", "words"),
     [
         ({}, "at least one of them"),
-        ({"workers": "many"}, "workers: 'many'"),
+        ({"workers": "many"}, "workers: 'many' is not allowed; allowed: a whole number"),
+        ({"workers": 2.5}, "workers: 2.5 is not allowed; allowed: a whole number"),
+        ({"parameter_servers": True}, "parameter_servers: True is not allowed; allowed: a whole number"),
+        ({"worker_cores": "half"}, "worker_cores: 'half' is not allowed; allowed: a number of cores such as"),
         ({"worker_memory": "2GB"}, "worker_memory"),
         ({"workers": 2, "other_node": True}, "other_node: True is not allowed; allowed: only with moves"),
     ],
