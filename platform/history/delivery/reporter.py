@@ -28,11 +28,13 @@ class Reporter:
 
     While the server is away points wait in a bounded buffer; when it is full the oldest go first, and their number is
     logged. Order is kept; a batch that may have arrived is sent again, which MLflow stores once. Points also wait while
-    the run is deleted, until it is restored or another one is named.
+    the run is deleted, until it is restored or another one is named, which may have happened before the server refused
+    the first points.
 
     Args:
         tracking_uri: MLflow's; ignored when `sink` is given.
-        run_id: empty: there is no run yet, and everything waits until `name_run`.
+        run_id: empty: there is no run yet, and everything waits until `name_run`. The run that an earlier process has
+            noted in the spool takes precedence, because it was named later.
         capacity: points that may wait; 50,000 take about 10 MB.
         interval_seconds: least time between two calls.
         spool: keeps what waits beyond the end of the process; what an earlier process has left in it goes first.
@@ -51,7 +53,8 @@ class Reporter:
         if capacity < 1:
             raise HistoryError(f"capacity: {capacity} is not allowed; allowed: 1 and above")
         self._sink = sink or open_sink(tracking_uri)
-        self._run_id = run_id or (spool.run_id if spool else "")
+        self._run_id = (spool.run_id if spool else "") or run_id
+        self._next_run_id = spool.next_run_id if spool else ""  # for when this run turns out to be deleted
         self._capacity = capacity
         self._interval = interval_seconds
         self._spool = spool
@@ -80,14 +83,21 @@ class Reporter:
         return self._run_id
 
     def name_run(self, run_id: str) -> None:
-        """Says which run the points belong to; the first one stays, unless it is deleted."""
+        """Says which run the points belong to; the first one stays until the server says that it is deleted."""
         with self._changed:
             if self._run_id and self._run_id != self._gone_run:
+                if run_id not in (self._run_id, self._next_run_id):
+                    self._next_run_id = run_id
+                    if self._spool is not None:
+                        self._spool.name_next_run(run_id, self._points)
                 return
-            self._run_id = run_id
-            if self._spool is not None:
-                self._spool.name_run(run_id, self._points)
-            self._changed.notify()
+            self._turn_to(run_id)
+
+    def _turn_to(self, run_id: str) -> None:
+        self._run_id, self._next_run_id = run_id, ""
+        if self._spool is not None:
+            self._spool.name_run(run_id, self._points)
+        self._changed.notify()
 
     def undelivered(self) -> list[Point]:
         """What waits, oldest first."""
@@ -185,13 +195,18 @@ class Reporter:
             self._taken = 0
 
     def _note_deleted_run(self, run_id: str, reason: str) -> None:
-        if run_id != self._gone_run:
+        with self._changed:
+            is_known, self._gone_run = run_id == self._gone_run, run_id
+            if self._next_run_id and self._run_id == run_id:
+                self._turn_to(self._next_run_id)
+                _log.info("history run is replaced", run_id=self._run_id, deleted_run_id=run_id)
+                return
+        if not is_known:
             _log.warning(
                 "history run is deleted", run_id=run_id, reason=reason,
                 consequence="figures wait; restore the run (mlflow runs restore), or they go to the run that the model "
                 "gets when it is published",
             )  # fmt: skip
-        self._gone_run = run_id
 
     def _note_gone(self, count: int) -> None:
         if self._spool is not None and count:

@@ -18,6 +18,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     points: list[JsonPoint] = []
     gone: int = 0
     run_id: str = ""
+    next_run_id: str = ""
 
 
 class Spool:
@@ -34,7 +35,7 @@ class Spool:
         self._file = file
         self._is_damaged = False
         self._size = self._rewritten_size = 0
-        self.run_id = ""
+        self.run_id = self.next_run_id = ""
         self.points: list[Point] = []
         self._load()
 
@@ -52,7 +53,9 @@ class Spool:
                 self._is_damaged = True
                 continue
             self.points = [*self.points[line.gone :], *points]
-            self.run_id = line.run_id or self.run_id
+            if line.run_id:
+                self.run_id, self.next_run_id = line.run_id, ""
+            self.next_run_id = line.next_run_id or self.next_run_id
         self._size = len(content)
 
     def add(self, points: Sequence[Point], waiting: Iterable[Point]) -> None:
@@ -73,8 +76,13 @@ class Spool:
 
     def name_run(self, run_id: str, waiting: Iterable[Point]) -> None:
         """Notes which run the points belong to."""
-        self.run_id = run_id
+        self.run_id, self.next_run_id = run_id, ""
         self._write(_Line(run_id=run_id), waiting)
+
+    def name_next_run(self, run_id: str, waiting: Iterable[Point]) -> None:
+        """Notes which run the points belong to if the present one is deleted."""
+        self.next_run_id = run_id
+        self._write(_Line(next_run_id=run_id), waiting)
 
     def _write(self, line: _Line, waiting: Iterable[Point]) -> None:
         try:
@@ -93,7 +101,10 @@ class Spool:
             self._is_damaged = True
 
     def _rewrite(self, waiting: Iterable[Point]) -> None:
-        text = msgspec.json.encode(_Line(points=JsonPoint.all(waiting), run_id=self.run_id)) + b"\n"
+        text = (
+            msgspec.json.encode(_Line(points=JsonPoint.all(waiting), run_id=self.run_id, next_run_id=self.next_run_id))
+            + b"\n"
+        )
         new = self._file.with_suffix(".new")
         new.write_bytes(text)
         new.replace(self._file)

@@ -207,6 +207,44 @@ def test_points_of_a_deleted_run_wait_until_another_run_is_named(
     assert reporter.run_id == Spool(tmp_path / "spool").run_id == "another"
 
 
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["one process", "the next process"])
+def test_a_run_that_is_named_before_the_server_says_that_the_first_one_is_deleted_gets_the_points(
+    tmp_path: Path, is_restarted: bool
+) -> None:
+    class Deleted(Recorder):
+        runs = list[str]()
+
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+            self.error = RunGoneError("deleted") if run_id == "deleted" else None
+            super().send(run_id, points, timeout_seconds)
+            self.runs.append(run_id)
+
+    def reporter() -> Reporter:
+        return Reporter("", "deleted", sink=sink, interval_seconds=0.001, spool=Spool(tmp_path / "spool"))
+
+    sink = Deleted()
+    named = reporter()
+    named.name_run("another")
+    if is_restarted:
+        named.close(5)
+        named = reporter()
+    assert named.run_id == "deleted", "nobody has said yet that it is deleted"
+    named.log(points(0, 3))
+    assert named.close(5)
+    assert (sink.runs, sink.stored) == (["another"], [0.0, 1.0, 2.0])
+    again = reporter()
+    assert named.run_id == again.run_id == "another", "also after a restart"
+    again.close()
+
+
+def test_a_run_that_is_there_keeps_its_points_whatever_is_named_later(tmp_path: Path) -> None:
+    sink = Recorder()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.001, spool=Spool(tmp_path / "spool"))
+    reporter.name_run("another")
+    reporter.log(points(0, 3))
+    assert reporter.close(5) and reporter.run_id == "run" and sink.stored == [0.0, 1.0, 2.0]
+
+
 def test_closing_gives_up_at_its_deadline() -> None:
     sink = Recorder()
     sink.error = HistoryError("connection refused")
