@@ -17,6 +17,14 @@ SIZES = {
 }
 """For each size that may have limits: the field of `scaling.amounts.Allocation`, and its place in `resources`."""
 
+LIMITED = (("worker", "count"), ("parameter_server", "count"), *SIZES.values())
+"""What has limits in `scaling`, by its place in `resources`."""
+
+
+def what_of(role: str, amount: str) -> str:
+    """How the limits of a `count`, `cores` or `memory` are named: `minimum_workers`, `maximum_worker_cores`."""
+    return f"{role}s" if amount == "count" else f"{role}_{amount}"
+
 
 class PodResources(Spec):
     """The number of pods of a role, and the size of each."""
@@ -102,13 +110,14 @@ class Elasticity(Spec):
     """Whether the job moves buckets away from a parameter server that gets far more look-ups per core than the others.
     Does not depend on `enabled`."""
     minimum_workers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """The minimum number of workers, even if other jobs need the cores."""
+    """The minimum number of workers, even if other jobs need the cores; at most `resources.worker.count`."""
     maximum_workers: Annotated[int, Field(ge=1, le=10_000)] = 64
-    """The maximum number of workers."""
+    """The maximum number of workers; at least `resources.worker.count`."""
     minimum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """The minimum number of parameter servers."""
+    """The minimum number of parameter servers; at most `resources.parameter_server.count`."""
     maximum_parameter_servers: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """The maximum number of parameter servers, which is also limited by resources.virtual_buckets."""
+    """The maximum number of parameter servers, which is also limited by `resources.virtual_buckets`; at least
+    `resources.parameter_server.count`."""
     minimum_worker_cores: Cores | None = None
     """No plan gives a worker fewer cores. Absent: the cores under `resources`. As with all limits of sizes, plans do
     not change the size if both the minimum and the maximum are absent."""
@@ -132,8 +141,8 @@ class Elasticity(Spec):
 
     @model_validator(mode="after")
     def _ordered(self) -> Elasticity:
-        for what in ("workers", "parameter_servers", *map("_".join, SIZES.values())):
-            least, most = getattr(self, f"minimum_{what}"), getattr(self, f"maximum_{what}")
+        for role, amount in LIMITED:
+            what, (least, most) = what_of(role, amount), self.limits(role, amount)
             if least is not None and most is not None and least > most:
                 raise ValueError(
                     f"minimum_{what} {in_words(what, least)} is above maximum_{what} {in_words(what, most)}; raise the "
@@ -142,9 +151,10 @@ class Elasticity(Spec):
         return self
 
     def limits(self, role: str, amount: str) -> tuple[float | None, float | None]:
-        """Minimum and maximum `cores` or `memory` (bytes) of a pod of a role; None if the job file has no such
-        limit."""
-        return getattr(self, f"minimum_{role}_{amount}"), getattr(self, f"maximum_{role}_{amount}")
+        """Minimum and maximum `count` of pods of a role, or `cores` or `memory` (bytes) of each; None if the job file
+        has no such limit."""
+        what = what_of(role, amount)
+        return getattr(self, f"minimum_{what}"), getattr(self, f"maximum_{what}")
 
 
 def in_words(field: str, value: float) -> str:

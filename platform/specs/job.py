@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from elastrec.platform.specs.base import Spec, require_json
 from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
-from elastrec.platform.specs.elasticity import SIZES, Elasticity, PaidPrices, Resources, in_words
+from elastrec.platform.specs.elasticity import LIMITED, Elasticity, PaidPrices, Resources, in_words, what_of
 from elastrec.platform.specs.features import LARGEST_ID
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
 from elastrec.platform.specs.text.quantities import Memory, Seconds
@@ -377,7 +377,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _within_limits(self) -> JobSpec:
-        for role, amount in SIZES.values():
+        for role, amount in LIMITED:
             asked = getattr(getattr(self.resources, role), amount)
             least, most = self.scaling.limits(role, amount)
             for name, limit, is_beyond, remedy in (
@@ -387,8 +387,9 @@ class JobSpec(Spec):
                 if limit is not None and is_beyond:
                     side = "above" if name == "minimum" else "below"
                     raise ValueError(
-                        f"scaling.{name}_{role}_{amount} {in_words(amount, limit)} is {side} resources.{role}.{amount} "
-                        f"{in_words(amount, asked)}, with which the job starts; {remedy} or change the size"
+                        f"scaling.{name}_{what_of(role, amount)} {in_words(amount, limit)} is {side} "
+                        f"resources.{role}.{amount} {in_words(amount, asked)}, with which the job starts; {remedy} or "
+                        f"change the {'number' if amount == 'count' else 'size'}"
                     )
         return self
 

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.elasticity import Prices
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.job import Label
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 from elastrec.platform.specs.text.quantities import Seconds
 
@@ -60,7 +61,7 @@ class ScalingSettings(Spec):
     rho: Annotated[float, Field(ge=-10, le=10)] = 2.5
     """Above 0, jobs that end soon have priority; 0: all jobs are equal; below 0: jobs that end late have priority.
     DLRover-RM eq. 14 has 2.5."""
-    round_interval: Seconds = 180.0
+    round_interval: Annotated[Seconds, Field(gt=0)] = 180.0
     """Time between two rounds; DLRover-RM §6.2 has three minutes."""
     least_steps: Annotated[int, Field(ge=1)] = 50
     """A job is not changed until its workers have made this number of steps in its present configuration, unless its
@@ -72,12 +73,12 @@ class ScalingSettings(Spec):
     no_reversal: Seconds = 900.0
     """Within this time after a change, no plan reverts it, unless the change was made only to explore. Chosen: five
     rounds, after which earlier measurements have lost two thirds of their weight."""
-    plan_lifetime: Seconds = 300.0
+    plan_lifetime: Annotated[Seconds, Field(gt=0)] = 300.0
     """An older plan is not executed, because the measurements behind it are outdated. Chosen: longer than a round, so
     that a retried task can still deliver the plan; shorter than two rounds."""
     experiment: Annotated[str, Field(min_length=1)] = "elastrec"
     """The MLflow experiment whose jobs show how long pods take to start on this cluster."""
-    teams: dict[str, Team] = Field(default_factory=dict)
+    teams: dict[Label, Team] = Field(default_factory=dict)
     """Teams by their name in metadata.team of job files; a team that is not listed has priority 1 and no share."""
 
     @model_validator(mode="after")

@@ -89,7 +89,7 @@ CASES = [
          ("metadata.name.first", "'first'", "mappings and lists")),
     Case(OVERRIDES, "a value that is no YAML", override("spec.training.epochs=[1"), ("--set", "[1", "PATH=VALUE")),
     Case(OVERRIDES, "a value of another type", override("spec.training.epochs=all"),
-         ("spec.training.epochs", "'all'", "integer")),
+         ("spec.training.epochs", "'all'", "whole number")),
     Case(COMMANDS, "no command of this name", call("valid"), ("'valid'", "Did you mean 'validate'")),
     Case(COMMANDS, "no file", call("run"), ("Missing argument", "FILE")),
     Case(COMMANDS, "no option of this name", call("run", "JOB", "--form", FIRST), ("--form", "--from")),

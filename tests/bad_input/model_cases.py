@@ -64,6 +64,7 @@ def _unequal(place: Place) -> list[str]:
 
 def _crowd(place: Place) -> None:
     place.set("spec.resources.parameter_server", {"count": 40, "cores": 0.25, "memory": "512Mi"})
+    place.set("spec.scaling.maximum_parameter_servers", 40)
 
 
 CASES = [

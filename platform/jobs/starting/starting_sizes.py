@@ -110,8 +110,7 @@ def explained(found: WarmStart) -> str:
 def _servers(job: TrainingJob) -> tuple[int, int]:
     """The fewest and the most parameter servers of a job."""
     bounds = job.spec.scaling
-    most = min(bounds.maximum_parameter_servers, job.spec.resources.virtual_buckets)
-    return min(bounds.minimum_parameter_servers, most), most
+    return bounds.minimum_parameter_servers, min(bounds.maximum_parameter_servers, job.spec.resources.virtual_buckets)
 
 
 def _within(allocation: amounts.Allocation, job: TrainingJob) -> amounts.Allocation:

@@ -12,7 +12,7 @@ from elastrec.platform.master.pods.requests import names_size
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
 from elastrec.platform.specs.text import plain_words
-from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.specs.text.quantities import SMALLEST_MEMORY_BYTES, format_bytes
 from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS, ChangeShape, PodMove
 
 if TYPE_CHECKING:
@@ -49,8 +49,11 @@ def _impossible_places(state: JobState, role: Role, places: PlacesChange) -> str
         return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
     if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
         return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: above 0"
-    if places.memory_bytes is not None and places.memory_bytes < 1:
-        return f"{field_name(role, 'memory_bytes')}: {places.memory_bytes} is not allowed; allowed: above 0"
+    if places.memory_bytes is not None and places.memory_bytes < SMALLEST_MEMORY_BYTES:
+        least = f"at least {format_bytes(SMALLEST_MEMORY_BYTES)}"
+        return (
+            f"{field_name(role, 'memory_bytes')}: {format_bytes(places.memory_bytes)} is not allowed; allowed: {least}"
+        )
     return ""
 
 

@@ -88,7 +88,7 @@ def _limits_of(job: TrainingJob, least_workers: int, now: Allocation) -> Limits:
     most_servers = min(elasticity.maximum_parameter_servers, job.spec.resources.virtual_buckets)
     return Limits(
         workers=(least_workers, max(least_workers, elasticity.maximum_workers)),
-        parameter_servers=(min(elasticity.minimum_parameter_servers, most_servers), most_servers),
+        parameter_servers=(elasticity.minimum_parameter_servers, most_servers),
         **{field: _bounds_of(job, role, amount, getattr(now, field)) for field, (role, amount) in SIZES.items()},
     )
 

@@ -13,6 +13,23 @@ from elastrec.platform.specs.text.some import counted
 _LONGEST_VALUE = 80
 _DEEPEST_SECTION = 5
 _MOST_SUGGESTED = 3
+_KEY = "[key]"
+"""The last part of pydantic's path to a key of a mapping."""
+_KINDS = {
+    "model_type": "a section with fields",
+    "dict_type": "a mapping of names to values",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
+"""Words for the kind of value that a field has, by pydantic's type of error."""
 
 
 class FieldError(ValueError):
@@ -34,8 +51,10 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
         content: what was checked; None where it is out of reach.
     """
     parts = [part for part in detail["loc"] if part not in ("function-after", "json-or-python")]
-    path = ".".join(str(part) for part in _without_tags(parts, content)) or "job"
     value = _show(detail["input"])
+    if parts and parts[-1] == _KEY:
+        parts, value = parts[:-2], f"the name {value}"
+    path = ".".join(str(part) for part in _without_tags(parts, content)) or "job"
     error = detail["type"]
     context = detail.get("ctx", {})
     if isinstance(inner := context.get("error"), FieldError):
@@ -67,7 +86,8 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
         return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
     if error in ("enum", "literal_error"):
         return FieldProblem(path, value, f"one of {context['expected']}")
-    return FieldProblem(path, value, _allowed(detail))
+    remedy = "fill it in or remove the field" if detail["input"] is None else ""
+    return FieldProblem(path, value, _KINDS.get(error) or _allowed(detail), remedy)
 
 
 def _without_tags(parts: list[Any], content: Any) -> list[Any]:
@@ -104,7 +124,7 @@ def _allowed(detail: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
@@ -120,8 +140,9 @@ def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
         elif part in place.get("properties", {}):
             place = place["properties"][part]
         else:
-            by_name = place.get("additionalProperties")
-            place = by_name if isinstance(by_name, dict) else {}
+            # The latter if the names have to match a pattern.
+            by_name = [place.get("additionalProperties"), *place.get("patternProperties", {}).values()]
+            place = next((each for each in by_name if isinstance(each, dict)), {})
     return sorted(_resolve(schema, place).get("properties", {}))
 
 

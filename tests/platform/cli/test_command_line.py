@@ -70,6 +70,7 @@ def test_validating_a_file_shows_its_steps_and_what_was_not_checked(job_file: Pa
         "data.dense": [{"name": "I1"}],
         "data.features": {"I1": [{"step": "clip", "low": 0}, {"step": "standardize"}]},
         "resources.worker.count": 500,
+        "scaling.maximum_workers": 500,
     }
     overrides = [each for path, value in sections.items() for each in ("--set", f"spec.{path}={json.dumps(value)}")]
     shown = elastrec("validate", str(job_file), *overrides, home=job_file.parent)

@@ -49,6 +49,23 @@ def test_shares_above_the_whole_cluster_are_refused(tmp_path: Path) -> None:
         load_scaling(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("teams: {'ads team': {share: 0.5}}", "teams: the name 'ads team' is not allowed; allowed: text that matches"),
+        ("teams: {ads: {shar: 0.5}}", "teams.ads.shar: an unknown field is not allowed; allowed: the fields minimum_"),
+        ("plan_lifetime: 0", "plan_lifetime: 0 is not allowed; allowed: more than 0"),
+        ("round_interval: 0s", "round_interval: '0s' is not allowed; allowed: more than 0"),
+    ],
+    ids=["the name of no team", "an unknown field of a team", "plans that are never sent", "rounds without end"],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "scaling.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=re.escape(words)):
+        load_scaling(file)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"nowhere\.yaml"):
         load_scaling(tmp_path / "nowhere.yaml")
@@ -79,13 +96,36 @@ def test_limits_of_memory_in_the_wrong_order_are_refused_with_their_units(role: 
             "scaling.maximum_parameter_server_cores 0.5 is below resources.parameter_server.cores 1, with which the "
             "job starts; raise the maximum or change the size",
         ),
+        (
+            {"minimum_workers": 3},
+            "scaling.minimum_workers 3 is above resources.worker.count 2, with which the job starts; lower the minimum "
+            "or change the number",
+        ),
+        ({"maximum_workers": 1}, "scaling.maximum_workers 1 is below resources.worker.count 2"),
+        (
+            {"minimum_parameter_servers": 300, "maximum_parameter_servers": 300},
+            "scaling.minimum_parameter_servers 300 is above resources.parameter_server.count 1",
+        ),
     ],
 )
 def test_the_start_up_size_of_a_job_is_within_its_limits(limits: dict[str, Any], words: str) -> None:
     content = {
+        "resources": {"worker": {"count": 2}},
         "model": {"architecture": "dlrm", "embedding_dimension": 8},
         "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
         "scaling": limits,
     }
     with pytest.raises(SpecError, match=re.escape(words)):
         validate(JobSpec, content)
+
+
+@pytest.mark.parametrize(("role", "most"), [("worker", 64), ("parameter_server", 16)])
+def test_a_job_that_starts_with_more_pods_than_the_default_maximum_names_its_own(role: str, most: int) -> None:
+    content: dict[str, Any] = {
+        "model": {"architecture": "dlrm"},
+        "data": {"path": "clicks", "sparse": [{"name": "user"}]},
+        "resources": {role: {"count": most + 1}},
+    }
+    with pytest.raises(SpecError, match=f"maximum_{role}s {most} is below .*{role}.count {most + 1},.* raise the max"):
+        validate(JobSpec, content)
+    validate(JobSpec, content | {"scaling": {f"maximum_{role}s": most + 1}})

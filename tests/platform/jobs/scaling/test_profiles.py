@@ -22,7 +22,9 @@ ONE = shape(1, 1, 0.5, 1.0, 2**31, 2**30)
 TWO = shape(2, 1, 0.5, 1.0, 2**31, 2**30)
 
 
-def measured_profile(scaling: dict[str, Any] | None = None, **changes: Any) -> Profile:
+def measured_profile(
+    scaling: dict[str, Any] | None = None, *, worker_count: int = 1, server_count: int = 1, **changes: Any
+) -> Profile:
     job = load_job(
         {
             "apiVersion": "elastrec.io/v1alpha1",
@@ -31,6 +33,7 @@ def measured_profile(scaling: dict[str, Any] | None = None, **changes: Any) -> P
             "spec": {
                 "model": {"architecture": "dlrm", "embedding_dimension": 8},
                 "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
+                "resources": {"worker": {"count": worker_count}, "parameter_server": {"count": server_count}},
                 "scaling": scaling or {},
             },
         }
@@ -72,7 +75,9 @@ def test_a_profile_has_the_measured_steps_and_the_bounds_of_the_job_file() -> No
 @pytest.mark.parametrize("servers_move", [False, True])
 def test_servers_change_where_the_master_moves_their_rows_within_the_bounds_of_the_job_file(servers_move: bool) -> None:
     bounds = {"minimum_parameter_servers": 2, "maximum_parameter_servers": 5}
-    profile = profile_of("clicks-1", measured_profile(bounds, servers_move=servers_move), ScalingSettings())
+    profile = profile_of(
+        "clicks-1", measured_profile(bounds, server_count=2, servers_move=servers_move), ScalingSettings()
+    )
     assert isinstance(profile, JobProfile)
     assert profile.movable == ({Change.WORKERS, Change.SERVERS} if servers_move else {Change.WORKERS}), "of no size"
     assert profile.limits.parameter_servers == (2, 5)

@@ -41,7 +41,7 @@ def master() -> Profile:
     changed = ShapeChanged(before=TWO, after=ONE, seconds_ago=400.0, asked_by="three-stage")
     bounds = {f"{end}_{field}": value for field, ends in LIMITS.items() for end, value in ends.items()}
     found = grown(remaining=2_000_000_000, shape_changes=[changed], shape_version=4, servers_move=True)
-    return msgspec.structs.replace(found, job_json=measured_profile(bounds).job_json)
+    return msgspec.structs.replace(found, job_json=measured_profile(bounds, worker_count=2).job_json)
 
 
 def live() -> JobProfile:

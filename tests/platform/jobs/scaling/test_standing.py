@@ -46,7 +46,9 @@ def test_pods_count_for_their_team_and_those_that_wait_for_room_hold_nothing() -
 def test_a_teams_minimum_bounds_plans_as_the_job_files_does() -> None:
     found = profile_of("clicks-1", measured_profile({"minimum_workers": 1, "maximum_workers": 6}), SETTINGS)
     assert isinstance(found, JobProfile) and found.limits.workers == (2, 6)
-    found = profile_of("clicks-1", measured_profile({"minimum_workers": 4, "maximum_workers": 6}), SETTINGS)
+    found = profile_of(
+        "clicks-1", measured_profile({"minimum_workers": 4, "maximum_workers": 6}, worker_count=4), SETTINGS
+    )
     assert isinstance(found, JobProfile) and found.limits.workers == (4, 6)
 
 

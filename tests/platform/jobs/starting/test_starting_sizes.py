@@ -29,7 +29,7 @@ from tests.platform.jobs.scaling.test_profiles import measured_profile
 INTERVAL = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
 
 
-def prepared(folder: Path, job_id: str, rows: int = 1000, **scaling: Any) -> Prepared:
+def prepared(folder: Path, job_id: str, rows: int = 1000, servers: int = 1, **scaling: Any) -> Prepared:
     manifest = folder / "manifest.json"
     manifest.write_text("{}")
     job = load_job(
@@ -40,6 +40,7 @@ def prepared(folder: Path, job_id: str, rows: int = 1000, **scaling: Any) -> Pre
             "spec": {
                 "model": {"architecture": "dlrm", "embedding_dimension": 8},
                 "data": {"path": "clicks", "sparse": [{"name": "user"}], "dense": [{"name": "age"}]},
+                "resources": {"parameter_server": {"count": servers}},
                 "scaling": scaling,
             },
         }
@@ -122,11 +123,11 @@ def test_a_job_starts_with_the_servers_and_the_memory_that_a_similar_one_grew_to
     assert (found.parameter_servers, found.parameter_server_memory_bytes) == (2, 30 * 128 * 2**20)
 
 
-@pytest.mark.parametrize(("limits", "servers"), [
-    ({"maximum_parameter_servers": 4}, 4), ({"minimum_parameter_servers": 12}, 12), ({}, 8),
+@pytest.mark.parametrize(("limits", "expected"), [
+    ({"maximum_parameter_servers": 4}, 4), ({"minimum_parameter_servers": 12, "servers": 12}, 12), ({}, 8),
 ])  # fmt: skip
 def test_on_fewer_servers_than_a_similar_job_had_each_gets_more_memory(
-    platform: Any, tmp_path: Path, limits: dict[str, Any], servers: int
+    platform: Any, tmp_path: Path, limits: dict[str, Any], expected: int
 ) -> None:
     first = prepared(tmp_path, "clicks-1", start="history")
     finish(
@@ -134,7 +135,7 @@ def test_on_fewer_servers_than_a_similar_job_had_each_gets_more_memory(
         parameter_server_memory_bytes=2**31,
     )  # fmt: skip
     found = warm_start(platform, prepared(tmp_path, "clicks-2", start="history", **limits))
-    assert found.parameter_servers == servers
+    assert found.parameter_servers == expected
     # 1 GiB of each of eight servers was used, and a fifth stays free.
     assert found.parameter_servers * found.parameter_server_memory_bytes >= 8 * 2**30 / 0.8
 

@@ -38,8 +38,22 @@ def test_a_name_that_mlflow_refuses_is_refused_before_anything_is_trained(name: 
 
 def test_a_label_or_an_experiment_that_is_too_long_for_mlflow_is_refused() -> None:
     assert set(problems(job(history={"experiment": "e" * 501}))) == {"spec.history.experiment"}
-    (path,) = problems(job() | {"metadata": {"name": "click", "labels": {"k" * 201: "v"}}})
-    assert path.startswith("metadata.labels.kkk")
+    ((path, words),) = problems(job() | {"metadata": {"name": "click", "labels": {"k" * 201: "v"}}}).items()
+    assert path == "metadata.labels" and "the name 'kkk" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"training": None}, "spec.training", "null is not allowed; allowed: a section with fields; fill it in or"),
+        ({"tables": {"C1": 3}}, "spec.tables.C1", "3 is not allowed; allowed: a section with fields"),
+        ({"model": {"architecture": "dlrm", "options": [1]}}, "spec.model.options", "a mapping of names to values"),
+        ({"data": {"path": "x", "sparse": {"name": "C1"}}}, "spec.data.sparse", "allowed: a list"),
+        ({"data": {"path": 3, "sparse": [{"name": "C1"}]}}, "spec.data.path", "3 is not allowed; allowed: text"),
+    ],
+)
+def test_the_kind_of_a_value_is_said_in_the_words_of_a_job_file(change: dict[str, Any], path: str, words: str) -> None:
+    assert words in problems(job(**change))[path]
 
 
 def test_a_minimal_job_gets_documented_defaults() -> None:
