@@ -199,9 +199,10 @@ def read_interval(
     from elastrec.platform.jobs import Interval
 
     if evaluation_day:
-        if interval_start:
-            allowed = "one of the two: a day, or the moments"
-            raise SpecError([FieldProblem("evaluation_day", "given beside interval_start", allowed)], "the form")
+        for name, moment in (("interval_start", interval_start), ("interval_end", interval_end)):
+            if moment:
+                allowed = "one of the two: a day, or the moments"
+                raise SpecError([FieldProblem("evaluation_day", f"given beside {name}", allowed)], "the form")
         day = _moment(evaluation_day, "evaluation_day")
         return Interval((day - _DAY).isoformat(), day.isoformat()).resolved(timezone)
     if not interval_start:

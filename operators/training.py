@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,42 @@ class WarmStartOperator(ElastrecOperator):
         return give(extended(AllocatedJob, allocation, prepared=prepared))
 
 
-class LaunchJobOperator(ElastrecOperator):
+class _Launching:
+    """Ends a launch that is under way when its task is ended.
+
+    Airflow lets a task go on after `on_kill`; otherwise it would create a job that nobody stops.
+    """
+
+    _is_ended = False
+    _is_launching = False
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """A launch.
+
+        Raises:
+            AirflowTaskTerminated: the task was ended before, or is ended meanwhile.
+        """
+        self._is_launching = True
+        try:
+            if self._is_ended:
+                raise AirflowTaskTerminated("the task was ended before it launched its job")
+            yield
+        finally:
+            self._is_launching = False
+
+    def end(self) -> None:
+        """To be called at the end of `on_kill`.
+
+        Raises:
+            AirflowTaskTerminated: a launch is under way.
+        """
+        self._is_ended = True
+        if self._is_launching:
+            raise AirflowTaskTerminated("the task was ended while it launched its job")
+
+
+class LaunchJobOperator(ElastrecOperator, _Launching):
     """Starts the job, or attaches to the job that this DAG run has already started.
 
     Args:
@@ -187,7 +223,6 @@ class LaunchJobOperator(ElastrecOperator):
         super().__init__(**kwargs)
         self.allocation = allocation
         self._owners: list[str] = []
-        self._is_launching = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Launches; a job of an earlier try that has failed or was stopped is removed first."""
@@ -198,9 +233,9 @@ class LaunchJobOperator(ElastrecOperator):
         job_id = prepared.job_id
         self._owners = owner_tokens(context)
         attaches = remove_unsuccessful(self.platform, job_id)
-        self._is_launching = True
         try:
-            launched = _attach(self, context, prepared, allocation)
+            with self.launching():
+                launched = _attach(self, context, prepared, allocation)
         except AirflowTaskTerminated:
             # The launch may have created the job after `on_kill` looked for it.
             self._stop(job_id)
@@ -218,8 +253,6 @@ class LaunchJobOperator(ElastrecOperator):
             if is_bad_input:
                 raise AirflowFailException(str(error)) from error
             raise
-        finally:
-            self._is_launching = False
         push_link(context, launched.run_url)
         self.log.info("job %s runs; MLflow run %s", launched.job_id, launched.run_url)
         return give(launched)
@@ -228,9 +261,6 @@ class LaunchJobOperator(ElastrecOperator):
         """Stops the job that was started, also if an earlier try of this task still owns it: Airflow runs no teardown
         for a killed set-up task.
 
-        Airflow lets a task go on after this call, so a launch that is under way is interrupted; otherwise it would
-        create a job that nobody stops.
-
         Raises:
             AirflowTaskTerminated: a launch is under way.
         """
@@ -238,8 +268,7 @@ class LaunchJobOperator(ElastrecOperator):
 
         if self._owners:
             self._stop(take(AllocatedJob, self.allocation).prepared.job_id)
-        if self._is_launching:
-            raise AirflowTaskTerminated("the task was ended while it launched its job")
+        self.end()
 
     def _stop(self, job_id: str) -> None:
         for owner in self._owners:
@@ -247,7 +276,7 @@ class LaunchJobOperator(ElastrecOperator):
                 return
 
 
-class OfflinePhaseOperator(WaitingOperator):
+class OfflinePhaseOperator(WaitingOperator, _Launching):
     """Waits until the job has trained and evaluated, without a time limit.
 
     Retries, restarts of scheduler or triggerer and *clear* attach to the running job. A lost job (its node was lost,
@@ -279,7 +308,13 @@ class OfflinePhaseOperator(WaitingOperator):
         self._owner = owner_token(context)
         if task.try_number > 1:
             remove_unsuccessful(self.platform, earlier.job_id)
-        launched = _attach(self, context, earlier.prepared, earlier.allocation)
+        try:
+            with self.launching():
+                launched = _attach(self, context, earlier.prepared, earlier.allocation)
+        except AirflowTaskTerminated:
+            # As in LaunchJobOperator.
+            _stop_owned(self, earlier.job_id, self._owner)
+            raise
         # A job that is launched again after it failed has another run.
         push_link(context, launched.run_url)
         self.log.info("watching job %s as %s; MLflow run %s", launched.job_id, self._owner, launched.run_url)
@@ -327,11 +362,16 @@ class OfflinePhaseOperator(WaitingOperator):
         return lineage.lineage(inputs, outputs)
 
     def on_kill(self) -> None:
-        """Stops the job; while the task is deferred the trigger does it."""
+        """Stops the job; while the task is deferred the trigger does it.
+
+        Raises:
+            AirflowTaskTerminated: the job is being launched again.
+        """
         from elastrec.operators.values import LaunchedJob
 
         if self._owner:
             _stop_owned(self, take(LaunchedJob, self.launched).job_id, self._owner)
+        self.end()
 
 
 def _data_interval(run: DagRunProtocol) -> tuple[datetime, datetime] | None:

@@ -19,7 +19,7 @@ from elastrec.operators import settings
 from elastrec.operators.pages import looks
 from elastrec.platform.history.words import templates_in
 
-_CONNECTION = Query(description="An Airflow connection of the type elastrec")
+_CONNECTION = Query(description="An Airflow connection of the type elastrec; empty: the first that is shown")
 _templates = templates_in(Path(__file__).parent / "templates")
 
 app = FastAPI(
@@ -37,12 +37,14 @@ def _page(name: str, only_main: bool, **values: object) -> HTMLResponse:
 
 
 def _known(connection: str) -> str:
-    """The connection, if pages may show it.
+    """The connection, if pages may show it; the first of them if none is named.
 
     Raises:
         HTTPException: the option `[elastrec] page_connections` does not contain it.
     """
     allowed = looks.connections()
+    if not connection:
+        return allowed[0]
     if connection not in allowed:
         words = (
             f"connection: {connection!r} is not shown here; allowed: {', '.join(allowed)} ([elastrec] page_connections)"
@@ -52,18 +54,20 @@ def _known(connection: str) -> str:
 
 
 @app.get("/")
-def all_jobs(connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID, part: str = "") -> HTMLResponse:
+def all_jobs(connection: Annotated[str, _CONNECTION] = "", part: str = "") -> HTMLResponse:
     """All jobs of a connection's cluster, and the most recent jobs of the past."""
-    seen = looks.all_jobs(_known(connection))
+    connection = _known(connection)
+    seen = looks.all_jobs(connection)
     return _page("jobs", part == "main", seen=seen, connection=connection, connections=looks.connections())
 
 
 @app.get("/jobs/{job_id}")
 def one_job(
     job_id: Annotated[str, PathParameter(pattern=r"^[a-z0-9][a-z0-9-]*$")],
-    connection: Annotated[str, _CONNECTION] = settings.DEFAULT_CONNECTION_ID,
+    connection: Annotated[str, _CONNECTION] = "",
     part: str = "",
 ) -> HTMLResponse:
     """One job: its progress, its pods, where its time went, and all of its events."""
-    seen = looks.one_job(_known(connection), job_id)
+    connection = _known(connection)
+    seen = looks.one_job(connection, job_id)
     return _page("job", part == "main", seen=seen, connection=connection)

@@ -173,9 +173,10 @@ _kept = _Kept()
 
 
 def connections() -> list[str]:
-    """The connections whose jobs are shown: Airflow's option `[elastrec] page_connections`, separated by commas."""
-    named = conf.get("elastrec", "page_connections", fallback=settings.DEFAULT_CONNECTION_ID)
-    return [name.strip() for name in named.split(",") if name.strip()]
+    """The connections whose jobs are shown: Airflow's option `[elastrec] page_connections`, separated by commas; the
+    default connection if it is empty."""
+    named = conf.get("elastrec", "page_connections", fallback="")
+    return [name.strip() for name in named.split(",") if name.strip()] or [settings.DEFAULT_CONNECTION_ID]
 
 
 def all_jobs(connection: str) -> AllJobs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -369,6 +370,7 @@ def test_a_kill_stops_the_job_as_its_owner_and_does_nothing_without_a_job(platfo
     operator = offline()
     operator.on_kill()
     assert platform.calls == []
+    operator = offline()
     with pytest.raises(TaskDeferred):
         operator.execute(context())
     operator.on_kill()
@@ -396,10 +398,11 @@ def test_a_kill_of_a_launch_stops_a_job_that_an_earlier_try_still_owns(
 
 
 @pytest.mark.parametrize("is_created", [False, True])
+@pytest.mark.parametrize("make", [launch, offline], ids=["launch", "offline phase"])
 def test_a_kill_during_a_launch_interrupts_it_and_stops_a_job_that_it_has_just_created(
-    platform: Platform, monkeypatch: pytest.MonkeyPatch, is_created: bool
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], is_created: bool
 ) -> None:
-    jobs, operator = set[str](), launch()
+    jobs, operator = set[str](), make()
 
     def launching(*values: Any, **fields: Any) -> Any:
         try:
@@ -420,6 +423,23 @@ def test_a_kill_during_a_launch_interrupts_it_and_stops_a_job_that_it_has_just_c
     with pytest.raises(AirflowTaskTerminated):
         operator.execute(context())
     assert jobs == set()
+
+
+@pytest.mark.parametrize("make", [launch, offline], ids=["launch", "offline phase"])
+def test_a_task_that_is_ended_before_its_launch_launches_nothing(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]
+) -> None:
+    """The kill comes while a failed job of an earlier try is removed, which takes some requests to the cluster."""
+    operator = make()
+
+    def remove(*values: Any) -> bool:
+        operator.on_kill()  # as Airflow's signal handler does, after which the task goes on
+        return False
+
+    monkeypatch.setattr("elastrec.platform.jobs.remove_unsuccessful", remove)
+    with pytest.raises(AirflowTaskTerminated):
+        operator.execute(context(try_number=2))
+    assert not [call for call in platform.calls if call.startswith("launch")]
 
 
 def evaluate() -> EvaluateAndGateOperator:

@@ -173,6 +173,12 @@ def test_impossible_days_are_refused(start: str | None, end: str | None) -> None
         read_interval(start, end, None)
 
 
+@pytest.mark.parametrize("moments", [("2026-01-01", None), (None, "2026-01-02")], ids=["start", "end"])
+def test_a_day_and_moments_together_are_refused(moments: tuple[str | None, str | None]) -> None:
+    with pytest.raises(SpecError, match=r"evaluation_day: given beside interval_(start|end) is not allowed"):
+        read_interval(*moments, None, evaluation_day="2026-01-02")
+
+
 def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest() -> None:
     known = training_params(JOBS)
     with pytest.raises(SpecError, match=r"(?s)conf\.jobfile.*allowed: .*start_from.*did you mean 'job_file'.*conf\.x:"):

@@ -288,6 +288,19 @@ def test_only_named_connections_are_shown(client: TestClient, monkeypatch: pytes
     assert refused.status_code == 404 and "allowed: east, west" in refused.json()["detail"]
 
 
+@pytest.mark.parametrize(("named", "first"), [("east, west", "east"), ("", "elastrec_default")])
+def test_the_menu_entry_opens_the_first_connection_that_is_shown(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, named: str, first: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW__ELASTREC__PAGE_CONNECTIONS", named)
+    show(monkeypatch, AllJobs())
+    asked = list[str]()
+    monkeypatch.setattr(looks, "all_jobs", lambda connection: asked.append(connection) or AllJobs())
+    monkeypatch.setattr(looks, "one_job", lambda connection, job_id: asked.append(connection) or OneJob(JobLook("a")))
+    assert client.get("/").status_code == client.get("/jobs/a").status_code == 200
+    assert asked == [first, first]
+
+
 @pytest.mark.parametrize("job_id", ["Clicks", "a b", "-x"])
 def test_text_that_is_not_a_job_id_is_refused(client: TestClient, job_id: str) -> None:
     assert client.get(f"/jobs/{job_id}").status_code in (404, 422)
