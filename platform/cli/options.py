@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +40,17 @@ class OutputFile(click.Path):
         if not os.access(folder, os.W_OK):
             self.fail(f"the folder {str(folder)!r} cannot be written; name another file", param, ctx)
         return path
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers without `nan` and `inf`, which no bound of a FloatRange excludes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
 
 
 def output_option(function: Function) -> Function:

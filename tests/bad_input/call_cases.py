@@ -110,6 +110,8 @@ CASES = [
          ("--memory", "'99999999999Ti'", "at most 9223372036854775807 bytes")),
     Case(COMMANDS, "an agent without memory", call("agent", "start", "--memory", "0Gi"),
          ("--memory", "'0Gi'", "more than 0")),
+    Case(COMMANDS, "an agent with cores that are no number", call("agent", "start", "--cores", "nan"),
+         ("--cores", "nan is not a finite number")),
     Case(COMMANDS, "an agent with negative cores", call("agent", "start", "--cores", "-1"), ("--cores", "-1", "x>0")),
     Case(MAKING, "days of no rows", call("data", "generate", "NEW", "--rows-per-day", "0"),
          ("rows_per_day", "0", "at least 1")),

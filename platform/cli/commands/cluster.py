@@ -7,7 +7,7 @@ import click
 from elastrec.platform import jobs
 from elastrec.platform.cli.commands.status import pods_of
 from elastrec.platform.cli.completion import running_jobs, running_pods
-from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.options import FiniteRange, echo_json, output_option
 from elastrec.platform.cli.reader import interrupted_without_reader
 from elastrec.platform.clusters.nodes import Capacity, limits_enforced
 from elastrec.platform.jobs.known import not_in_cluster
@@ -59,7 +59,7 @@ def agent() -> None:
 @agent.command("start")
 @click.option(
     "--cores",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Cores that pods may use; default: as at the last start, at first all of the machine.",
 )
 @click.option("--memory", help="Memory that pods may use, for example 8Gi; default: as with --cores.")

@@ -14,6 +14,7 @@ from elastrec.platform.clusters.local.agent.journal import DamagedJournalError, 
 from elastrec.platform.clusters.local.client import LocalCluster
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.transport.security import TlsConfig
 
 _START_SECONDS = 60.0
@@ -63,10 +64,13 @@ def start_agent(
             command += ["--tls", str(tls_folder.absolute())] if tls_folder else []
             _spawn(state, command)
     total = cluster.agent().total
-    for name, asked, present in (("cores", cores, total.cores), ("memory_bytes", memory_bytes, total.memory_bytes)):
+    for name, asked, present, text in (
+        ("cores", cores, total.cores, str),
+        ("memory", memory_bytes, total.memory_bytes, lambda amount: f"{format_bytes(amount)} ({amount} bytes)"),
+    ):
         if asked is not None and asked != present:
             raise ClusterError(
-                f"{name}: {asked} is not what the running cluster in {state.folder} has ({present}); "
+                f"{name}: {text(asked)} is not what the running cluster in {state.folder} has ({text(present)}); "
                 "leave it out, or end that cluster and its pods first: elastrec agent stop"
             )
     return cluster

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from elastrec.platform.clusters.local.agent.journal import Journal
 from elastrec.platform.clusters.pods import PodSize
+from elastrec.platform.specs.errors import ClusterError
 
 _MEMORY_SHARE = 0.9
 _CORES, _MEMORY = "cores", "memory_bytes"
@@ -27,7 +29,15 @@ def kept_size(journal: Journal) -> PodSize:
 
 
 def keep_size(journal: Journal, cores: float | None, memory_bytes: int | None) -> PodSize:
-    """Stores the requested size (None: no request); returns the size with which the agent starts."""
+    """Stores the requested size (None: no request); returns the size with which the agent starts.
+
+    Raises:
+        ClusterError: an amount that is no number above 0.
+    """
+    for name, amount in ((_CORES, cores), (_MEMORY, memory_bytes)):
+        # Stored, such an amount would also be that of every later agent of this folder.
+        if amount is not None and not 0 < amount < math.inf:
+            raise ClusterError(f"{name}: {amount} is not allowed; allowed: a number above 0")
     for name, amount in ((_CORES, cores), (_MEMORY, memory_bytes)):
         if amount is not None:
             journal.set_fact(name, str(amount))
