@@ -43,7 +43,10 @@ def _explained(what: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StoreError(f"{what} {path}: {reason}; check that the disk has room and the folder's rights") from error
+        remedy = "check that the disk has room and the folder's rights"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            remedy = "a folder is needed where there is a file; move the file away or choose another folder"
+        raise StoreError(f"{what} {path}: {reason}; {remedy}") from error
 
 
 @functools.cache

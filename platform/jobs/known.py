@@ -63,13 +63,19 @@ def not_in_cluster(platform: Platform, job: str) -> SpecError:
 
 
 def unknown(platform: Platform, job: str, store: str = DEFAULT_STORE) -> SpecError:
-    """The error for a job that neither the cluster nor the store knows.
+    """The error for a job that is not in the cluster and has left nothing in the store but perhaps its launch.
 
     Raises:
         ClusterError: the cluster does not answer.
     """
     job_ids = sorted({*jobs_of_cluster(platform), *jobs_of_store(platform, store)})
     where = resolved(store, platform.work_uri)
+    if job in job_ids:
+        value = f"{job!r}, which was launched but has left nothing else in {where},"
+        remedy = (
+            "if it still trains on this machine, start the node agent, which finds its pods: `elastrec agent start`"
+        )
+        return _refused(value, "a job of the cluster, or one that has ended", remedy)
     allowed = _listed(f"a job of the cluster or of {where}", job_ids, "there are none")
     near = _near(job, job_ids)
     return _refused(repr(job), allowed, f"did you mean {near!r}?" if near else "--store names another checkpoint store")

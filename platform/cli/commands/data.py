@@ -14,6 +14,7 @@ from elastrec.platform.cli.options import echo_json, output_option, parse_overri
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
     from elastrec.platform.data.convert import Layout
@@ -98,7 +99,9 @@ def generate(
         return
     for day in report.days:
         best = "-" if day.best_auc is None else f"{day.best_auc:.4f}"
-        click.echo(f"{day.day}: {day.rows:,} rows, {day.positives:,} clicks, best reachable AUC {best}")
+        click.echo(
+            f"{day.day}: {counted(day.rows, 'row')}, {counted(day.positives, 'click')}, best reachable AUC {best}"
+        )
     if job_file:
         click.echo(f"train on it: elastrec run {job_file}")
 
@@ -149,9 +152,9 @@ def convert(
         echo_json({**report.model_dump(mode="json"), "job_file": job_file})
         return
     for folder, rows in report.partitions.items():
-        click.echo(f"{folder}: {rows:,} rows")
+        click.echo(f"{folder}: {counted(rows, 'row')}")
     if report.skipped_rows:
-        click.echo(f"skipped: {report.skipped_rows:,} bad rows")
+        click.echo(f"skipped: {counted(report.skipped_rows, 'bad row')}")
     if job_file:
         click.echo(f"train on it: elastrec run {job_file}")
 

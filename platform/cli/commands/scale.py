@@ -22,8 +22,8 @@ _ASKED, _GONE = "asked", "gone"
 @click.argument("job", shell_complete=running_jobs)
 @click.option("--workers", type=click.IntRange(min=1), help="New number of workers.")
 @click.option("--servers", type=click.IntRange(min=1), help="New number of parameter servers.")
-@click.option("--worker-cores", type=float, help="Cores of each worker.")
-@click.option("--server-cores", type=float, help="Cores of each parameter server.")
+@click.option("--worker-cores", metavar="CORES", help="Cores of each worker, for example 0.5 or 500m.")
+@click.option("--server-cores", metavar="CORES", help="Cores of each parameter server.")
 @click.option("--worker-memory", metavar="AMOUNT", help="Memory of each worker, for example 2Gi.")
 @click.option("--server-memory", metavar="AMOUNT", help="Memory of each parameter server.")
 @click.option("--move", "moved", metavar="POD", multiple=True, help="Replace POD with a new pod. Repeatable.")
@@ -45,8 +45,8 @@ def scale(
     job: str,
     workers: int | None,
     servers: int | None,
-    worker_cores: float | None,
-    server_cores: float | None,
+    worker_cores: str | None,
+    server_cores: str | None,
     worker_memory: str | None,
     server_memory: str | None,
     moved: tuple[str, ...],
@@ -66,15 +66,19 @@ def scale(
     from elastrec.platform.jobs.scaling import asking
     from elastrec.platform.specs.metrics import Role
     from elastrec.platform.specs.shape import PlacesChange
-    from elastrec.platform.specs.text.quantities import parse_bytes
+    from elastrec.platform.specs.text.quantities import parse_bytes, parse_cores
     from elastrec.platform.transport.messages.observer import PodMove, ShapeOutcome
 
     change = {
         Role.WORKER: PlacesChange(
-            count=workers, cores=worker_cores, memory_bytes=_amount("--worker-memory", worker_memory, parse_bytes)
+            count=workers,
+            cores=_amount("--worker-cores", worker_cores, parse_cores),
+            memory_bytes=_amount("--worker-memory", worker_memory, parse_bytes),
         ),
         Role.PARAMETER_SERVER: PlacesChange(
-            count=servers, cores=server_cores, memory_bytes=_amount("--server-memory", server_memory, parse_bytes)
+            count=servers,
+            cores=_amount("--server-cores", server_cores, parse_cores),
+            memory_bytes=_amount("--server-memory", server_memory, parse_bytes),
         ),
     }
     timeout_seconds = _amount("--timeout", timeout, _some_seconds)
@@ -138,10 +142,11 @@ def _amount(option: str, text: str | None, parse: Callable[[str], Amount]) -> Am
 
 def _some_seconds(text: str) -> float:
     from elastrec.platform.specs.text.quantities import parse_seconds
+    from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS
 
     seconds = parse_seconds(text)
-    if not seconds:
-        raise ValueError("a duration above 0, such as 30s or 5m")
+    if not 0 < seconds <= LONGEST_REQUEST_TIMEOUT_SECONDS:
+        raise ValueError(f"a duration above 0, at most {LONGEST_REQUEST_TIMEOUT_SECONDS / 3600:g}h, such as 5m or 1h")
     return seconds
 
 

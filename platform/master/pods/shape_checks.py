@@ -48,7 +48,7 @@ def _impossible_places(state: JobState, role: Role, places: PlacesChange) -> str
     if places.count is not None and not 1 <= places.count <= most[role]:
         return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
     if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
-        return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: above 0"
+        return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: a finite number above 0"
     if places.memory_bytes is not None and places.memory_bytes < SMALLEST_MEMORY_BYTES:
         least = f"at least {format_bytes(SMALLEST_MEMORY_BYTES)}"
         return (

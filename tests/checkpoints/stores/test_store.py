@@ -313,6 +313,14 @@ def test_a_new_store_is_marked_in_its_root_alone_and_listings_do_not_show_it(tmp
     assert store.keys() == ["a/b"] and store.folders() == ["a"]
 
 
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_store_whose_folder_is_a_file_says_so(tmp_path: Path, below: str) -> None:
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(StoreError, match="a folder is needed where there is a file"):
+        made(tmp_path / "store" / below)
+    assert (tmp_path / "store").read_text() == "a file"
+
+
 @pytest.mark.usefixtures("pod_process")
 @pytest.mark.parametrize("leaves_a_folder", [True, False])
 def test_a_pod_never_creates_a_store_under_a_missing_mount(tmp_path: Path, leaves_a_folder: bool) -> None:

@@ -56,6 +56,12 @@ def test_an_unknown_job_lists_those_that_there_are(platform: Any) -> None:
     assert "clicks-1, clicks-2; --store names another checkpoint store" in str(unknown(platform, "sales"))
 
 
+def test_a_job_without_pods_that_has_left_only_its_launch_is_not_suggested_again(platform: Any) -> None:
+    message = str(unknown(platform, "clicks-1"))
+    assert "'clicks-1', which was launched but has left nothing else in" in message
+    assert "`elastrec agent start`" in message and "did you mean" not in message
+
+
 def test_a_command_completes_only_names_that_it_accepts(platform: Any) -> None:
     context, parameter = SimpleNamespace(params={}), click.Argument(["job"])
     assert completion.running_jobs(context, parameter, "cl") == ["clicks-2"]  # type: ignore[arg-type]

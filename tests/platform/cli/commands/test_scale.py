@@ -108,6 +108,12 @@ def test_impossible_sizes_are_refused(arguments: list[str], words: str) -> None:
         (["--server-memory", "2gib"], "did you mean 2Gi?"),
         (["--workers", "2", "--timeout", "soon"], "--timeout: 'soon' is not allowed"),
         (["--workers", "2", "--timeout", "0s"], "--timeout: '0s' is not allowed; allowed: a duration above 0"),
+        (
+            ["--workers", "2", "--timeout", "2d"],
+            "--timeout: '2d' is not allowed; allowed: a duration above 0, at most 24h",
+        ),
+        (["--worker-cores", "inf"], "--worker-cores: 'inf' is not allowed; allowed: a number of cores such as 2, 0.5"),
+        (["--server-cores", "two"], "--server-cores: 'two' is not allowed"),
     ],
 )
 def test_an_invalid_amount_is_refused_with_a_suggestion(arguments: list[str], words: str) -> None:

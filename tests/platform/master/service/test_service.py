@@ -254,7 +254,10 @@ def test_sizes_and_places_can_be_changed_while_the_job_trains(stage: Callable[..
     s = stage(job(faults=PATIENT), rows=6_000, step_seconds=0.01)
     s.wait_for(Phase.TRAINING)
     for asked, words in (
-        (ChangeShape(change=change(worker_cores=-1.0)), "worker_cores: -1.0 is not allowed; allowed: above 0"),
+        (
+            ChangeShape(change=change(worker_cores=-1.0)),
+            "worker_cores: -1.0 is not allowed; allowed: a finite number above 0",
+        ),
         (ChangeShape(change=change(worker_memory_bytes=0)), "worker_memory_bytes: 0 is not allowed"),
         (ChangeShape(change=change(worker_memory_bytes=2**24 - 1)), "16777215 is not allowed; allowed: at least 16Mi"),
         (ChangeShape(moves=[PodMove(pod="x")]), "moves: 'x' is not allowed; allowed: the job's workers and servers"),
