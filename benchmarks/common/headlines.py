@@ -48,7 +48,13 @@ from elastrec.platform.specs.errors import ScalingError
 
 CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33, *range(201, 213))
 """Seeds by which rules (payback, efficiencies, trust), warm start and search were chosen; no headline uses them."""
-HEADLINE_SEEDS = (101, 102, 103, 104, 105)
+HEADLINE_SEEDS = (101, 102, 103, 104, 105, *range(107, 113), 114, 115, *range(118, 124), 125)
+"""The first twenty from 101 on whose jobs fit the clusters of the benchmarks with the sizes that their owners ask for:
+with 106, 113, 116, 117 and 124, the largest job never starts. The difference of two policies varies so much from seed
+to seed that its interval over five seeds was ±7 % for the median completion time.
+"""
+TABLE_SEEDS = 5
+"""How many of them, the first ones, a row of a sensitivity table has."""
 SYMMETRIC = Habits(asks_beyond=4.0)
 """Owners request too many or too few workers; everything else as in `Habits`."""
 WORKERS_ONLY = frozenset({Change.WORKERS})

@@ -1,6 +1,6 @@
 """Simulated workloads whose jobs arrive as on a shared cluster: by day and night, and many at once.
 
-    python -m benchmarks arrival_traces [--jobs 60] [--nodes 72] [--seeds 5] [--trace FILE --time-unit 60]
+    python -m benchmarks arrival_traces [--jobs 60] [--nodes 72] [--seeds 20] [--trace FILE --time-unit 60]
         [--speed 1000] [--many 30000] [--only sensitivity] [--output json]
 
 Arrivals are generated: a rate that follows the hour of the day, and bursts in which one person submits many jobs within
@@ -40,6 +40,7 @@ from benchmarks.common.headlines import (
     MEDIAN,
     P90,
     SYMMETRIC,
+    TABLE_SEEDS,
     WORKERS_ONLY,
     Jobs,
     compared,
@@ -102,11 +103,11 @@ def window(arrivals: Sequence[float], count: int, seed: int) -> list[float]:
     return [each - arrivals[first] for each in arrivals[first : first + count]]
 
 
-def workloads(arguments: argparse.Namespace) -> dict[int, Jobs]:
-    """Jobs by seed."""
+def workloads(arguments: argparse.Namespace, seeds: int) -> dict[int, Jobs]:
+    """Jobs by seed, of so many seeds."""
     trace = read_arrivals(Path(arguments.trace), arguments.time_unit) if arguments.trace else None
     found = {}
-    for seed in HEADLINE_SEEDS[: arguments.seeds]:
+    for seed in HEADLINE_SEEDS[:seeds]:
         count = arguments.jobs
         arrivals = bursty(count, seed, arguments.every) if trace is None else window(trace, count, seed)
         found[seed] = recurring(count, seed, SYMMETRIC, arrivals=arrivals)
@@ -115,7 +116,7 @@ def workloads(arguments: argparse.Namespace) -> dict[int, Jobs]:
 
 def headlines(arguments: argparse.Namespace) -> list[Figure]:
     """The goals, where everything is movable and where workers are."""
-    jobs = workloads(arguments)
+    jobs = workloads(arguments, arguments.seeds)
     shown = {"jobs": arguments.jobs, "nodes": arguments.nodes, "seeds": arguments.seeds,
              "arrivals": "a trace" if arguments.trace else "made"}  # fmt: skip
     reports = run_all(jobs, arguments.nodes, (BY_HAND_SIDE, OPTIMUS, OPTIMUS_4, GREEDY, OURS, OURS_WARM, KNOWING))
@@ -135,7 +136,7 @@ def headlines(arguments: argparse.Namespace) -> list[Figure]:
 
 def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
     """The same jobs on another cluster, or with other habits of it."""
-    jobs, other = workloads(arguments), msgspec.structs.replace
+    jobs, other = workloads(arguments, min(arguments.seeds, TABLE_SEEDS)), msgspec.structs.replace
     cases = {
         "as_it_is": (1.0, TROUBLED),
         # No smaller one: the largest jobs would never start (`--nodes`).
@@ -198,7 +199,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help="of its cluster, of 32 cores each; the largest job takes 65 (default 72)")  # fmt: skip
     parser.add_argument("--every", type=float, default=120.0, help="mean seconds between two jobs (default 120)")
     parser.add_argument("--seeds", type=int, default=len(HEADLINE_SEEDS), choices=range(2, len(HEADLINE_SEEDS) + 1),
-                        help="how many of the headline seeds (default: all)")  # fmt: skip
+                        help=f"headline seeds; at most {TABLE_SEEDS} for tables (default: all)")  # fmt: skip
     parser.add_argument("--trace", help="CSV file whose arrivals are taken")
     parser.add_argument("--time-unit", type=float, default=1.0, help="seconds that the trace counts in (default 1)")
     parser.add_argument("--speed", type=int, default=1000, help="jobs of the speed figures (default 1000)")

@@ -1,7 +1,7 @@
 """Simulated completion times against the papers' baselines: single jobs, mixed workloads, and cases in which others are
 better.
 
-    python -m benchmarks job_completion_time [--jobs 60] [--nodes 60] [--seeds 5] [--part NAME ...] [--output json]
+    python -m benchmarks job_completion_time [--jobs 60] [--nodes 60] [--seeds 20] [--part NAME ...] [--output json]
 
 * `alone`: DLRover-RM's Fig. 7 and 10: three jobs, each alone on 20 nodes of 32 cores, started with one worker. Elastic
   Scheduler and Optimus change one pod per round, as they do by default, two and four; `optimus_greedy` changes as many
@@ -41,6 +41,7 @@ from benchmarks.common.headlines import (
     P90,
     SIDES,
     SYMMETRIC,
+    TABLE_SEEDS,
     TRUTHS,
     WORKERS_ONLY,
     Jobs,
@@ -115,11 +116,15 @@ def alone(seeds: int) -> list[Figure]:
 
 
 def workloads(
-    arguments: argparse.Namespace, habits: Habits = SYMMETRIC, every_seconds: float | None = None
+    arguments: argparse.Namespace,
+    habits: Habits = SYMMETRIC,
+    every_seconds: float | None = None,
+    seeds: int = len(HEADLINE_SEEDS),
 ) -> dict[int, Jobs]:
-    """Jobs by seed; as many seeds as are asked for, with as many seconds between arrivals."""
+    """Jobs by seed; as many seeds as are asked for, at most `seeds`, with as many seconds between arrivals."""
     every = arguments.every if every_seconds is None else every_seconds
-    return {seed: recurring(arguments.jobs, seed, habits, every) for seed in HEADLINE_SEEDS[: arguments.seeds]}
+    count = min(arguments.seeds, seeds)
+    return {seed: recurring(arguments.jobs, seed, habits, every) for seed in HEADLINE_SEEDS[:count]}
 
 
 def _shown(arguments: argparse.Namespace) -> dict[str, object]:
@@ -231,7 +236,7 @@ def sensitivity(arguments: argparse.Namespace) -> list[Figure]:
     found = []
     for name, case in cases.items():
         count = round(case.nodes * arguments.nodes)
-        jobs = workloads(arguments, case.habits, case.every * arguments.every)
+        jobs = workloads(arguments, case.habits, case.every * arguments.every, TABLE_SEEDS)
         reports = run_all(jobs, count, (STATIC, OPTIMUS, GREEDY, OURS), case.settings)
         shown = {"nodes": count, "every_s": case.every * arguments.every}
         found += moved(f"{_PREFIX}.sensitivity.{name}", reports, (STATIC, OPTIMUS, GREEDY), shown)
@@ -242,7 +247,7 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
     """Measures the requested parts."""
     parts = {"mixed": mixed, "truths": truths, "workers": workers, "steady": steady, "sensitivity": sensitivity}
     asked = arguments.part or _PARTS
-    found = alone(arguments.seeds) if "alone" in asked else []
+    found = alone(min(arguments.seeds, TABLE_SEEDS)) if "alone" in asked else []
     for name, part in parts.items():
         if name in asked:
             found += part(arguments)
@@ -254,7 +259,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=60, help="of its cluster, of 32 cores each (default 60)")
     parser.add_argument("--every", type=float, default=120.0, help="seconds between two arrivals (default 120)")
     parser.add_argument("--seeds", type=int, default=len(HEADLINE_SEEDS), choices=range(2, len(HEADLINE_SEEDS) + 1),
-                        help="how many of the headline seeds (default: all)")  # fmt: skip
+                        help=f"headline seeds; at most {TABLE_SEEDS} for `alone` and tables (default all)")  # fmt: skip
     parser.add_argument("--part", action="append", choices=_PARTS, help="default: all")
     parser.add_argument("--picture", help="PNG file for the mixed workload of the first seed")
 
