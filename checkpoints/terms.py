@@ -83,16 +83,20 @@ def newest_term(store: str | Store, job_name: str, job_id: str) -> Term | None:
 
 
 def check_term(store: str | Store, job_name: str, job_id: str, term: int, holder: str) -> None:
-    """Checks that no other master has taken a term above `term`.
+    """Checks that no other master has taken a term above `term`, or `term` itself.
 
-    A higher term of the same holder is allowed: the holder was killed before it could record that it had taken it.
+    A higher term of the same holder is allowed: the holder was killed before it could record that it had taken it. Only
+    in a store without conditional puts, another master can replace the file of `term`; then the last writer has it.
 
     Raises:
-        SupersededError: another master has taken a higher term.
+        SupersededError: another master has taken a higher term, or this one.
         StoreError: the store could not be asked.
     """
     newest = newest_term(store, job_name, job_id)
-    if newest is not None and newest.term > term and newest.holder != holder:
+    if newest is None or newest.holder == holder:
+        return
+    # A damaged file names no holder; with this master's number, it is its own.
+    if newest.term > term or (newest.term == term and newest.holder):
         raise SupersededError(
             f"job {job_id}: the master at {newest.address} has taken term {newest.term}; this one had term {term}"
         )

@@ -190,3 +190,31 @@ def test_a_concluded_run_records_its_last_term(store: Store) -> None:
     take(store, "c")
     assert concluded_term(store, "clicks", "clicks-1") == 2
     assert concluded_term(store, "clicks", "clicks-2") == 0
+
+
+def test_of_two_masters_with_one_number_in_a_store_without_conditional_puts_the_last_writer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, slow = open_store(str(tmp_path)), open_store(str(tmp_path))
+    kind, put, first = type(store), type(store).put, list[Term]()
+
+    def put_late(self: Store, key: str, data: bytes) -> None:
+        # The slow master has seen that the number is free, and the other one takes it before the slow one's put.
+        if self is slow and not first:
+            first.append(take(store, "a"))
+        put(self, key, data)
+
+    monkeypatch.setattr(kind, "conditional_writes", lambda self: False)
+    monkeypatch.setattr(kind, "put", put_late)
+    last = take(slow, "b", address="host:2")
+    assert (first[0].term, last.term) == (1, 1)
+    check_term(store, "clicks", "clicks-1", 1, "b")
+    with pytest.raises(SupersededError, match="host:2 has taken term 1"):
+        check_term(store, "clicks", "clicks-1", 1, "a")
+
+
+def test_a_damaged_file_of_its_own_term_does_not_end_a_master(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    own = take(store, "a")
+    store.put(f"{terms_folder('clicks', 'clicks-1')}/{own.term:08d}.json", b"{")
+    check_term(store, "clicks", "clicks-1", own.term, "a")
