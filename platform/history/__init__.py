@@ -15,6 +15,9 @@ from elastrec.platform.history.points import (
     window_points,
 )
 from elastrec.platform.history.records import JobFilter, JobRecord, Sizes
+from elastrec.platform.specs.environment import disable_usage_data
+
+disable_usage_data()
 
 __all__ = [
     "CostMeter",

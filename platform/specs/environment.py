@@ -1,9 +1,11 @@
-"""Names of the environment variables and files that identify a pod. Pods read no others.
+"""Names of the environment variables and files that identify a pod, and what is set for MLflow. Pods read no others.
 
 A pod needs no shared folder: it gets the job file and everything else from the master, whose address is in a variable.
 """
 
 from __future__ import annotations
+
+import os
 
 JOB = "ELASTREC_JOB"
 POD = "ELASTREC_POD"
@@ -43,3 +45,12 @@ LAUNCH_FILE = "launch.json"
 """Master only: a LaunchRequest."""
 CLUSTER_FILE = "cluster.json"
 """Master only: how to reach the cluster (backend, address, token)."""
+
+
+def disable_usage_data() -> None:
+    """MLflow sends no usage data to its makers, unless `MLFLOW_DISABLE_TELEMETRY` is set; call it before the import.
+
+    Its telemetry also changes `os.environ` in a thread: a request of another thread that read the variables at that
+    moment failed with a KeyError, and with it the launch of a job.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -3,3 +3,7 @@ equality.
 
 `python -m elastrec.trainers.export` is the evaluator pod. Nothing in an exported model is pickled.
 """
+
+from elastrec.platform.specs.environment import disable_usage_data
+
+disable_usage_data()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.server
+import os
 import socket
 import ssl
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,29 @@ from elastrec.platform.specs.metrics import Phase
 from tests.certificates import certify
 
 EXPERIMENT = "without artifacts"
+DISABLE = "MLFLOW_DISABLE_TELEMETRY"
+CI_OR_TESTS = ("CI", "DO_NOT_TRACK", "GITHUB_ACTIONS", "PYTEST_CURRENT_TEST")
+"""Where MLflow sends no usage data anyway."""
+
+
+@pytest.mark.parametrize("room", ["platform.history.connection", "trainers.export.logged_model"])
+@pytest.mark.parametrize("chosen", [None, "false"])
+def test_mlflow_sends_no_usage_data_unless_the_user_wants_it(room: str, chosen: str | None) -> None:
+    variables = {name: value for name, value in os.environ.items() if name not in (DISABLE, *CI_OR_TESTS)}
+    if chosen is not None:
+        variables[DISABLE] = chosen
+    # The client is only made: it sends nothing before one of MLflow's functions is called.
+    code = f"""
+        import os
+        import elastrec.{room}
+        from mlflow.telemetry.client import get_telemetry_client
+
+        print(os.environ["{DISABLE}"], get_telemetry_client() is None)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=variables, check=True
+    )
+    assert done.stdout.split()[-2:] == (["true", "True"] if chosen is None else ["false", "False"])
 
 
 def test_files_of_runs_are_beside_the_database_file_from_any_folder(
