@@ -120,7 +120,7 @@ def test_a_master_that_lost_all_pods_completes_the_change_with_new_ones(
         )
     state = s.service.state
     assert state.recovery.rollbacks >= 1
-    # All of the pods before have been told to end, and what they had trained is trained again.
+    # All of the pods before have been ordered to end, and what they had trained is trained again.
     assert s.rows_trained(state.phases.generation) == [1] * ROWS
     assert not before & set(state.ownership.servers)
     check_owners(s)

@@ -229,7 +229,7 @@ def test_rows_whose_sessions_are_kept_together_have_another_order_and_are_refuse
             continue
         with pytest.raises(SpecError, match=r"spec.deduplication \(.*: 'visit' is not allowed; allowed: '', as when"):
             begin(job, DIGEST)
-    # A record of an earlier version may have kept them together or not, so nobody can be told to put that back.
+    # A record of an earlier version may have kept them together or not, so no message can ask for the earlier state.
     stored = msgspec.json.decode(record.manifest.attributes["numbering"])
     del stored["kept_together"]
     record.manifest.attributes["numbering"] = msgspec.json.encode(stored).decode()

@@ -81,8 +81,8 @@ def test_a_cancelled_request_is_named(outcomes: list[ShapeOutcome], output: str)
     if output == "text":
         assert done.stdout == f"{JOB}: cancelled: 2 workers (requested by the master, because a pod will be ended)\n"
     else:
-        told = json.loads(done.stdout)
-        named = [told[name] for name in ("outcome", "request_id", "wanted", "asked_by")]
+        cancelled = json.loads(done.stdout)
+        named = [cancelled[name] for name in ("outcome", "request_id", "wanted", "asked_by")]
         assert named == ["cancelled", "s-1", "2 workers", "notice"]
 
 
