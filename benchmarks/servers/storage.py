@@ -5,7 +5,8 @@
 
 `ParameterServer` is measured in one process, without sockets. Concurrent requests and waits are measured in wall time,
 so they need idle cores; `others_cores` beside them is the number of cores that other processes used meanwhile. Bytes do
-not depend on that. Ratios of CPU seconds are medians of several turns.
+not depend on that. Ratios of CPU seconds are medians of several turns. `two_processes` is the best that `two_cores`
+can be on the machine.
 
 What turns each figure red: one stripe, `stripes_for` that returns 1 (`two_cores`); a save or an eviction that holds a
 stripe's lock for a whole bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles
@@ -26,6 +27,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from benchmarks.common.child import Child
 from benchmarks.common.figures import Figure, OtherLoad, ratio, run_benchmark, take_turns
 from elastrec.checkpoints import commit_record
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
@@ -236,19 +240,35 @@ def measure_delta(rows: int, folder: Path) -> list[Figure]:
 
 
 def measure_cores(rows: int, seconds: float) -> list[Figure]:
+    """Requests of a server with two cores against one core, and what the machine's two cores can do at best.
+
+    Processes share no lock and no memory. Two of them, each with a server and a core of its own, are less than twice as
+    fast as one where the cores share caches, memory bandwidth or, as virtual cores may, a physical core.
+    """
     servers = {cores: Server(rows, cores=cores) for cores in (1, 2)}
     for server in servers.values():
         server.fill()
-    sides = {cores: partial(server.work_for, seconds, cores) for cores, server in servers.items()}
-    with OtherLoad() as load:
-        found = take_turns(sides, _TURNS)
-    settings = {
-        "ids_per_request": _REQUEST, "each": [round(two / one, 2) for one, two in zip(*found.values(), strict=True)],
-        "others_cores": round(load.cores, 2),
-    }  # fmt: skip
-    return [
-        Figure("storage.two_cores", ratio(found[2], found[1]), "× one core's requests", at_least=1.7, settings=settings)
-    ]
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child("benchmarks.processes.storage", str(rows))) for _ in range(2)]
+
+        def processes(number: int) -> int:
+            with ThreadPoolExecutor(number) as pool:
+                return sum(pool.map(lambda child: child.ask(seconds=seconds), children[:number]))
+
+        sides: dict[tuple[str, int], Callable[[], int]] = {}
+        for number, server in servers.items():
+            sides["cores", number] = partial(server.work_for, seconds, number)
+            sides["processes", number] = partial(processes, number)
+        with OtherLoad() as load:
+            found = take_turns(sides, _TURNS)
+    figures = []
+    for what, goal in (("cores", 1.7), ("processes", None)):
+        one, two = found[what, 1], found[what, 2]
+        each = [round(more / less, 2) for less, more in zip(one, two, strict=True)]
+        settings = {"ids_per_request": _REQUEST, "each": each, "others_cores": round(load.cores, 2)}
+        unit = f"× one {'core' if goal else 'process'}'s requests"
+        figures.append(Figure(f"storage.two_{what}", ratio(two, one), unit, at_least=goal, settings=settings))
+    return figures
 
 
 def measure_save(rows: int, seconds: float, folder: Path) -> list[Figure]:
