@@ -97,9 +97,17 @@ def check_term(store: str | Store, job_name: str, job_id: str, term: int, holder
         return
     # A damaged file names no holder; with this master's number, it is its own.
     if newest.term > term or (newest.term == term and newest.holder):
-        raise SupersededError(
-            f"job {job_id}: the master at {newest.address} has taken term {newest.term}; this one had term {term}"
-        )
+        raise _superseded(job_id, newest, term)
+
+
+def _is_of(term: Term, holder: str, address: str) -> bool:
+    return (term.holder, term.address) == (holder, address)
+
+
+def _superseded(job_id: str, newest: Term, term: int) -> SupersededError:
+    return SupersededError(
+        f"job {job_id}: the master at {newest.address} has taken term {newest.term}; this one had term {term}"
+    )
 
 
 def take_term(
@@ -112,15 +120,21 @@ def take_term(
     base: Callable[[], str],
     positions: Callable[[], str] = lambda: "",
     wait: Callable[[float], object] = time.sleep,
+    after: int = 0,
 ) -> Term:
     """Takes the next term, or the holder's newest term if it has the same address. Waits until the store answers.
 
     Args:
-        base: returns the URI of the record to continue from; called again whenever another master was faster.
+        base: returns the URI of the record to continue from; called again whenever another master was faster, and when
+            the term is taken: until then, an earlier master can commit a newer record and delete this one. The next
+            term is taken then.
         positions: returns the shard states of that record; called after `base`.
         wait: called with the seconds between two tries; an exception ends the tries.
+        after: the last term that the journal of the holder contains; 0: none. A later term of another master
+            supersedes the holder.
 
     Raises:
+        SupersededError: see `after`.
         CheckpointError: the store refuses, or there are no numbers left.
     """
     opened = open_store(store) if isinstance(store, str) else store
@@ -131,9 +145,11 @@ def take_term(
             # failed, too. The file names its holder.
             attempted = _read(opened, tried) if tried and opened.exists(tried) else None
             newest, tried = newest_term(opened, job_name, job_id), ""
-            for own in (attempted, newest):
-                if own is not None and (own.holder, own.address) == (holder, address):
-                    return own
+            own = next((one for one in (attempted, newest) if one and _is_of(one, holder, address)), None)
+            if own is not None and own.base == base():
+                return own
+            if after and newest is not None and newest.term > after and newest.holder not in ("", holder):
+                raise _superseded(job_id, newest, after)
             number = 1 if newest is None else newest.term + 1
             if number > _HIGHEST:
                 raise CheckpointError(f"job {job_id}: term {number} is not allowed; allowed: 1 to {_HIGHEST}")

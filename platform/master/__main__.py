@@ -18,7 +18,7 @@ from types import FrameType
 
 import structlog
 
-from elastrec.checkpoints import expect_existing_stores
+from elastrec.checkpoints import SupersededError, expect_existing_stores
 from elastrec.platform.clusters import connect_fleet, decode_config
 from elastrec.platform.clusters.pods import BAD_INPUT_EXIT_CODE
 from elastrec.platform.master.pods.launch import decode_launch
@@ -130,6 +130,10 @@ def main() -> None:
     except (SpecError, JournalError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         code = 1 if isinstance(error, JournalError) and error.retryable else BAD_INPUT_EXIT_CODE
+    except SupersededError as error:
+        # Of another address than its journal's, as after the restart of its node.
+        print(error, file=sys.stderr)  # noqa: T201
+        code = 0
     except ElastrecError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         code = 1

@@ -106,7 +106,7 @@ def test_a_conflict_in_which_no_master_gets_the_number_is_retried(store: Store) 
 
 def test_a_master_that_loses_the_race_reads_its_starting_record_again(store: Store) -> None:
     assert store.conditional_writes()
-    bases = iter(["before", "after"])
+    bases = iter(["before", "after", "after"])
 
     def rival_first(put: Callable[[], bool]) -> bool:
         take(open_store(store.uri), "rival")
@@ -115,6 +115,22 @@ def test_a_master_that_loses_the_race_reads_its_starting_record_again(store: Sto
     put_with(store, rival_first)
     term = take_term(store, "clicks", "clicks-1", holder="a", address="host:1", base=lambda: next(bases))
     assert (term.term, term.base) == (2, "after")
+
+
+def test_a_record_that_is_committed_until_the_term_is_taken_becomes_the_base_of_the_next_term(store: Store) -> None:
+    bases = iter(["pruned since", *["newest"] * 3])
+    term = take_term(store, "clicks", "clicks-1", holder="a", address="host:1", base=lambda: next(bases))
+    assert (term.term, term.base) == (2, "newest")
+    assert [found.base for found in list_terms(store, "clicks", "clicks-1")] == ["pruned since", "newest"]
+
+
+def test_a_master_whose_journal_ends_before_another_masters_term_takes_none(store: Store) -> None:
+    take(store, "a")
+    assert take(store, "a", "host:2", after=1).term == 2
+    take(store, "b", "host:3")
+    with pytest.raises(SupersededError, match="the master at host:3 has taken term 3; this one had term 2"):
+        take(store, "a", "host:4", after=2)
+    assert terms(store) == [(1, "a"), (2, "a"), (3, "b")]
 
 
 def test_an_unreachable_store_is_waited_for_and_never_counts_as_empty(

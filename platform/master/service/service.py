@@ -140,6 +140,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
 
         Raises:
             SpecError: the job's records do not fit the present launch.
+            SupersededError: another master has taken the job over since this journal was written.
             CheckpointError: the store refuses a term.
         """
         away = self.journal.seconds_since_last_event()
@@ -181,6 +182,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
             base=base,
             positions=positions,
             wait=pause,
+            after=self.state.phases.term,
         )
         while not self.is_continued and not resumed:
             try:

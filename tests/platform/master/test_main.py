@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from elastrec.checkpoints import list_terms, take_term
 from elastrec.platform.clusters import ClusterConfig
 from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_agent
 from elastrec.platform.clusters.pods import PodSize, PodSpec
@@ -123,6 +124,26 @@ def test_a_master_survives_kill_9_and_sigterm_and_its_pods_stay(master: Callable
     assert len(cluster.list("clicks-1")) == 2
     m.start()
     assert m.metrics().phase is Phase.PENDING
+
+
+def test_a_master_that_moved_with_the_journal_of_an_earlier_term_does_not_take_the_job_back(
+    master: Callable[..., Master], cluster: LocalCluster, tmp_path: Path
+):
+    m, store = master(), str(tmp_path / "store")
+    m.start()
+    wait_for(lambda: len(cluster.list("clicks-1")) == 2, 20, "two pods")
+    m.process.kill()
+    m.end()
+    pods = {(pod.name, pod.uid) for pod in cluster.list("clicks-1")}
+    take_term(store, "clicks", "clicks-1", holder="another", address="127.0.0.1:9", base=lambda: "")
+    with socket.socket() as chooser:
+        chooser.bind(("127.0.0.1", 0))
+        port = chooser.getsockname()[1]
+    m.start(ELASTREC_PORT=str(port))
+    code, said = m.end()
+    assert code == 0 and "the master at 127.0.0.1:9 has taken term 2; this one had term 1" in said, said
+    assert len(list_terms(store, "clicks", "clicks-1")) == 2
+    assert {(pod.name, pod.uid) for pod in cluster.list("clicks-1")} == pods
 
 
 def test_a_signal_does_not_lose_the_result_of_an_ended_job(master: Callable[..., Master], cluster: LocalCluster):

@@ -23,7 +23,8 @@ from elastrec.platform.jobs.watching.past import _pages
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.reporting.explanation import read_explanation
 from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
-from elastrec.platform.master.service import observers, term_watch
+from elastrec.platform.master.service import observers, service, term_watch
+from elastrec.platform.master.service.resumption import resumed_from
 from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.errors import SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase
@@ -85,6 +86,29 @@ def test_a_master_that_moved_with_its_journal_takes_the_next_term_and_its_pods_f
     assert s.rows_trained() == [1] * 4000
     timeline = [entry.what for entry in s.call(GetExplanation(), Explanation).timeline]
     assert f"the master moved to {s.address} (term 2)" in timeline
+
+
+def test_a_record_that_an_earlier_master_prunes_while_the_term_is_taken_is_not_continued_from(
+    stage: Make, monkeypatch: pytest.MonkeyPatch
+):
+    s, successor = stage(rows=100_000, keep=1), stage("another", rows=100_000, keep=1)
+    s.start()
+    trained(s, 5)
+    first = saved(s)
+    newer: list[str] = []
+
+    def find_and_be_overtaken(*arguments: Any) -> Any:
+        found = resumed_from(*arguments)
+        if not newer:
+            newer.append(saved(s))
+            s.wait(lambda: committed(s) == newer)
+        return found
+
+    monkeypatch.setattr(service, "resumed_from", find_and_be_overtaken)
+    successor.start()
+    state = successor.service.state
+    assert newer and newer != [first]
+    assert state.recovery.uri == newer[0] and state.phases.term == 3
 
 
 def test_a_superseded_master_commits_nothing_ends_and_touches_no_pod(stage: Make):
