@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from airflow.sdk import BaseOperatorLink
-from airflow.sdk.exceptions import AirflowTaskTerminated
+from airflow.sdk.exceptions import AirflowTaskTerminated, AirflowTaskTimeout
 
 from elastrec.operators.base import (
     AirflowException,
@@ -117,6 +117,7 @@ class _ChangingOperator(WaitingOperator):
         super().__init__(**kwargs)
         self.patience = patience
         self._asked: tuple[str, str] | None = None
+        self._ask_again: Callable[[], object] | None = None
         self._is_ended = False
 
     def _answer(self, job_id: str, ask: Callable[[], Answer]) -> Answer:
@@ -126,11 +127,22 @@ class _ChangingOperator(WaitingOperator):
 
         Raises:
             AirflowTaskTerminated: the task was ended before or meanwhile; no request of it is left.
+            AirflowTaskTimeout: the task's `execution_timeout` was over meanwhile; Airflow calls `on_kill` next.
         """
-        if not self._is_ended:
+
+        def ask_once() -> Answer:
             answer = ask()
             if answer.request_id:
                 self._asked = job_id, answer.request_id
+            return answer
+
+        if not self._is_ended:
+            try:
+                answer = ask_once()
+            except AirflowTaskTimeout:
+                # The master may have accepted the request. Its id comes with the answer, which is the same again.
+                self._ask_again = ask_once
+                raise
             if not self._is_ended:
                 return answer
         self._cancel()
@@ -198,6 +210,9 @@ class _ChangingOperator(WaitingOperator):
     def _cancel(self) -> None:
         from elastrec.platform.jobs.scaling import asking
 
+        again, self._ask_again = self._ask_again, None
+        if again is not None:
+            again()
         asked, self._asked = self._asked, None
         if asked is not None:
             done = asking.cancel_request(self.platform, *asked, frees_plan=True)

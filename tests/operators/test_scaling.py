@@ -9,7 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, AirflowTaskTerminated, TaskDeferred
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSkipException,
+    AirflowTaskTerminated,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
 
 from elastrec.operators import settings
 from elastrec.operators.base import ElastrecOperator
@@ -125,7 +131,8 @@ class Master:
 
     def _ask(self, platform: Any, job_id: str, change: Any, **more: Any) -> ShapeAnswer:
         self.asked.append((change, more))
-        return ShapeAnswer(request_id=f"shape-{1 + len(self.asked)}")
+        plans = list(dict.fromkeys(each["plan_id"] for _, each in self.asked))
+        return ShapeAnswer(request_id=f"shape-{2 + plans.index(more['plan_id'])}")  # one for each plan
 
     def _cancel(self, platform: Any, job: str, request_id: str, *, frees_plan: bool) -> Message:
         self.cancelled.append(request_id)
@@ -302,6 +309,30 @@ def test_a_task_that_is_ended_while_it_asks_leaves_no_request(monkeypatch: pytes
     with pytest.raises(AirflowTaskTerminated):
         task.execute(ran)
     assert (master.cancelled, master.frees_plan) == (["shape-2"], [True])
+
+
+@pytest.mark.parametrize("is_accepted", [False, True], ids=["not-accepted", "accepted"])
+@pytest.mark.parametrize("is_plan", [False, True], ids=["scale", "migrate"])
+def test_a_task_whose_time_is_over_while_it_asks_leaves_no_request(
+    monkeypatch: pytest.MonkeyPatch, is_plan: bool, is_accepted: bool
+) -> None:
+    master, ran = Master(monkeypatch, request(ShapeOutcome.OPEN)), context()
+    task = migrate_task(ran) if is_plan else scale_task()
+    module, name = (scaling, "apply") if is_plan else (asking, "ask_for_shape")
+    ask = getattr(module, name)
+
+    def asked(*values: Any, **fields: Any) -> Any:
+        if is_accepted:
+            ask(*values, **fields)
+        monkeypatch.setattr(module, name, ask)
+        raise AirflowTaskTimeout  # as Airflow's handler of SIGALRM does
+
+    monkeypatch.setattr(module, name, asked)
+    with pytest.raises(AirflowTaskTimeout):
+        task.execute(ran)
+    task.on_kill()
+    assert (master.cancelled, master.frees_plan) == (["shape-2"], [True])
+    assert len(master.asked) == 1 + is_accepted
 
 
 @pytest.mark.parametrize("is_plan", [False, True], ids=["scale", "migrate"])
