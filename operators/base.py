@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowTaskTerminated, AirflowTaskTimeout
 from pydantic import TypeAdapter
 
 from elastrec.operators import settings
@@ -107,6 +107,41 @@ class WaitingOperator(ElastrecOperator):
         except AirflowTaskTimeout:
             event = trigger.event_of(TIMED_OUT, over_time(self.execution_timeout))
         return getattr(self, method_name)(context, event)
+
+
+class StartingTask:
+    """Ends a start of pods that is under way when its task is ended.
+
+    Airflow lets a task go on after `on_kill`; otherwise it would start pods that nobody stops.
+    """
+
+    _is_ended = False
+    _is_starting = False
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """A start of pods.
+
+        Raises:
+            AirflowTaskTerminated: the task was ended before, or is ended meanwhile.
+        """
+        self._is_starting = True
+        try:
+            if self._is_ended:
+                raise AirflowTaskTerminated("the task was ended before it started its pods")
+            yield
+        finally:
+            self._is_starting = False
+
+    def end(self) -> None:
+        """To be called at the end of `on_kill`.
+
+        Raises:
+            AirflowTaskTerminated: a start is under way.
+        """
+        self._is_ended = True
+        if self._is_starting:
+            raise AirflowTaskTerminated("the task was ended while it started its pods")
 
 
 def over_time(limit: timedelta | None) -> str:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from airflow.sdk import Asset, AssetAlias
+from airflow.sdk.exceptions import AirflowTaskTerminated
 
 from elastrec.operators.base import (
     AirflowException,
     AirflowFailException,
     ElastrecOperator,
+    StartingTask,
     WaitingOperator,
     extended,
     give,
@@ -87,7 +89,7 @@ class _PublishingOperator(WaitingOperator):
         return msgspec.structs.replace(job, run_id=launched.run_id, run_url=launched.run_url)
 
 
-class EvaluateAndGateOperator(_PublishingOperator):
+class EvaluateAndGateOperator(_PublishingOperator, StartingTask):
     """Exports the model, scores the champion on the same rows and applies the gate.
 
     A model that does not pass is still registered, without becoming champion; the task succeeds either way.
@@ -116,10 +118,15 @@ class EvaluateAndGateOperator(_PublishingOperator):
         from elastrec.platform.jobs import start_evaluator
 
         job = self._with_run(context)
-        with no_retry_for_bad_input():
-            start_evaluator(self.platform, job.prepared, job)
         arguments = self._watched(context, job.prepared)
         self._owner = arguments["owner"]
+        try:
+            with self.starting(), no_retry_for_bad_input():
+                start_evaluator(self.platform, job.prepared, job)
+        except AirflowTaskTerminated:
+            # The evaluator may have been created after `on_kill` looked for it.
+            self._stop()
+            raise
         return self.wait_for(EvaluatorTrigger(**arguments), context)
 
     def resume(self, context: Context, event: Mapping[str, str]) -> Any:
@@ -159,12 +166,20 @@ class EvaluateAndGateOperator(_PublishingOperator):
         return give(extended(JudgedJob, decision, launched=job))
 
     def on_kill(self) -> None:
-        """Stops the job with its evaluator; while the task is deferred the trigger does it."""
+        """Stops the job with its evaluator; while the task is deferred the trigger does it.
+
+        Raises:
+            AirflowTaskTerminated: the evaluator is being started.
+        """
+        if self._owner:
+            self._stop()
+        self.end()
+
+    def _stop(self) -> None:
         from elastrec.platform.jobs import stop
 
-        if self._owner:
-            job_id = self.launched_job().job_id
-            stop(self.platform, job_id, f"the Airflow task {self.task_id} was ended", owner=self._owner)
+        job_id = self.launched_job().job_id
+        stop(self.platform, job_id, f"the Airflow task {self.task_id} was ended", owner=self._owner)
 
 
 class RegisterModelOperator(_PublishingOperator):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from elastrec.operators.base import (
     AirflowException,
     AirflowFailException,
     ElastrecOperator,
+    StartingTask,
     WaitingOperator,
     extended,
     give,
@@ -173,42 +173,7 @@ class WarmStartOperator(ElastrecOperator):
         return give(extended(AllocatedJob, allocation, prepared=prepared))
 
 
-class _Launching:
-    """Ends a launch that is under way when its task is ended.
-
-    Airflow lets a task go on after `on_kill`; otherwise it would create a job that nobody stops.
-    """
-
-    _is_ended = False
-    _is_launching = False
-
-    @contextmanager
-    def launching(self) -> Iterator[None]:
-        """A launch.
-
-        Raises:
-            AirflowTaskTerminated: the task was ended before, or is ended meanwhile.
-        """
-        self._is_launching = True
-        try:
-            if self._is_ended:
-                raise AirflowTaskTerminated("the task was ended before it launched its job")
-            yield
-        finally:
-            self._is_launching = False
-
-    def end(self) -> None:
-        """To be called at the end of `on_kill`.
-
-        Raises:
-            AirflowTaskTerminated: a launch is under way.
-        """
-        self._is_ended = True
-        if self._is_launching:
-            raise AirflowTaskTerminated("the task was ended while it launched its job")
-
-
-class LaunchJobOperator(ElastrecOperator, _Launching):
+class LaunchJobOperator(ElastrecOperator, StartingTask):
     """Starts the job, or attaches to the job that this DAG run has already started.
 
     Args:
@@ -234,7 +199,7 @@ class LaunchJobOperator(ElastrecOperator, _Launching):
         self._owners = owner_tokens(context)
         attaches = remove_unsuccessful(self.platform, job_id)
         try:
-            with self.launching():
+            with self.starting():
                 launched = _attach(self, context, prepared, allocation)
         except AirflowTaskTerminated:
             # The launch may have created the job after `on_kill` looked for it.
@@ -276,7 +241,7 @@ class LaunchJobOperator(ElastrecOperator, _Launching):
                 return
 
 
-class OfflinePhaseOperator(WaitingOperator, _Launching):
+class OfflinePhaseOperator(WaitingOperator, StartingTask):
     """Waits until the job has trained and evaluated, without a time limit.
 
     Retries, restarts of scheduler or triggerer and *clear* attach to the running job. A lost job (its node was lost,
@@ -309,7 +274,7 @@ class OfflinePhaseOperator(WaitingOperator, _Launching):
         if task.try_number > 1:
             remove_unsuccessful(self.platform, earlier.job_id)
         try:
-            with self.launching():
+            with self.starting():
                 launched = _attach(self, context, earlier.prepared, earlier.allocation)
         except AirflowTaskTerminated:
             # As in LaunchJobOperator.

@@ -467,6 +467,38 @@ def test_a_try_of_the_evaluation_owns_the_job_and_may_stop_it(
         assert deferred.value.trigger.owner == f"{OWNER}/{try_number}"
 
 
+@pytest.mark.parametrize("is_created", [False, True])
+def test_a_kill_while_the_evaluator_is_started_leaves_none(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch, is_created: bool
+) -> None:
+    evaluators, operator = set[str](), evaluate()
+
+    def starting(*values: Any) -> None:
+        try:
+            operator.on_kill()  # as Airflow's signal handler does, after which the task goes on
+        finally:
+            if is_created:
+                evaluators.add("just created")
+        evaluators.add("created after the kill")
+
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", starting)
+    monkeypatch.setattr("elastrec.platform.jobs.stop", lambda *values, owner: evaluators.discard("just created"))
+    with pytest.raises(AirflowTaskTerminated):
+        operator.execute(context())
+    assert evaluators == set()
+
+
+def test_a_task_that_is_ended_before_its_evaluator_starts_none(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, operator = [], evaluate()
+    monkeypatch.setattr("elastrec.platform.jobs.start_evaluator", lambda *values: started.append(values))
+    operator.on_kill()
+    with pytest.raises(AirflowTaskTerminated):
+        operator.execute(context())
+    assert started == []
+
+
 def test_the_gates_decision_is_handed_on(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastrec.platform.jobs.gate_decision", lambda *values: DECISION)
     assert evaluate().resume(context(), event("done")) == plain(JUDGED_JOB)
