@@ -44,11 +44,36 @@ def kernels_of(*sources: Path | str) -> Any:
 
         def decorate(function: Callable[..., Any]) -> Any:
             with _kept_in(folder()):
-                return numba.njit(cache=True, nogil=True, **options)(function)
+                kernel = numba.njit(cache=True, nogil=True, **options)(function)
+            if not numba.config.DISABLE_JIT:
+                _bear_failed_saves(kernel)
+            return kernel
 
         return decorate
 
     return options_of
+
+
+def _bear_failed_saves(kernel: Any) -> None:
+    """Makes a kernel usable that cannot be saved, for example because the disk is full: numba fails its call."""
+    save = kernel._cache.save_overload
+
+    def save_overload(signature: Any, compiled: Any) -> None:
+        try:
+            save(signature, compiled)
+        except OSError as error:
+            _say_once(kernel._cache.cache_path, error.strerror or str(error))
+
+    kernel._cache.save_overload = save_overload
+
+
+@functools.cache
+def _say_once(folder: str, problem: str) -> None:
+    import structlog  # which processes without kernels need not load for this room
+
+    structlog.get_logger(__name__).warning(
+        "kernels_not_saved", folder=folder, problem=problem, effect="every process compiles them again"
+    )
 
 
 @contextmanager

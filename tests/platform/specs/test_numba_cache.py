@@ -125,6 +125,18 @@ def test_a_user_without_a_home_keeps_kernels_in_the_temporary_folder(
     assert folder is not None and folder.parent == tmp_path / f"elastrec-kernels-{os.getuid()}"
 
 
+def test_a_kernel_that_cannot_be_saved_is_used_and_the_log_says_so_once(room: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with small_disk(tmp_path / "disk", 1 << 20) as disk:
+        disk.fill()
+        *said, result, hits = run(room, home, NUMBA_CACHE_DIR=str(disk.folder))
+        assert (result, hits) == ("6", "0")
+        assert said.count("kernels_not_saved") == 1 and "space" in said
+        disk.free()
+        assert run(room, home, NUMBA_CACHE_DIR=str(disk.folder)) == ["6", "0"]
+        assert run(room, home, NUMBA_CACHE_DIR=str(disk.folder)) == ["6", "1"]
+
+
 def test_nothing_is_handed_on_to_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     source = tmp_path / "source.py"
