@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -63,15 +63,18 @@ class DataManifest(msgspec.Struct, frozen=True, kw_only=True):
         """
         if start < 0 or length < 1 or start + length > self.rows:
             raise DataError(f"rows {start} to {start + length} are outside the manifest's {self.rows} rows")
-        begins = [0]
-        for file in self.files:
-            begins.append(begins[-1] + file.rows)
-        pieces = []
-        index = bisect_right(begins, start) - 1
-        while length:
-            first = start - begins[index]
-            taken = min(length, self.files[index].rows - first)
-            if taken:
-                pieces.append((self.files[index], first, taken))
-            start, length, index = start + taken, length - taken, index + 1
-        return pieces
+        found = overlaps((file.rows for file in self.files), start, length)
+        return [(self.files[index], low - begin, high - low) for index, begin, low, high in found]
+
+
+def overlaps(sizes: Iterable[int], start: int, length: int) -> Iterator[tuple[int, int, int, int]]:
+    """Parts, one after the other, with rows of a range: (number, first row of the part, first and end of the range's
+    rows in it)."""
+    begin, stop = 0, start + length
+    for index, size in enumerate(sizes):
+        end = begin + size
+        if size and start < end:
+            yield index, begin, max(start, begin), min(stop, end)
+        if end >= stop:
+            return
+        begin = end

@@ -171,6 +171,11 @@ class RowEncoder:
         hash_sizes: per embedding table, ids are taken modulo this; tables not named keep their 64-bit ids.
         features: names of those that are wanted; None: all.
 
+    Attributes:
+        columns: names of the raw columns that are needed, each once, labels first.
+        feature_columns: names of the raw columns of the features.
+        readings: every way in which a column is read.
+
     Raises:
         SpecError: a sparse feature is called `label` or `dense`, or `hash_sizes` names an unknown table.
         DataError: the values of a step do not fit the feature's encoding.
@@ -197,28 +202,15 @@ class RowEncoder:
             problems.append(FieldProblem("tables", repr(unknown), ", ".join(data.tables)))
         if problems:
             raise SpecError(problems)
-        self._names = [*self._dense, *(feature.name for feature in self._sparse)]
-        self._plans = plans_of(data, self._names)
+        names = [*self._dense, *(feature.name for feature in self._sparse)]
+        self._plans = plans_of(data, names)
+        self.feature_columns = tuple(columns_of(self._plans, names))
+        self.columns = (*(target.name for target in data.targets), *self.feature_columns)
         sources = [source for plan in self._plans.values() for source in plan.sources]
         counts = Counter(source for source in sources if isinstance(source, Reading))
-        self._readings = list(counts)
+        self.readings = tuple(counts)
         self._shared = frozenset(reading for reading, count in counts.items() if count > 1)
         self._crossed = frozenset(source for source in sources if isinstance(source, str))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the raw columns that are needed, each once, labels first."""
-        return (*(target.name for target in self._data.targets), *self.feature_columns)
-
-    @property
-    def feature_columns(self) -> tuple[str, ...]:
-        """Names of the raw columns of the features."""
-        return tuple(columns_of(self._plans, self._names))
-
-    @property
-    def readings(self) -> tuple[Reading, ...]:
-        """Every way in which a column is read."""
-        return tuple(self._readings)
 
     def encode(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> EncodedRows:
         """Encode raw rows [B]; bad ones are marked, never dropped.
@@ -238,7 +230,7 @@ class RowEncoder:
     def read(self, rows: pa.Table | pa.RecordBatch, *, with_label: bool = True) -> ReadRows:
         """The first stage of `encode`; see there."""
         rows_read, read = self._begin(rows, with_label=with_label)
-        return replace(rows_read, columns={reading: read(reading) for reading in self._readings})
+        return replace(rows_read, columns={reading: read(reading) for reading in self.readings})
 
     def _begin(
         self, rows: pa.Table | pa.RecordBatch, *, with_label: bool

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from elastrec.platform.specs.errors import DataError
 
+_TEXT = {kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())}
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 
 
@@ -22,13 +23,7 @@ def combined(values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def is_text(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-        or pa.types.is_binary(type_)
-        or pa.types.is_large_binary(type_)
-        or pa.types.is_string_view(type_)
-    )
+    return type_.id in _TEXT
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from elastrec.platform.data.deduplicating.stored_groups import StoredRows, columns_to_read, stored_names
-from elastrec.platform.data.entries import DataFile, DataManifest
+from elastrec.platform.data.entries import DataFile, DataManifest, overlaps
 from elastrec.platform.data.features.plan import Reading
 from elastrec.platform.data.files import errors_naming
 from elastrec.platform.data.reading.encode import BadRow, EncodedRows
@@ -160,7 +160,7 @@ class RawReader:
         """
         run: list[int] = []
         run_first = first
-        for index, begin, low, high in _overlaps(file, first, count):
+        for index, begin, low, high in overlaps(file.row_group_rows, first, count):
             is_whole = high - low == file.row_group_rows[index] and (file.uri, index) not in self._groups
             if run and not (is_whole and high - run_first <= most):
                 table = self._decoded(file, run)
@@ -275,16 +275,6 @@ class RawReader:
         if table.num_rows != rows:
             raise rows_differ(rows, table.num_rows)
         return table, bad_lines
-
-
-def _overlaps(file: DataFile, first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Row groups with rows of a range: (number, first row of the group, first and end of the range's rows in it)."""
-    begin = 0
-    for index, rows in enumerate(file.row_group_rows):
-        low, high = max(first, begin), min(first + count, begin + rows)
-        if low < high:
-            yield index, begin, low, high
-        begin += rows
 
 
 def _lines(

@@ -9,10 +9,8 @@ features of single ids.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from types import ModuleType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -52,6 +50,9 @@ def minibatches_of(
         order_N: a permutation of the rows; None: the order of the pieces.
         cuts: positions of each minibatch; their sum is N - begin.
     """
+    # Not at the top, because numba takes half a second.
+    from elastrec.platform.data.reading import kernels
+
     bad_N = np.concatenate([piece.bad_B for piece in pieces])
     order_Q = np.arange(begin, len(bad_N)) if order_N is None else order_N[begin:]
     rows = list(cuts)
@@ -73,7 +74,7 @@ def minibatches_of(
         id_N, first = _joined([piece.ids[name].values for piece in pieces]), 0
         for run in runs:
             end = first + run.batches * run.rows
-            _kernels().spread(id_N, place_Q[first:end], run.ids_KFB[:, f])
+            kernels.spread(id_N, place_Q[first:end], run.ids_KFB[:, f])
             first = end
     lists: dict[str, pa.Array] = {}
     for name in columns:
@@ -99,7 +100,7 @@ def _minibatches(
     first = 0
     for positions, rows in counts:
         # Runs have no minibatches without rows.
-        batch, ids_FB = next(laid_out) if rows else (_empty(form), None)
+        batch, ids_FB = next(laid_out) if rows else (pa.RecordBatch.from_pylist([], form.schema()), None)
         if lists:
             yield WindowBatch(_with_lists(batch, lists, names, first, rows), positions, None)
         else:
@@ -118,10 +119,6 @@ def _with_lists(
     return batch
 
 
-def _empty(form: BatchForm) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=form.schema())
-
-
 def _joined(parts: Sequence[NDArray[T]]) -> NDArray[T]:
     """One array: random access to it is faster than to the parts."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -136,11 +133,3 @@ def _place(source_N: NDArray[T], order_Q: NDArray[np.int64], columns: Sequence[N
             # The indexes of a permutation need no check, which would take as long as the copy.
             np.take(source_N, order_Q[begin:end], axis=0, mode="clip", out=column_B)
             begin = end
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    # Imported here, because numba takes half a second.
-    from elastrec.platform.data.reading import kernels
-
-    return kernels
