@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from elastrec.platform.data.deduplicating.deduplication import distinct_in_batches, group_codes, jagged_parts, row_codes
 from elastrec.platform.specs.data import TrainingData
-from elastrec.platform.specs.errors import DataError
 
 WORTH_ABOVE = 1.5
 """Least factor for which the inverse lookup pays (RecD §4.2)."""
@@ -34,13 +33,10 @@ def dedupe_factor(samples_per_session: float, same_share: float) -> float:
 
     Infinite only for a session of infinite length.
 
-    Raises:
-        DataError: S below 1, or d(f) outside 0 to 1.
+    Args:
+        samples_per_session: S, 1 and above.
+        same_share: d(f), 0 to 1.
     """
-    if not samples_per_session >= 1:
-        raise DataError(f"samples_per_session: {samples_per_session} is not allowed; allowed: 1 and above")
-    if not 0 <= same_share <= 1:
-        raise DataError(f"same_share: {same_share} is not allowed; allowed: 0 to 1")
     left = 1 - (samples_per_session - 1) / samples_per_session * same_share
     return 1 / left if left else float("inf")
 

@@ -71,9 +71,8 @@ class DeduplicatedRows:
         self.extra_columns = (self.session,) if self.session else ()
         grouped = {column for encoder in self.encoders for column in encoder.feature_columns}
         self.kept_columns = frozenset(grouped - {*self.plain.columns, self.session})
-        label = "float" if len(data.targets) == 1 else f"fixed_size_list[{len(data.targets)}]"
-        self.kinds = {LABEL: label, **({DENSE: f"fixed_size_list[{len(data.dense)}]"} if data.dense else {})}
-        self.kinds |= {f.name: "list<int64>" if f.is_list else "int64" for f in data.sparse}
+        self.are_lists = {LABEL: False, **({DENSE: False} if data.dense else {})}
+        self.are_lists |= {feature.name: feature.is_list for feature in data.sparse}
 
     def start(self) -> DeduplicatedShard:
         """See `PlainRows`, as for all methods that both have."""
@@ -105,7 +104,7 @@ class DeduplicatedRows:
         for g, (keys, pool) in enumerate(zip(self.groups, pools, strict=True)):
             encoded = batch.column(f"{PREFIX}{g}").dictionary_encode()
             groups.append(pool.taken(keys, np.asarray(encoded.dictionary), np.asarray(encoded.indices)))
-        return with_groups(plain_part(batch), groups, self.kinds)
+        return with_groups(plain_part(batch), groups, self.are_lists)
 
 
 class DeduplicatedShard:

@@ -28,6 +28,7 @@ Values = NDArray[Any]
 Codes = tuple[NDArray[np.int32], int]
 """The number of each row's content, [B], in the order of first sight, and how many there are."""
 
+_COMPARABLE = {kind.id for kind in (pa.int64(), pa.uint64(), pa.float32(), pa.float64())}
 _BITS = {4: pa.int32(), 8: pa.int64()}
 
 
@@ -66,13 +67,7 @@ class InverseJagged:
         return np.diff(self.offsets).reshape(len(self.keys), self.distinct_rows)
 
     def feature(self, key: str) -> tuple[Values, Longs]:
-        """Values [L_k] and offsets int64 [U + 1] of one feature's distinct rows, without a copy of the values.
-
-        Raises:
-            DataError: the group has no such feature.
-        """
-        if key not in self.keys:
-            raise DataError(f"feature: {key!r} is not allowed; allowed: {', '.join(self.keys)}")
+        """Values [L_k] and offsets int64 [U + 1] of one feature's distinct rows, without a copy of the values."""
         k, rows = self.keys.index(key), self.distinct_rows
         offsets = self.offsets[k * rows : (k + 1) * rows + 1]
         return self.values[offsets[0] : offsets[-1]], offsets - offsets[0]
@@ -106,8 +101,8 @@ class InverseJagged:
         if not (pa.types.is_dictionary(kind) and pa.types.is_struct(kind.value_type)):
             raise DataError(f"column: found {kind}, expected dictionary<int32, struct of lists>")
         distinct = column.dictionary
-        parts = [jagged_parts(distinct.field(i), field.name) for i, field in enumerate(kind.value_type)]
-        keys = tuple(field.name for field in kind.value_type)
+        keys = tuple(field.name for field in distinct.type)
+        parts = [jagged_parts(distinct.field(key), key) for key in keys]
         return cls(keys, *joined(parts), np.asarray(column.indices).astype(np.int32, copy=False))
 
 
@@ -127,18 +122,15 @@ def check_groups(groups: Sequence[Sequence[str]], features: Sequence[str]) -> No
 
 
 def deduplicate(columns: Mapping[str, pa.Array]) -> InverseJagged:
-    """One group out of trainer-ready columns [B]: int64 (or uint64) ids, numbers, or lists of them.
+    """One group out of trainer-ready columns [B], all of int64 (or uint64) ids or all of numbers, or of lists of them.
 
     Unsigned ids from 2**63 on wrap to negative ones: all 64 bits count. Floats are compared by their bits, so that NaN
     equals itself and 0.0 does not equal -0.0.
 
     Raises:
-        DataError: there is no column, or one has nulls, or another type, length or type of numbers than the rest.
+        DataError: a column has nulls, or is of another type.
     """
-    if not columns:
-        raise DataError("group: no feature is not allowed; allowed: one feature or more")
     parts = {key: jagged_parts(column, key) for key, column in columns.items()}
-    _check_alike(parts)
     codes, count = group_codes([row_codes(*part) for part in parts.values()])
     first = first_rows(codes, count)
     distinct = [take_rows(values, offsets, first) for values, offsets in parts.values()]
@@ -238,30 +230,10 @@ def jagged_parts(column: pa.Array, key: str) -> tuple[Values, Longs]:
         offsets -= offsets[0]
     else:
         offsets, inner = list_parts(column) or (np.arange(len(column) + 1, dtype=np.int64), column)
-    if not (
-        pa.types.is_int64(inner.type)
-        or pa.types.is_uint64(inner.type)
-        or pa.types.is_float32(inner.type)
-        or pa.types.is_float64(inner.type)
-    ):
+    if inner.type.id not in _COMPARABLE:
         allowed = "int64, uint64, float or double, or a list of them"
         raise DataError(f"feature {key!r}: {kind} is not allowed; allowed: {allowed}; encode the rows first")
     if inner.null_count:
         raise DataError(f"feature {key!r}: nulls inside lists are not allowed; encode the rows first")
     values = np.asarray(inner)
     return values.view(np.int64) if values.dtype == np.uint64 else values, offsets
-
-
-def _check_alike(parts: Mapping[str, tuple[Values, Longs]]) -> None:
-    (first, (values, offsets)), *others = parts.items()
-    for key, (other_values, other_offsets) in others:
-        if len(other_offsets) != len(offsets):
-            raise DataError(
-                f"group: {key!r} has {len(other_offsets) - 1} rows and {first!r} has {len(offsets) - 1}; "
-                "allowed: features of one batch"
-            )
-        if other_values.dtype != values.dtype:
-            raise DataError(
-                f"group: {key!r} holds {other_values.dtype} and {first!r} holds {values.dtype}; "
-                "allowed: one type of numbers in a group; put them into two groups"
-            )

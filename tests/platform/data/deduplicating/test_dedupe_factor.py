@@ -14,7 +14,6 @@ from elastrec.platform.data.deduplicating.dedupe_factor import (
     measured_factor,
     propose,
 )
-from elastrec.platform.specs.errors import DataError
 
 
 def _sessions(sizes: list[int]) -> np.ndarray:
@@ -37,14 +36,6 @@ def test_the_formula_gives_the_papers_numbers() -> None:
     assert dedupe_factor(1, 1) == 1
     assert dedupe_factor(16, 1) == pytest.approx(16)
     assert dedupe_factor(16, 0) == 1
-
-
-@pytest.mark.parametrize(
-    ("samples", "share"), [(0.5, 0.5), (float("nan"), 0.5), (2, -0.1), (2, 1.1), (2, float("nan"))]
-)
-def test_impossible_sessions_and_shares_are_refused(samples: float, share: float) -> None:
-    with pytest.raises(DataError, match="is not allowed"):
-        dedupe_factor(samples, share)
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 50))

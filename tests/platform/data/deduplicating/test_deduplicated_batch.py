@@ -6,7 +6,6 @@ import io
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from elastrec.platform.data.deduplicating.deduplicated_batch import (
     groups_of,
     plain_part,
 )
-from elastrec.platform.specs.errors import DataError
 from tests.platform.data.jagged import list_column, repeated_lists
 
 
@@ -74,26 +72,3 @@ def test_repeated_lists_take_fewer_bytes_on_the_wire() -> None:
 def test_the_plain_part_has_the_columns_of_no_group() -> None:
     batch = _batch(2, list_column([[1], [1]]), list_column([[2], [3]]))
     assert plain_part(deduplicate_batch(batch, [["a"]])).schema.names == ["label", "dense", "item", "b"]
-
-
-@pytest.mark.parametrize(
-    "groups", [[["a", "a"]], [["a"], ["a"]], [["label"]], [["dense"]], [["nobody"]]], ids=lambda groups: str(groups)
-)
-def test_groups_that_name_wrong_columns_are_refused(groups: list[list[str]]) -> None:
-    batch = _batch(1, list_column([[1]]), list_column([[2]]))
-    with pytest.raises(DataError, match="allowed: groups of one or more of a, item, b, each at most once"):
-        deduplicate_batch(batch, groups)
-
-
-def test_an_empty_group_and_raw_columns_are_refused() -> None:
-    batch = _batch(1, list_column([[1]]), list_column([[2]]))
-    with pytest.raises(DataError, match="groups of one or more of a, item, b"):
-        deduplicate_batch(batch, [[]])
-    with pytest.raises(DataError, match="feature 't': string is not allowed"):
-        deduplicate_batch(pa.RecordBatch.from_pydict({"t": pa.array(["x"])}), [["t"]])
-
-
-def test_a_batch_without_a_record_of_its_columns_is_refused() -> None:
-    batch = deduplicate_batch(_batch(1, list_column([[1]]), list_column([[2]])), [["a"]])
-    with pytest.raises(DataError, match=r"has no elastrec\.columns"):
-        expand_batch(batch.replace_schema_metadata(None))

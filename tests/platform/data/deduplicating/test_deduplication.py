@@ -114,12 +114,9 @@ def test_numbers_are_compared_by_their_bits() -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({}, "one feature or more"),
         ({"a": pa.array([[1], None])}, "null rows are not allowed"),
         ({"a": pa.array([[1, None]])}, "nulls inside lists"),
         ({"a": pa.array(["x"])}, "string is not allowed"),
-        ({"a": pa.array([1]), "b": pa.array([1, 2])}, "'b' has 2 rows and 'a' has 1"),
-        ({"a": pa.array([1]), "b": pa.array([1.0])}, "put them into two groups"),
     ],
 )
 def test_columns_that_are_not_trainer_ready_are_refused(columns: dict[str, pa.Array], message: str) -> None:
