@@ -9,7 +9,7 @@ from elastrec.checkpoints.catalog import discard, latest_record, list_records, n
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.errors import DamagedRecordError, StoreError
 from elastrec.checkpoints.manifest import RecordKind, RecordManifest
-from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, compare
+from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, adapt, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
 from elastrec.checkpoints.quantized import quantized
 from elastrec.checkpoints.record import Record, open_record
@@ -55,6 +55,7 @@ __all__ = [
     "TableSummary",
     "Term",
     "Verdict",
+    "adapt",
     "answer",
     "chain_shares",
     "check_term",

@@ -1,4 +1,5 @@
-"""Decides which parts of a record a job with a changed job file can keep. Pure; called before any pod starts.
+"""Decides which parts of a record a job with a changed job file can keep. Pure; called before any pod starts, for
+people and to refuse a job, and by servers when they read the record.
 
 | what changed                              | decision                                                               |
 |-------------------------------------------|------------------------------------------------------------------------|
@@ -38,11 +39,11 @@ from elastrec.checkpoints.summary import (
     TableSummary,
     covering,
     steps_of,
-    summarize,
+    summarize_spec,
 )
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.features import Cross, fitted_as
-from elastrec.platform.specs.job import TrainingJob, first_order_columns
+from elastrec.platform.specs.job import JobSpec, TrainingJob, first_order_columns
 
 
 class Verdict(StrEnum):
@@ -86,6 +87,12 @@ class Adaptation(msgspec.Struct, frozen=True):
     def is_exact(self) -> bool:
         """Whether the record fits without changes."""
         return all(decision.verdict is Verdict.KEPT for decision in self.decisions)
+
+    @property
+    def kept_tables(self) -> set[str]:
+        """Names of the tables whose rows are kept, with or without their optimiser state."""
+        kept = (Verdict.KEPT, Verdict.KEPT_WITHOUT_STATE)
+        return {decision.name for decision in self.decisions if decision.what == "table" and decision.verdict in kept}
 
     @property
     def refused(self) -> list[Decision]:
@@ -156,10 +163,18 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
         dense: names and shapes of the job's network; None before a worker has built it: then one line describes all
             dense parameters.
     """
-    new = summarize(job)
+    adaptation = adapt(record, job.spec, dense)
+    if job.spec.continual.on_mismatch == "refuse":
+        return Adaptation([_refused(line) for line in adaptation.decisions])
+    return adaptation
+
+
+def adapt(record: ModelSummary, spec: JobSpec, dense: Sequence[DenseSummary] | None = None) -> Adaptation:
+    """As `compare`, without `continual.on_mismatch`: what servers keep of a record."""
+    new = summarize_spec(spec)
     has_weight = first_order_columns(record.architecture), first_order_columns(new.architecture)
-    changed = _other_steps(record, job)
-    decisions = [_table(old, new.table(old.name), *has_weight, job, changed) for old in record.tables]
+    changed = _other_steps(record, spec)
+    decisions = [_table(old, new.table(old.name), *has_weight, spec, changed) for old in record.tables]
     known = {table.name for table in record.tables}
     decisions += [
         Decision(
@@ -170,8 +185,6 @@ def compare(record: ModelSummary, job: TrainingJob, dense: Sequence[DenseSummary
         if table.name not in known
     ]  # fmt: skip
     decisions += _dense(record, new, dense, changed)
-    if job.spec.continual.on_mismatch == "refuse":
-        decisions = [_refused(line) for line in decisions]
     return Adaptation(decisions)
 
 
@@ -192,9 +205,9 @@ def _text(table: TableSummary) -> str:
     return f"dimension {table.dimension}, {rules}{limit}"
 
 
-def _other_steps(record: ModelSummary, job: TrainingJob) -> list[str]:
+def _other_steps(record: ModelSummary, spec: JobSpec) -> list[str]:
     """Features of both sides whose steps differ; figures that must still be fitted count as equal to any figures."""
-    data, before = job.spec.data, steps_of(record)
+    data, before = spec.data, steps_of(record)
     known = {*record.dense_features, *record.sparse_features}
     features = {feature.name: feature for feature in data.described_features if feature.name in known}
     # An older record has the steps that its job file listed, without short forms and defaults.
@@ -213,7 +226,7 @@ def _table(
     new: TableSummary | None,
     old_weights: int,
     new_weights: int,
-    job: TrainingJob,
+    spec: JobSpec,
     changed_steps: Sequence[str],
 ) -> Decision:
     if new is None:
@@ -224,7 +237,7 @@ def _table(
     verdict, reason, field, remedy = Verdict.KEPT, "", f"spec.tables.{old.name}", ""
     if old.dimension != new.dimension:
         verdict, reason = Verdict.NEW, f"the dimension changed from {old.dimension} to {new.dimension}"
-        has_its_own = job.spec.table(old.name).dimension is not None
+        has_its_own = spec.table(old.name).dimension is not None
         field = f"spec.tables.{old.name}.dimension" if has_its_own else "spec.model.embedding_dimension"
     elif old_weights != new_weights:
         verdict, field = Verdict.NEW, "spec.model.architecture"

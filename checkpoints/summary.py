@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.features import Steps
-from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.job import JobSpec, TrainingJob
 from elastrec.platform.specs.optimizers import OptimizerKind, row_state
 
 _STEPS: TypeAdapter[dict[str, Steps]] = TypeAdapter(dict[str, Steps])
@@ -107,7 +107,11 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarize(job: TrainingJob, dense: list[DenseSummary] | None = None) -> ModelSummary:
     """The summary of a job file's model; `dense` is known only after a worker has built the network."""
-    spec = job.spec
+    return summarize_spec(job.spec, dense)
+
+
+def summarize_spec(spec: JobSpec, dense: list[DenseSummary] | None = None) -> ModelSummary:
+    """As `summarize`, of the spec of a job file."""
     features: dict[str, list[str]] = {}
     for feature in spec.data.sparse:
         features.setdefault(feature.table_name, []).append(feature.name)

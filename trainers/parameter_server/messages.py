@@ -170,8 +170,8 @@ class Parameter(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InitDense(Message, frozen=True):
-    """Initial dense values. Those of the first worker are used, but values of a record with the same name and shape
-    override them."""
+    """Initial dense values. Those of the first worker are used, but values of a record with the same name, shape and
+    meaning override them."""
 
     stamp: Stamp
     layout: list[Parameter]

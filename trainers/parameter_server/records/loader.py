@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from elastrec.checkpoints import Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind
+from elastrec.checkpoints import Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind, adapt
 from elastrec.checkpoints.rows import CELLS, Arrays, chunk
 from elastrec.checkpoints.sections import SectionEntry
 from elastrec.checkpoints.shares import KINDS, Share
 from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import JobSpec, first_order_columns
+from elastrec.platform.specs.job import JobSpec
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.columns import (
@@ -142,12 +142,12 @@ class Loader:
         self._has_changes = False
         # Rows of the share replace nothing: the store of all of them, and their tables' numbers there.
         self._fresh: tuple[int, Array] | None = None
-        weights, recorded_weights = spec.model.first_order_columns, first_order_columns(manifest.model.architecture)
+        kept = adapt(manifest.model, spec).kept_tables
         for number, store in enumerate(stores):
             for index in range(store.group.first_table, store.group.end_table):
                 table = plan.tables[index]
                 saved = manifest.model.table(table.name)
-                if saved is None or (saved.dimension, recorded_weights) != (table.dimension, weights):
+                if saved is None or table.name not in kept:
                     self.skipped.append(table.name)
                     continue
                 self._tables[table.name] = number, index - store.group.first_table

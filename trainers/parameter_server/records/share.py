@@ -24,6 +24,8 @@ from elastrec.checkpoints import (
     Record,
     SectionKind,
     Store,
+    Verdict,
+    adapt,
     answer,
     chain_shares,
     open_record,
@@ -201,8 +203,8 @@ def restore(
     """Discards everything and loads the server's virtual and dense buckets from a record; `uri` empty: starts without
     rows.
 
-    Contents that are not in the job are ignored; tables of another dimension, or whose rows gained or lost the
-    first-order weight, are initialised again; if the rule of a segment differs, values are kept and its state is
+    Contents that are not in the job are ignored; tables and dense parameters of another shape or meaning are
+    initialised again (`checkpoints.mismatch`); if the rule of a segment differs, values are kept and its state is
     initialised again. Rows are read chunk by chunk into the memory of the earlier model, so that the used memory hardly
     exceeds that of the larger one.
 
@@ -259,14 +261,16 @@ def _load(
 
 
 class _DenseOfRecord:
-    """The dense parameters of a record, for servers with any dense buckets of any layout."""
+    """The dense parameters of a record that the job keeps, for servers with any dense buckets of any layout."""
 
     def __init__(self, server: ParameterServer, record: Record) -> None:
         self._server = server
         self._optimizer = server.spec.optimizers.dense
         self._record = record
         self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
-        self._layout = [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
+        model = record.manifest.model
+        is_anew = adapt(model, server.spec).dense("*") is Verdict.NEW
+        self._layout = [] if is_anew else [Parameter(dense.name, tuple(dense.shape)) for dense in model.dense]
 
     def store_of(self, place: Place) -> DenseStore | None:
         """The place's buckets in the record's own order, so that a save before the first worker loses nothing."""
