@@ -32,7 +32,7 @@ from benchmarks.common.session_log import LogShape, session_log
 from elastrec.platform.data.clustering.clustering import ClusterReport, ClusterWriter, cluster
 from elastrec.platform.data.clustering.sorting import ClusterKeys
 from elastrec.platform.data.deduplicating.stored_groups import Groups
-from elastrec.platform.data.finished import ROW_GROUP_ROWS, parquet_writer
+from elastrec.platform.data.finished import PARQUET_SETTINGS, ROW_GROUP_ROWS
 from elastrec.platform.data.stream.messages import MessageForm
 from elastrec.platform.data.stream.partitioning import partitions_of, session_keys
 from elastrec.platform.specs.data import TrainingData
@@ -108,7 +108,7 @@ def landed_bytes(log: pa.Table, shard_N: NDArray[np.int32]) -> int:
     total = 0
     for shard in np.unique(shard_N).tolist():
         sink = pa.BufferOutputStream()
-        with parquet_writer(sink, log.schema) as writer:
+        with pq.ParquetWriter(sink, log.schema, **PARQUET_SETTINGS) as writer:
             writer.write_table(log.filter(pa.array(shard_N == shard)), row_group_size=ROW_GROUP_ROWS)
         total += sink.getvalue().size
     return total

@@ -150,13 +150,17 @@ def make_durable(folder: str, uris: Collection[str]) -> None:
     folders = {above for path in paths for above in path.parents if above.is_relative_to(root)}
     for path in (*paths, *folders):
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            _sync(path)
         except OSError as error:
             raise DataError(f"{path}: cannot be written ({error})") from error
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_bytes(uri: str, content: bytes) -> None:
@@ -167,37 +171,22 @@ def write_bytes(uri: str, content: bytes) -> None:
     """
     filesystem, path = locate(uri)
     try:
-        if not isinstance(filesystem, pafs.LocalFileSystem):
-            _write_remote(filesystem, path, content)
+        if not shows_unfinished(filesystem):
+            with filesystem.open_output_stream(path) as stream:
+                stream.write(content)
             return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
+        filesystem.create_dir(folder, recursive=True)
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+            with filesystem.open_output_stream(temporary) as stream:
+                stream.write(content)
+            if isinstance(filesystem, pafs.LocalFileSystem):
+                _sync(temporary)
+            filesystem.move(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                filesystem.delete_file(temporary)
+            raise
     except OSError as error:
         raise DataError(f"{uri}: cannot be written ({error})") from error
-
-
-def _write_remote(filesystem: pafs.FileSystem, path: str, content: bytes) -> None:
-    if not shows_unfinished(filesystem):
-        with filesystem.open_output_stream(path) as stream:
-            stream.write(content)
-        return
-    folder, _, name = path.rpartition("/")
-    temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
-    filesystem.create_dir(folder, recursive=True)
-    try:
-        with filesystem.open_output_stream(temporary) as stream:
-            stream.write(content)
-        filesystem.move(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            filesystem.delete_file(temporary)
-        raise

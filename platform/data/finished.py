@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -24,6 +24,8 @@ Progress = Callable[[int, int], None]
 
 ROW_GROUP_ROWS = 16_384
 """Small, because shards have some ten thousand rows and are read in whole row groups."""
+PARQUET_SETTINGS: Mapping[str, Any] = {"compression": "zstd", "compression_level": 1, "write_statistics": False}
+"""Of `pq.ParquetWriter`, for all files except clustered ones; the same rows give the same bytes."""
 _UNFINISHED = "_unfinished"
 """A file that marks a folder while it is written, on file systems that cannot rename folders."""
 
@@ -67,26 +69,16 @@ class AtomicFile:
         self.stream.close()
 
 
-def parquet_writer(stream: pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
-    """The Parquet settings of all files except clustered ones; the same rows give the same bytes."""
-    return pq.ParquetWriter(stream, schema, compression="zstd", compression_level=1, write_statistics=False)
-
-
 class ParquetFile(AtomicFile):
     """A Parquet file that appears under `uri` when `commit` is called.
 
     Args:
-        open_writer: opens the writer of a stream.
+        settings: of `pq.ParquetWriter`.
     """
 
-    def __init__(
-        self,
-        uri: str,
-        schema: pa.Schema,
-        open_writer: Callable[[pa.NativeFile, pa.Schema], pq.ParquetWriter] = parquet_writer,
-    ) -> None:
+    def __init__(self, uri: str, schema: pa.Schema, settings: Mapping[str, Any] = PARQUET_SETTINGS) -> None:
         super().__init__(uri)
-        self._writer = open_writer(self.stream, schema)
+        self._writer = pq.ParquetWriter(self.stream, schema, **settings)
 
     def write(self, table: pa.Table, row_group_size: int = ROW_GROUP_ROWS) -> None:
         """Appends rows in row groups of this size."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +40,7 @@ from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_clustered.json"
 _ROWS_PER_FILE = 4_194_304
-_ZSTD_LEVEL = 3
+_ZSTD: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
 
 
 Engine = Literal["local", "spark"]
@@ -194,8 +193,8 @@ class ClusterWriter:
         if self.dictionary_columns is None:
             self.dictionary_columns = dictionary_columns(table)
         if self._file is None:
-            open_writer = partial(clustered_writer, dictionaries=self.dictionary_columns, keys=self._keys)
-            self._file = ParquetFile(join(self._folder, f"part-{self._parts:05d}.parquet"), self._schema, open_writer)
+            settings = clustered_settings(self.dictionary_columns, self._keys)
+            self._file = ParquetFile(join(self._folder, f"part-{self._parts:05d}.parquet"), self._schema, settings)
             self._file_rows = 0
         self._file.write(table.replace_schema_metadata(self._schema.metadata), table.num_rows)
         self._file_rows += table.num_rows
@@ -209,18 +208,9 @@ class ClusterWriter:
             self._file = None
 
 
-def clustered_writer(
-    stream: pa.NativeFile, schema: pa.Schema, dictionaries: Sequence[str], keys: ClusterKeys
-) -> pq.ParquetWriter:
-    """zstd, dictionary encoding for the named columns only, statistics of the keys."""
-    return pq.ParquetWriter(
-        stream,
-        schema,
-        compression="zstd",
-        compression_level=_ZSTD_LEVEL,
-        use_dictionary=list(dictionaries),
-        write_statistics=list(keys.names),
-    )
+def clustered_settings(dictionaries: Sequence[str], keys: ClusterKeys) -> dict[str, Any]:
+    """Of `pq.ParquetWriter`: dictionary encoding for the named columns only, statistics of the keys."""
+    return {**_ZSTD, "use_dictionary": list(dictionaries), "write_statistics": list(keys.names)}
 
 
 def row_groups(sessions: pa.ChunkedArray | pa.Array, target: int) -> Iterator[tuple[int, int]]:
@@ -246,10 +236,8 @@ def dictionary_columns(sample: pa.Table) -> tuple[str, ...]:
         sizes = []
         for use in (False, True):
             sink = io.BytesIO()
-            pq.write_table(
-                column, sink, compression="zstd", compression_level=_ZSTD_LEVEL, use_dictionary=use,
-                write_statistics=False, row_group_size=max(1, column.num_rows),
-            )  # fmt: skip
+            size = max(1, column.num_rows)
+            pq.write_table(column, sink, use_dictionary=use, write_statistics=False, row_group_size=size, **_ZSTD)
             sizes.append(sink.tell())
         if sizes[1] < sizes[0]:
             leaves = pq.ParquetFile(sink).schema

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from elastrec.platform.data.clustering.clustering import clustered_writer, dictionary_columns, row_groups, without_keys
+from elastrec.platform.data.clustering.clustering import (
+    clustered_settings,
+    dictionary_columns,
+    row_groups,
+    without_keys,
+)
 from elastrec.platform.data.clustering.sorting import ClusterKeys, session_numbers
 from elastrec.platform.data.deduplicating.dedupe_factor import (
     FeatureFactor,
@@ -161,7 +167,7 @@ def _stored_bytes(rows: pa.Table, session_N: NDArray[np.int64] | None, keys: Clu
     if groups:
         parts = [without_repeats(part, groups) for part in parts]
     sink = io.BytesIO()
-    with clustered_writer(sink, parts[0].schema, dictionary_columns(parts[0]), keys) as writer:
+    with pq.ParquetWriter(sink, parts[0].schema, **clustered_settings(dictionary_columns(parts[0]), keys)) as writer:
         for part in parts:
             writer.write_table(part, row_group_size=part.num_rows)
     return sink.tell()

@@ -24,7 +24,6 @@ from elastrec.platform.data.reading.numbers import schema_without_views
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
-_ROW = "__elastrec_source_row"
 _BATCH_ROWS = 65_536
 _SAMPLED_PER_GROUP = 256
 _SPREAD = 3
@@ -116,7 +115,7 @@ def sorted_by_session(
     """
     ranges = range_count(source, memory_bytes)
     if ranges == 1:
-        tables = list(_numbered(source, progress))
+        tables = list(_pieces(source, progress))
         if tables:
             yield _in_order(pa.concat_tables(tables), keys)
         return
@@ -153,16 +152,15 @@ def session_numbers(sessions: pa.Array) -> NDArray[np.int64]:
     return np.cumsum(session_starts(sessions)) - 1
 
 
-def _numbered(source: SortSource, progress: Progress | None) -> Iterator[pa.Table]:
-    """Pieces of all files in order, with their row numbers."""
+def _pieces(source: SortSource, progress: Progress | None) -> Iterator[pa.Table]:
+    """Pieces of all files in order."""
     done = 0
     for uri in source.uris:
         with opened_parquet(uri) as parquet:
             try:
                 for batch in parquet.iter_batches(_BATCH_ROWS):
-                    table = as_schema(pa.Table.from_batches([batch]), source.schema)
-                    yield table.append_column(_ROW, pa.array(np.arange(done, done + table.num_rows)))
-                    done += table.num_rows
+                    yield as_schema(pa.Table.from_batches([batch]), source.schema)
+                    done += batch.num_rows
                     if progress is not None:
                         progress(done, source.rows)
             except (pa.ArrowException, OSError) as error:
@@ -181,9 +179,10 @@ def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _in_order(table: pa.Table, keys: ClusterKeys) -> pa.Table:
-    index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in (*keys.names, _ROW)])
+    # A stable sort: rows of equal keys stay in the order of their files.
+    index = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_end") for name in keys.names])
     # Picking from one chunk is several times as fast as from many.
-    return table.drop_columns([_ROW]).combine_chunks().take(index)
+    return table.combine_chunks().take(index)
 
 
 def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]:
@@ -208,14 +207,13 @@ def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]
 def _spill(
     source: SortSource, session: str, bounds: list[pa.Scalar], paths: list[Path], progress: Progress | None
 ) -> None:
-    schema = source.schema.append(pa.field(_ROW, pa.int64()))
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with ExitStack() as stack:
         writers = []
         for path in paths:
             sink = stack.enter_context(pa.OSFile(str(path), "wb"))
-            writers.append(stack.enter_context(pa.ipc.new_stream(sink, schema, options=options)))
-        for table in _numbered(source, progress):
+            writers.append(stack.enter_context(pa.ipc.new_stream(sink, source.schema, options=options)))
+        for table in _pieces(source, progress):
             column = table[session].combine_chunks()
             range_B = np.zeros(len(column), np.int64)
             for bound in bounds:

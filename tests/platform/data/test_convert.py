@@ -181,7 +181,7 @@ def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FullDisk:
-        def __init__(self, *_: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None: ...
 
         def write_table(self, *_: object, **__: object) -> None:
             raise OSError("no space for rows")
@@ -193,9 +193,10 @@ def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_
 
     class Opened(ParquetFile):
         def __init__(self, uri: str, schema: pa.Schema) -> None:
-            super().__init__(uri, schema, FullDisk)
+            super().__init__(uri, schema)
             opened.append(self)
 
+    monkeypatch.setattr(pq, "ParquetWriter", FullDisk)
     monkeypatch.setattr(converting, "ParquetFile", Opened)
     source = _ratings(tmp_path / "in" / "r.csv", "1,a,4,1", "2,b,3,2")
     # The error that is still there refers to the file.
