@@ -386,9 +386,22 @@ class MigratePodsOperator(_ChangingOperator):
         return output
 
     def _plan(self, context: Context) -> Plan:
+        """Raises AirflowFailException: the plan is gone, or of another version; the next round makes a new one."""
         from elastrec.platform.scaling.types import Plan
 
-        return msgspec.convert(context["ti"].xcom_pull(task_ids=self.planned_by, key=self.plan), Plan)
+        kept = context["ti"].xcom_pull(task_ids=self.planned_by, key=self.plan)
+        if kept is None:
+            raise AirflowFailException(
+                f"the plan {self.plan} of the task {self.planned_by} is not there any more; was that task cleared? "
+                "clear all tasks of the run, or wait for the next round, which makes a new plan"
+            )
+        try:
+            return msgspec.convert(kept, Plan)
+        except msgspec.ValidationError as error:
+            raise AirflowFailException(
+                f"the plan {self.plan} of the task {self.planned_by} is not one of this version ({error}); wait for "
+                "the next round, which makes a new plan"
+            ) from None
 
     def _end(self, context: Context, plan: Plan, changed: ChangedJob) -> dict[str, Any]:
         from elastrec.platform.jobs.scaling import story as scaling_story

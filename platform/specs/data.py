@@ -19,12 +19,11 @@ from elastrec.platform.specs.partition_folders import (
     PartitionFolders,
     partition_folders,
 )
+from elastrec.platform.specs.text.patterns import ImportPath, Location
 from elastrec.platform.specs.text.problems import FieldError
 from elastrec.platform.specs.text.some import repeated
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
-IMPORT_PATH_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
-ImportPath = Annotated[str, Field(pattern=IMPORT_PATH_PATTERN, examples=["my_package.models:MyModel"])]
 
 
 WIDE_ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be")
@@ -251,9 +250,9 @@ class BadRows(Spec):
 class TrainingData(Spec):
     """One click log: location, format and columns."""
 
-    path: Annotated[str, Field(min_length=1, examples=["data/clicks", "s3://bucket/clicks"])]
+    path: Annotated[Location, Field(examples=["data/clicks", "s3://bucket/clicks"])]
     """Root folder of the partitions: a local path or a URI that pyarrow's file systems know."""
-    evaluation_path: Annotated[str, Field(min_length=1)] | None = None
+    evaluation_path: Location | None = None
     """Rows to evaluate on, required without partitions and not allowed with them: with partitions, the next partition
     is evaluated on."""
     format: FileFormat = FileFormat.PARQUET

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec
+from elastrec.platform.specs.text.patterns import CURRENCY_PATTERN
 from elastrec.platform.specs.text.quantities import Cores, CoresOrNone, Memory, format_bytes
 
 SIZES = {
@@ -91,7 +92,7 @@ class Prices(Spec):
 class PaidPrices(Prices):
     """What a team pays for the resources of its jobs. It does not affect decisions."""
 
-    currency: Annotated[str, Field(pattern=r"^[A-Z]{3}$", examples=["EUR"])]
+    currency: Annotated[str, Field(pattern=CURRENCY_PATTERN, examples=["EUR"])]
     """The currency of both prices, as its ISO 4217 code."""
 
     def of(self, core_seconds: float, byte_seconds: float) -> float:

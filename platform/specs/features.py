@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, ValidationInfo, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec, number_not_boolean
+from elastrec.platform.specs.text.patterns import Location
 from elastrec.platform.specs.text.some import repeated
 
 FeatureName = Annotated[str, Field(min_length=1, max_length=200)]
@@ -167,7 +168,7 @@ class Vocabulary(Step):
     """Which step it is."""
     values: Annotated[tuple[StrictInt | StrictStr, ...], Field(max_length=MOST_VALUES)] = ()
     """The values, as in the column."""
-    file: Annotated[str, Field(min_length=1)] | None = None
+    file: Location | None = None
     """Instead of `values`: a UTF-8 text file with one value per line, read once before training; the values are stored
     in the job."""
     out_of_vocabulary: Annotated[int, Field(ge=0, le=LARGEST_ID)] | None = None

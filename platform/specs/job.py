@@ -6,15 +6,23 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from elastrec.platform.specs.base import Spec, require_json
-from elastrec.platform.specs.data import IMPORT_PATH_PATTERN, ColumnName, TrainingData
+from elastrec.platform.specs.data import ColumnName, TrainingData
 from elastrec.platform.specs.deduplication import OFF, Deduplication, words_or_section
 from elastrec.platform.specs.elasticity import LIMITED, Elasticity, PaidPrices, Resources, in_words, what_of
 from elastrec.platform.specs.features import LARGEST_ID
 from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, Optimizers, OptimizerSpec, RowSegment, row_segments
-from elastrec.platform.specs.text.quantities import Memory, Seconds
+from elastrec.platform.specs.text.patterns import (
+    IMPORT_PATH_PATTERN,
+    REGISTERED_MODEL_PATTERN,
+    JobName,
+    Label,
+    Location,
+    not_blank,
+)
+from elastrec.platform.specs.text.quantities import Memory, Seconds, Timeout
 
 API_VERSION: Literal["elastrec.io/v1alpha1"] = "elastrec.io/v1alpha1"
 BUILT_IN_MODELS = ("wide_and_deep", "deepfm", "xdeepfm", "dcn_v2", "dlrm", "din", "bst", "mmoe", "two_tower")
@@ -25,9 +33,6 @@ SEQUENCE_OPTIONS = {"din": "attention", "bst": "sequences"}
 """The option in which the features are named whose rows a built-in model pools itself."""
 
 DEFAULT_TEAM = "default"
-# 40 characters leave room for the date and the role that are appended to make a pod's name (63 in Kubernetes).
-JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=40, examples=["click-dlrm"])]
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$", max_length=63)]
 
 
 def first_order_columns(architecture: str) -> int:
@@ -181,13 +186,22 @@ class Training(Spec):
     """Pull the embeddings and dense parameters of the next step while this step computes: both then lack this step's
     gradients. `auto`: while only one worker trains, and after the model's first 500 steps, because before that the
     model changes too fast, and steps of several workers already lack each other's gradients. `true`: from the first
-    step; `false`: never. With `bsp`, pulls never overlap."""
+    step, not with `bsp`; `false`: never. With `bsp`, pulls never overlap."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Training:
+        if self.overlap_pull is True and self.consistency.mode == "bsp":
+            raise ValueError(
+                "overlap_pull true is not possible with consistency.mode bsp, where every step needs the gradients of "
+                "the step before it; set overlap_pull to auto or false, or choose another mode"
+            )
+        return self
 
 
 class CheckpointSpec(Spec):
     """Where and how often the job's state is saved."""
 
-    store: Annotated[str, Field(min_length=1, examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
+    store: Annotated[Location, Field(examples=["checkpoints", "s3://bucket/checkpoints"])] = "checkpoints"
     """Folder or URI of the records (`s3://`, `gs://`, `abfs://`, `webhdfs://`); relative paths are in the platform's
     work folder."""
     interval: Seconds = 60.0
@@ -216,6 +230,10 @@ class CheckpointSpec(Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> CheckpointSpec:
+        if self.deltas and not self.interval:
+            raise ValueError(
+                f"deltas {self.deltas} has a meaning only with periodic records; remove it or set interval above 0"
+            )
         if self.delta_values != "float32" and not self.deltas:
             raise ValueError(
                 f"delta_values {self.delta_values} has a meaning only with deltas above 0; remove it or set deltas"
@@ -226,7 +244,7 @@ class CheckpointSpec(Spec):
 class Continual(Spec):
     """The record from which the job starts."""
 
-    start_from: Literal["latest", "nothing"] | str = "latest"
+    start_from: Annotated[Literal["latest", "nothing"] | str, AfterValidator(not_blank)] = "latest"
     """`latest`: the newest final record of this job name; `nothing`: no record; otherwise the URI of a record. With a
     periodic record of the same training files, the job continues at the record's positions: rows that are already
     trained are not trained again, and batch size, shards, epochs and seed must be those of the record. With other
@@ -245,25 +263,25 @@ class FaultTolerance(Spec):
 
     heartbeat_interval: Annotated[Seconds, Field(gt=0)] = 0.5
     """Time between two heartbeats of a pod; longer if all pods together would send more than 150 per second."""
-    heartbeat_timeout: Seconds = 15.0
+    heartbeat_timeout: Timeout = 15.0
     """A pod without a heartbeat for this long is replaced. Like `lease` and `master_timeout`, more than twice
     `heartbeat_interval`."""
-    start_timeout: Annotated[Seconds, Field(gt=0)] = 900.0
+    start_timeout: Timeout = 900.0
     """A pod whose process is not ready to work after this time is replaced."""
-    master_timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
+    master_timeout: Timeout = 3600.0
     """A pod that gets no answer from a master of its job for this long ends by itself; the rows of a server are then
     lost. A master that is restarted within this time finds its pods unchanged."""
-    lease: Annotated[Seconds, Field(gt=0)] = 120.0
+    lease: Timeout = 120.0
     """A shard without progress for this long is leased to another worker."""
-    save_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    save_timeout: Timeout = 1800.0
     """A save is given up, and the job continues without it, if a server writes nothing for this long, or if the last
     step, the manifest, takes this long. Every section that a server has written restarts the time, so the limit does
     not depend on the size of the model. It must be longer than the slowest single step, which is the synchronisation of
     one server's whole part with its disk. Workers pause meanwhile."""
-    restore_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    restore_timeout: Timeout = 1800.0
     """A server that restores a record and reads nothing for this long is replaced. Every section that it has read
     restarts the time, and so does every error of the store: servers wait for a store that is not reachable."""
-    migration_timeout: Annotated[Seconds, Field(gt=0)] = 1800.0
+    migration_timeout: Timeout = 1800.0
     """A change of a running job's pods that makes no progress for this long is undone: no new pod becomes ready, and no
     further row is copied. The working pods stay as they are. Once the hand-over of rows has begun, the change is not
     undone. The time without a master does not count."""
@@ -315,9 +333,9 @@ class Gate(Spec):
 class HistorySpec(Spec):
     """Names in MLflow, how long a job waits for MLflow, and prices of the job's resources."""
 
-    experiment: Annotated[str, Field(min_length=1, max_length=500)] = "elastrec"
+    experiment: Annotated[str, Field(min_length=1, max_length=500), AfterValidator(not_blank)] = "elastrec"
     """The experiment of the job's run."""
-    registered_model: Annotated[str, Field(max_length=250, pattern=r"^[^/:.][^/:]*$")] | None = None
+    registered_model: Annotated[str, Field(max_length=250, pattern=REGISTERED_MODEL_PATTERN)] | None = None
     """Default: the job's name. MLflow allows neither `/` nor `:`."""
     launch_wait: Seconds = 30.0
     """A job waits this long for MLflow before it starts; then it starts without a run, and its figures are sent

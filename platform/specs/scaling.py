@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.elasticity import Prices
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.job import Label
 from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.patterns import Label
 from elastrec.platform.specs.text.quantities import Seconds
 
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -118,7 +118,7 @@ CASES = [
                "        super().__init__()\n    def forward(self, dense_features, sparse_features): ...\n"),
          ("spec.model.options.hidden", "missing", "needs this option")),
     Case(TRANSFORM, "a path that is none", with_field("spec.data.transform", "my_package.change"),
-         ("spec.data.transform", "'my_package.change'", "matches")),
+         ("spec.data.transform", "'my_package.change'", "an import path such as")),
     Case(TRANSFORM, "a package that is not installed", with_field("spec.data.transform", "not_installed:change"),
          ("data.transform", "not_installed", "PYTHONPATH")),
     Case(TRANSFORM, "no function", transform("change = 3\n"), ("data.transform", "int", "a function")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,26 @@ def test_rows_that_cannot_be_copied_fail_the_task_and_are_in_the_jobs_run(monkey
     Master(monkeypatch, request(ShapeOutcome.OPEN), request(ShapeOutcome.FAILED, words))
     with pytest.raises(AirflowFailException, match=f"failed: {words}"):
         scale(context(), parameter_servers=3)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        (None, "the plan plan-0-clicks-1 of the task plan is not there any more; was that task cleared?"),
+        ({"job_id": "clicks-1"}, "the plan plan-0-clicks-1 of the task plan is not one of this version"),
+    ],
+    ids=["of a task that was cleared", "of another version"],
+)
+def test_a_plan_that_is_no_longer_usable_is_named_and_the_job_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, kept: Any, words: str
+) -> None:
+    master = Master(monkeypatch, request(ShapeOutcome.OPEN))
+    ran = context()
+    task = MigratePodsOperator(task_id="migrate", plan=planned(ran)[0], planned_by="plan", deferrable=False)
+    ran["ti"].pushed[task.plan] = kept
+    with pytest.raises(AirflowFailException, match=re.escape(words)):
+        task.execute(ran)
+    assert master.asked == []
 
 
 def test_a_slow_migration_is_left_to_its_master(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from elastrec.platform.specs.data import (
     SparseFeature,
     TrainingData,
 )
+from elastrec.platform.specs.text.patterns import Location
 
 CHUNK_ROWS = 65_536
 RECORD_NAME = "_generated.json"
@@ -42,7 +43,7 @@ RECORD_NAME = "_generated.json"
 class GenerateSpec(Spec):
     """What to generate."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: Location
     start: date = date(2026, 1, 1)
     days: Annotated[int, Field(ge=1, le=10_000)] = 2
     rows_per_day: Annotated[int, Field(ge=1, le=10**10)] = 1_000_000

@@ -12,7 +12,7 @@ from elastrec.platform.master.pods.requests import names_size
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, ShapeChange, field_name
 from elastrec.platform.specs.text import plain_words
-from elastrec.platform.specs.text.quantities import SMALLEST_MEMORY_BYTES, format_bytes
+from elastrec.platform.specs.text.quantities import SMALLEST_CORES, SMALLEST_MEMORY_BYTES, format_bytes
 from elastrec.platform.transport.messages.observer import LONGEST_REQUEST_TIMEOUT_SECONDS, ChangeShape, PodMove
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ def _impossible_places(state: JobState, role: Role, places: PlacesChange) -> str
         return f"change: role {str(role)!r} is not allowed; allowed: {', '.join(most)}"
     if places.count is not None and not 1 <= places.count <= most[role]:
         return f"{field_name(role, 'count')}: {places.count} is not allowed; allowed: 1 to {most[role]}"
-    if places.cores is not None and not (math.isfinite(places.cores) and places.cores > 0):
-        return f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: a finite number above 0"
+    if places.cores is not None and not SMALLEST_CORES <= places.cores < math.inf:
+        return (
+            f"{field_name(role, 'cores')}: {places.cores} is not allowed; allowed: a finite number of at least "
+            f"{SMALLEST_CORES:g}"
+        )
     if places.memory_bytes is not None and places.memory_bytes < SMALLEST_MEMORY_BYTES:
         least = f"at least {format_bytes(SMALLEST_MEMORY_BYTES)}"
         return (

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.errors import COMBINATION, MISSING, FieldProblem, near
+from elastrec.platform.specs.text.patterns import PATTERN_WORDS
 from elastrec.platform.specs.text.some import counted
 
 _LONGEST_VALUE = 80
@@ -86,7 +87,9 @@ def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
         return FieldProblem(path, value, reason, getattr(context.get("error"), "remedy", ""))
     if error in ("enum", "literal_error"):
         return FieldProblem(path, value, f"one of {context['expected']}")
-    remedy = "fill it in or remove the field" if detail["input"] is None else ""
+    remedy = ""
+    if detail["input"] is None:
+        remedy = "fill it in" if _is_required(kind, detail["loc"]) else "fill it in or remove it"
     return FieldProblem(path, value, _KINDS.get(error) or _allowed(detail), remedy)
 
 
@@ -117,7 +120,7 @@ def _allowed(detail: Any) -> str:
             unit = "character" if isinstance(detail["input"], str) else "element"
             return f"{words} {counted(context[key], unit)}"
     if "pattern" in context:
-        return f"text that matches {context['pattern']}"
+        return PATTERN_WORDS[context["pattern"]]
     # After the comma, pydantic repeats what is wrong with the value.
     message: str = detail["msg"].removeprefix("Input should be ").partition(", ")[0]
     return message[0].lower() + message[1:]
@@ -129,6 +132,15 @@ def _show(value: Any) -> str:
 
 
 def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
+    return sorted(_section(kind, location).get("properties", {}))
+
+
+def _is_required(kind: Any, location: tuple[Any, ...]) -> bool:
+    return bool(location) and location[-1] in _section(kind, location[:-1]).get("required", ())
+
+
+def _section(kind: Any, location: tuple[Any, ...]) -> dict[str, Any]:
+    """The JSON schema at a place of pydantic's."""
     schema = kind.model_json_schema(by_alias=True)
     place = schema
     for part in location:
@@ -143,7 +155,7 @@ def _known_fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
             # The latter if the names have to match a pattern.
             by_name = [place.get("additionalProperties"), *place.get("patternProperties", {}).values()]
             place = next((each for each in by_name if isinstance(each, dict)), {})
-    return sorted(_resolve(schema, place).get("properties", {}))
+    return _resolve(schema, place)
 
 
 def _elsewhere(kind: Any, key: str) -> list[str]:

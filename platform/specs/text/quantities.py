@@ -159,9 +159,28 @@ SMALLEST_MEMORY_BYTES = 16 * 2**20
 """No pod can start with less. Sizes without a unit, such as `2`, are below this limit, too."""
 
 
+SMALLEST_CORES = 0.01
+"""No pod can be limited to less: Linux gives a group of processes at least 1 ms of CPU time in a period of 100 ms
+(`Documentation/scheduler/sched-bwc.rst`)."""
+SHORTEST_TIMEOUT_SECONDS = 1.0
+"""A process that is well may not answer for this long, for example because another one uses its cores."""
+
+
 def _enough_memory(amount: int) -> int:
     if amount < SMALLEST_MEMORY_BYTES:
         raise ValueError(f"at least {format_bytes(SMALLEST_MEMORY_BYTES)}; write the unit, for example 2Gi")
+    return amount
+
+
+def _enough_cores(amount: float) -> float:
+    if amount < SMALLEST_CORES:
+        raise ValueError(f"at least {SMALLEST_CORES:g}; write m only for thousandths of a core, for example 500m")
+    return amount
+
+
+def _enough_seconds(amount: float) -> float:
+    if amount < SHORTEST_TIMEOUT_SECONDS:
+        raise ValueError(f"at least {SHORTEST_TIMEOUT_SECONDS:g}s")
     return amount
 
 
@@ -177,9 +196,10 @@ Memory = Annotated[Bytes, AfterValidator(_enough_memory)]
 Cores = Annotated[
     float,
     BeforeValidator(parse_cores),
-    Field(gt=0),
+    AfterValidator(_enough_cores),
     WithJsonSchema(_quantity_schema("number", _CORES_PATTERN, "500m")),
 ]
+"""Cores of a pod."""
 CoresOrNone = Annotated[
     float,
     BeforeValidator(parse_cores),
@@ -193,3 +213,5 @@ Seconds = Annotated[
     Field(ge=0),
     WithJsonSchema(_quantity_schema("number", _SECONDS_PATTERN, "30s")),
 ]
+Timeout = Annotated[Seconds, AfterValidator(_enough_seconds)]
+"""Time after which something that did not happen counts as failed."""

@@ -52,7 +52,7 @@ def test_shares_above_the_whole_cluster_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("teams: {'ads team': {share: 0.5}}", "teams: the name 'ads team' is not allowed; allowed: text that matches"),
+        ("teams: {'ads team': {share: 0.5}}", "teams: the name 'ads team' is not allowed; allowed: letters (A to Z"),
         ("teams: {ads: {shar: 0.5}}", "teams.ads.shar: an unknown field is not allowed; allowed: the fields minimum_"),
         ("plan_lifetime: 0", "plan_lifetime: 0 is not allowed; allowed: more than 0"),
         ("round_interval: 0s", "round_interval: '0s' is not allowed; allowed: more than 0"),

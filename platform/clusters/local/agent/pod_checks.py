@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from elastrec.platform.clusters.local.agent.pod_life import shortage
 from elastrec.platform.clusters.local.agent.volumes import ROOT
-from elastrec.platform.clusters.local.processes.limits import LEAST_CORES
 from elastrec.platform.clusters.pods import MemoryVolume, PodSize, PodSpec
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.text.quantities import SMALLEST_CORES
 
 LONGEST_GRACE_SECONDS = 7 * 86_400.0
 """Longer waits overflow the system's timers, and JSON has no infinity for the journal."""
@@ -154,8 +154,8 @@ def check_size(size: PodSize) -> None:
     Raises:
         ClusterError: it is too small, or no number.
     """
-    if not LEAST_CORES <= size.cores < math.inf:
-        raise ClusterError(f"size.cores: {size.cores} is not allowed; allowed: a number of at least {LEAST_CORES}")
+    if not SMALLEST_CORES <= size.cores < math.inf:
+        raise ClusterError(f"size.cores: {size.cores} is not allowed; allowed: a number of at least {SMALLEST_CORES}")
     page = os.sysconf("SC_PAGE_SIZE")
     if size.memory_bytes < page:
         raise ClusterError(f"size.memory_bytes: {size.memory_bytes} is not allowed; allowed: at least {page}")

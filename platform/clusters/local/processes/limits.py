@@ -17,10 +17,9 @@ import msgspec
 
 from elastrec.platform.clusters.pods import PodSize
 from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.specs.text.quantities import SMALLEST_CORES
 
 _PERIOD_MICROSECONDS = 100_000
-_LEAST_QUOTA_MICROSECONDS = 1_000
-LEAST_CORES = _LEAST_QUOTA_MICROSECONDS / _PERIOD_MICROSECONDS
 _V1_SHARES, _V2_WEIGHT = 1024, 100
 """The kernel's own defaults."""
 _AGENT_PREFIX = "elastrec-"
@@ -352,7 +351,7 @@ def _v2_roots(mounts: list[Path]) -> list[Path]:
 
 
 def _quota(cores: float) -> int:
-    return max(_LEAST_QUOTA_MICROSECONDS, round(cores * _PERIOD_MICROSECONDS))
+    return round(max(SMALLEST_CORES, cores) * _PERIOD_MICROSECONDS)
 
 
 def _weight(default: int, size: PodSize, startup_cores: float) -> int:

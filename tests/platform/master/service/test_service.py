@@ -110,7 +110,7 @@ def test_a_pod_that_runs_but_never_registers_is_replaced(stage: Callable[..., St
             play(self, spec)
 
     monkeypatch.setattr(Stage, "_play", stillborn)
-    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 20, "start_timeout": 0.5}
+    faults = {"heartbeat_interval": 0.02, "heartbeat_timeout": 1.5, "lease": 20, "start_timeout": 1}
     s = stage(job(faults=faults))
     s.wait_for(Phase.SUCCEEDED)
     assert {"clicks-1-worker-0-r1", "clicks-1-ps-1-r1"} <= s.pods.keys()
@@ -255,8 +255,8 @@ def test_sizes_and_places_can_be_changed_while_the_job_trains(stage: Callable[..
     s.wait_for(Phase.TRAINING)
     for asked, words in (
         (
-            ChangeShape(change=change(worker_cores=-1.0)),
-            "worker_cores: -1.0 is not allowed; allowed: a finite number above 0",
+            ChangeShape(change=change(worker_cores=0.0099)),
+            "worker_cores: 0.0099 is not allowed; allowed: a finite number of at least 0.01",
         ),
         (ChangeShape(change=change(worker_memory_bytes=0)), "worker_memory_bytes: 0 is not allowed"),
         (ChangeShape(change=change(worker_memory_bytes=2**24 - 1)), "16777215 is not allowed; allowed: at least 16Mi"),

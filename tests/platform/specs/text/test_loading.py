@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from elastrec.platform.cli.options import parse_overrides
+from elastrec.platform.jobs.what_if.simulation_file import SimulationFile
 from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.scaling import ScalingSettings
 from elastrec.platform.specs.text.loading import parse_mapping
+from elastrec.platform.specs.text.patterns import CURRENCY_PATTERN, JOB_NAME_PATTERN, PATTERN_WORDS
 from elastrec.platform.specs.text.quantities import Memory, format_bytes, parse_bytes, parse_cores, parse_seconds
 
 
@@ -116,7 +120,8 @@ def test_all_problems_are_reported_together_with_path_value_and_allowed_values()
                                            {"name": "b", "is_list": True, "pooling": "mean"}]}},
          "spec.data", "pooling"),
         ({"resources": {"virtual_buckets": 64, "parameter_server": {"count": 65}}}, "spec.resources", "bucket"),
-        ({"data": {"path": "x", "sparse": [{"name": "a"}], "transform": "nonsense"}}, "spec.data.transform", "matches"),
+        ({"data": {"path": "x", "sparse": [{"name": "a"}], "transform": "nonsense"}},
+         "spec.data.transform", "import path"),
     ],
 )  # fmt: skip
 def test_impossible_combinations_are_refused(change: dict[str, Any], path: str, words: str) -> None:
@@ -150,6 +155,25 @@ def test_a_missing_file_is_named_once() -> None:
     with pytest.raises(SpecError) as error:
         load_job("nosuch.yaml")
     assert str(error.value).count("nosuch.yaml") == 1
+
+
+def test_only_a_field_that_may_be_absent_is_to_be_removed() -> None:
+    said = problems({**job(), "spec": None, "metadata": {"name": None, "team": None}})
+    assert said["spec"].endswith("; fill it in")
+    assert said["metadata.name"].endswith("; fill it in")
+    assert said["metadata.team"].endswith("; fill it in or remove it")
+
+
+def test_every_pattern_of_a_text_is_explained_in_words() -> None:
+    def patterns(node: Any) -> set[str]:
+        if isinstance(node, dict):
+            # Amounts have patterns, too, and words of their own.
+            own = {node["pattern"]} if node.get("type") == "string" and "pattern" in node else set()
+            return own.union(*(patterns(part) for part in node.values() if "x-kubernetes-int-or-string" not in node))
+        return set().union(*map(patterns, node)) if isinstance(node, list) else set()
+
+    found = patterns([kind.model_json_schema() for kind in (TrainingJob, ScalingSettings, SimulationFile)])
+    assert {JOB_NAME_PATTERN, CURRENCY_PATTERN} < found <= set(PATTERN_WORDS)
 
 
 def test_a_field_in_the_wrong_section_is_suggested_where_it_belongs() -> None:
