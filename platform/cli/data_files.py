@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_mapping, validate
 
 JOB_FILE = "job.yaml"
+_LONGEST_NAME = 30
 
 
 def described_data(path: str, description: str | None) -> TrainingData:
@@ -69,15 +72,16 @@ def progress_bar(words: str) -> tuple[Progress, Callable[[int, int], None]]:
 
 def write_job(path: str, described: TrainingData) -> str:
     """Writes a job file next to local data; returns its path, or an empty string for remote data."""
+    from elastrec.platform.data.files import write_bytes
+
     if "://" in path:
         return ""
     folder = Path(path).absolute()
     absolute = described.model_copy(update={"path": str(folder)})
-    name = "".join(c if c.isalnum() else "-" for c in folder.name.lower()).strip("-")[:30] or "clicks"
     job = {
         "apiVersion": "elastrec.io/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name},
+        "metadata": {"name": _job_name(folder.name)},
         "spec": {
             "model": {"architecture": "wide_and_deep", "embedding_dimension": 16, "options": {}},
             "data": absolute.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
@@ -90,5 +94,13 @@ def write_job(path: str, described: TrainingData) -> str:
     }
     file = folder / JOB_FILE
     if not file.exists():
-        file.write_text(yaml.safe_dump(job, sort_keys=False))
+        # A part of a file would be kept by the next call.
+        write_bytes(str(file), yaml.safe_dump(job, sort_keys=False).encode())
     return str(file)
+
+
+def _job_name(folder: str) -> str:
+    """A name that a job may have: `Größe 1` becomes `grosse-1`, a folder without Latin letters and digits `clicks`."""
+    plain = unicodedata.normalize("NFKD", folder.casefold())
+    letters = "".join(c for c in plain if not unicodedata.combining(c))
+    return re.sub("[^a-z0-9]+", "-", letters)[:_LONGEST_NAME].strip("-") or "clicks"

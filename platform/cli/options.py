@@ -42,6 +42,18 @@ class OutputFile(click.Path):
         return path
 
 
+class NotBlank(click.types.StringParamType):
+    """Text; a blank one is refused: as the value of a variable that was not set, it would select another job, or a
+    folder that nobody named."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text."""
+        text = str(super().convert(value, param, ctx))
+        if not text.strip():
+            self.fail(f"{text!r} is blank", param, ctx)
+        return text
+
+
 class FiniteRange(click.FloatRange):
     """Numbers without `nan` and `inf`, which no bound of a FloatRange excludes."""
 

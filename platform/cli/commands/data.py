@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 from elastrec.platform.cli.commands.session import cluster, inspect
 from elastrec.platform.cli.commands.stream import land, publish
 from elastrec.platform.cli.data_files import progress_bar, write_job
-from elastrec.platform.cli.options import echo_json, output_option, parse_overrides
+from elastrec.platform.cli.options import NotBlank, echo_json, output_option, parse_overrides
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_mapping, validate
@@ -26,7 +27,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("path")
+@click.argument("path", type=NotBlank())
 @click.option("--rows-per-day", type=int, default=100_000, show_default=True)
 @click.option("--days", type=int, default=2, show_default=True, help="The last day is for evaluation.")
 @click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day.")
@@ -103,12 +104,12 @@ def generate(
             f"{day.day}: {counted(day.rows, 'row')}, {counted(day.positives, 'click')}, best reachable AUC {best}"
         )
     if job_file:
-        click.echo(f"train on it: elastrec run {job_file}")
+        click.echo(f"train on it: elastrec run {shlex.quote(job_file)}")
 
 
 @data.command()
-@click.argument("source", type=click.Path())
-@click.argument("destination")
+@click.argument("source", type=NotBlank())
+@click.argument("destination", type=NotBlank())
 @click.option(
     "--description", "-d", "description", required=True, type=click.Path(exists=True, dir_okay=False),
     help="TrainingData in YAML (or a job file with spec.data) that describes how SOURCE is read.",
@@ -156,7 +157,7 @@ def convert(
     if report.skipped_rows:
         click.echo(f"skipped: {counted(report.skipped_rows, 'bad row')}")
     if job_file:
-        click.echo(f"train on it: elastrec run {job_file}")
+        click.echo(f"train on it: elastrec run {shlex.quote(job_file)}")
 
 
 def _layout(by_time: bool, fractions: str | None, rows_per_day: int | None, start: str) -> Layout:

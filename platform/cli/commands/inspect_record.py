@@ -9,7 +9,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from elastrec.platform.cli.options import echo_json, output_option, wide_console
+from elastrec.platform.cli.options import NotBlank, echo_json, output_option, wide_console
 from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ _SHOWN_NUMBERS = 8
 
 
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=NotBlank())
 @click.option(
-    "--job", "job_name", metavar="NAME", help="Treat CHECKPOINT as a store, and show the newest record of this job."
-)
+    "--job", "job_name", metavar="NAME", type=NotBlank(),
+    help="Treat CHECKPOINT as a store, and show the newest record of this job.",
+)  # fmt: skip
 @click.option("--table", "-t", help="Show one row of this embedding table ...")
 @click.option("--key", "-k", help="... with this key, written as in the data. The empty key is the missing category.")
 @click.option(

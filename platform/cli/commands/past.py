@@ -13,7 +13,7 @@ from rich.table import Table
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.completion import all_jobs
-from elastrec.platform.cli.options import OutputFile, echo_json, output_option, platform_to_look, wide_console
+from elastrec.platform.cli.options import NotBlank, OutputFile, echo_json, output_option, platform_to_look, wide_console
 from elastrec.platform.jobs.known import unknown
 from elastrec.platform.jobs.watching.past import NothingLeftError
 from elastrec.platform.specs.errors import ElastrecError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 store_option = click.option(
-    "--store", metavar="URI", default=jobs.DEFAULT_STORE, show_default=True,
+    "--store", metavar="URI", type=NotBlank(), default=jobs.DEFAULT_STORE, show_default=True,
     help="Checkpoint store of a job that has ended, as in its job file.",
 )  # fmt: skip
 _SHOWN_LINES = 1000

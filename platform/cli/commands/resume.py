@@ -9,7 +9,7 @@ import click
 from elastrec.platform import jobs
 from elastrec.platform.cli.completion import all_jobs
 from elastrec.platform.cli.job_course import Course, show_outcome, train_and_publish
-from elastrec.platform.cli.options import output_option, parse_overrides
+from elastrec.platform.cli.options import NotBlank, output_option, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import interrupted_by_signals
 from elastrec.platform.specs.errors import FieldProblem, SpecError
@@ -20,6 +20,7 @@ from elastrec.platform.specs.errors import FieldProblem, SpecError
 @click.option(
     "--store",
     metavar="URI",
+    type=NotBlank(),
     default=jobs.DEFAULT_STORE,
     show_default=True,
     help="Checkpoint store of the job, as in its job file.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 from rich.table import Table
 
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
-from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console
+from elastrec.platform.cli.options import NotBlank, OutputFile, echo_json, output_option, wide_console
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.some import counted
@@ -99,7 +100,7 @@ def inspect(
 
 @click.command()
 @click.argument("source")
-@click.argument("destination")
+@click.argument("destination", type=NotBlank())
 @_description_option
 @_session_option
 @click.option("--partition", "partitions", multiple=True, metavar="DATE", help="Write only this partition. Repeatable.")
@@ -177,7 +178,7 @@ def cluster(
         if report.rows_without_session:
             click.echo(f"  {report.rows_without_session:,} rows have no session and are at the end")
     if job_file:
-        click.echo(f"train on it: elastrec run {job_file}")
+        click.echo(f"train on it: elastrec run {shlex.quote(job_file)}")
 
 
 def _groups(text: str | None, data: TrainingData, partitions: list[Partition] | None) -> Groups:

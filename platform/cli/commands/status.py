@@ -14,7 +14,7 @@ from rich.text import Text
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.completion import running_jobs
-from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.options import NotBlank, echo_json, output_option
 from elastrec.platform.cli.progress import PLAIN_LINE_EVERY_SECONDS, progress_line
 from elastrec.platform.cli.reader import interrupted_without_reader
 from elastrec.platform.cli.tables import Columns
@@ -33,7 +33,7 @@ _POD_EXPENDABLE = ("NODE", "ROLE", "CORES", "MEMORY", "AGE", "RESTARTS", "USED")
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=running_jobs)
+@click.argument("job", required=False, type=NotBlank(), shell_complete=running_jobs)
 @click.option("--watch", "-w", is_flag=True, help="Update the output until Ctrl-C, or until JOB has ended.")
 @output_option
 def status(job: str | None, watch: bool, output: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
-from elastrec.platform.cli.options import echo_json, output_option
+from elastrec.platform.cli.options import NotBlank, echo_json, output_option
 
 _brokers_option = click.option(
     "--brokers", required=True, metavar="HOST:PORT,...", help="Addresses of the Kafka cluster."
@@ -77,7 +79,7 @@ def publish(
 
 @click.command()
 @click.argument("topic")
-@click.argument("destination")
+@click.argument("destination", type=NotBlank())
 @_brokers_option
 @click.option(
     "--description", "-d", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -117,4 +119,4 @@ def land(
     if report.record.skipped_messages:
         click.echo(f"skipped so far: {report.record.skipped_messages:,} bad messages")
     if job_file:
-        click.echo(f"train on it: elastrec run {job_file}")
+        click.echo(f"train on it: elastrec run {shlex.quote(job_file)}")

@@ -231,3 +231,22 @@ def _has_json(name: str) -> bool:
     command = root.get_command(click.Context(root), name)
     assert command is not None
     return any(option.name == "output" for option in command.params)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["status", ""],
+        ["inspect", ""],
+        ["inspect", "checkpoints", "--job", ""],
+        ["explain", "click-1", "--store", " "],
+        ["resume", "click", "--store", ""],
+        ["data", "generate", " "],
+        ["data", "convert", "", "clicks", "-d", "job.yaml"],
+        ["data", "convert", "log.csv", "", "-d", "job.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_a_blank_name_such_as_of_an_unset_variable_is_refused(job_file: Path, call: list[str]) -> None:
+    refused = elastrec(*call, home=job_file.parent)
+    assert refused.returncode == 2 and "is blank" in refused.stderr

@@ -1,0 +1,56 @@
+"""The job file beside a log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from elastrec.platform.cli.commands.data import data
+from elastrec.platform.cli.data_files import write_job
+from elastrec.platform.specs import load_job
+from elastrec.platform.specs.data import SparseFeature, TrainingData
+from elastrec.platform.specs.errors import DataError
+
+DESCRIBED = TrainingData(path="clicks", sparse=(SparseFeature(name="C1"),))
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("Größe 1", "grosse-1"),
+        ("día_é", "dia-e"),
+        ("クリック", "clicks"),
+        (f"{'a' * 29}-b", "a" * 29),
+        ("clicks", "clicks"),
+    ],
+)
+def test_the_job_beside_a_log_in_any_folder_is_valid(tmp_path: Path, folder: str, name: str) -> None:
+    (tmp_path / folder).mkdir()
+    job = load_job(Path(write_job(str(tmp_path / folder), DESCRIBED)))
+    assert job.metadata.name == name and job.spec.data.path == str(tmp_path / folder)
+
+
+def test_a_job_file_that_a_full_disk_cut_off_is_written_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as now, pytest.raises(DataError, match="No space left"):
+        now.setattr(os, "fsync", full)
+        write_job(str(tmp_path), DESCRIBED)
+    assert list(tmp_path.iterdir()) == []
+    assert load_job(Path(write_job(str(tmp_path), DESCRIBED))).spec.data.sparse == DESCRIBED.sparse
+
+
+def test_the_command_that_trains_on_a_log_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    log = tmp_path / "my clicks"
+    made = CliRunner().invoke(data, ["generate", str(log), "--rows-per-day", "4", "--dense", "1", "--sparse", "1"])
+    assert made.exit_code == 0, made.output
+    words = shlex.split(made.output.splitlines()[-1])
+    assert words[-3:] == ["elastrec", "run", str(log / "job.yaml")]
