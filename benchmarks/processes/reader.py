@@ -14,11 +14,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from benchmarks.common.child import serve
-from elastrec.platform.data.generating.generator import read_report, training_data_for
+from elastrec.platform.data.finished import read_report
+from elastrec.platform.data.generating.generator import RECORD_NAME, GenerateReport, training_data_for
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, label_of
+from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.reader import ShardReader
-from elastrec.platform.specs.data import FileFormat
+from elastrec.platform.specs.data import FileFormat, TrainingData
+
+
+def _data_of(path: str) -> TrainingData:
+    """The data section for a generated log."""
+    return training_data_for(read_report(path, RECORD_NAME, GenerateReport).spec)
 
 
 def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Callable[[int], int]:
@@ -27,7 +33,7 @@ def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Cal
     Args:
         tensors: whether batches are torch tensors, as for the model, instead of numpy arrays.
     """
-    data = training_data_for(read_report(path).spec)
+    data = _data_of(path)
     manifest = build_manifest(data)
     shard = batch * batches_per_shard
     take: Callable[[Minibatch], object]
@@ -39,7 +45,7 @@ def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Cal
     else:
 
         def take(found: Minibatch) -> object:
-            return found.ids or ids_of(found.batch), dense_of(found.batch), label_of(found.batch)
+            return found.ids or ids_of(found.batch), dense_of(found.batch), targets_of(found.batch)
 
     def read(rows: int) -> int:
         reader, done = ShardReader(data, manifest), 0
@@ -56,7 +62,7 @@ def ours(path: str, batch: int, batches_per_shard: int, *, tensors: bool) -> Cal
 
 def plain(path: str, batch: int) -> Callable[[int], int]:
     """pyarrow decodes the same columns, file by file, into batches of the same size, and drops them."""
-    data = training_data_for(read_report(path).spec)
+    data = _data_of(path)
     files = build_manifest(data).files
     dense, sparse = [feature.name for feature in data.dense], [feature.name for feature in data.sparse]
 
@@ -103,7 +109,7 @@ def torchrec(path: str, batch: int) -> Callable[[int], int]:
     from torchrec.datasets.utils import Batch, ReadLinesFromCSV
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-    (file,) = build_manifest(training_data_for(read_report(path).spec)).files
+    (file,) = build_manifest(_data_of(path)).files
 
     def collate(rows: list[dict[str, Any]]) -> Batch:
         dense = np.array([[row[name] for name in DEFAULT_INT_NAMES] for row in rows], np.float32)

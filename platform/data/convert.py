@@ -241,8 +241,7 @@ def _assigned(
     """For each piece: its partitions with the indexes of their rows."""
     cuts = np.empty(0, np.int64)
     timestamp = seconds_column(source)
-    hourly = isinstance(layout, ByTime) and layout.unit == "hour"
-    calendar = LogCalendar(source.timezone, Partitioning.HOUR if hourly else Partitioning.DAY)
+    calendar = LogCalendar(source.timezone, _partitioning(layout))
     if isinstance(layout, ByFractions):
         shares = np.cumsum(layout.fractions)[:-1] / sum(layout.fractions)
         if layout.by_time:
@@ -324,13 +323,12 @@ class _Writer:
 
 def converted_data(source: TrainingData, destination: str, layout: Layout) -> TrainingData:
     """The data section of a job that reads converted rows."""
-    hourly = isinstance(layout, ByTime) and layout.unit == "hour"
     return source.model_copy(
         update={
             "path": join(destination),
             "evaluation_path": None,
             "format": FileFormat.PARQUET,
-            "partitioning": Partitioning.HOUR if hourly else Partitioning.DAY,
+            "partitioning": _partitioning(layout),
             "partition_folder": None,
             "include": (),
             # Rows to be scored may contain lists and missing values as in the source.
@@ -344,6 +342,10 @@ def converted_data(source: TrainingData, destination: str, layout: Layout) -> Tr
             "transform": None,
         }
     )
+
+
+def _partitioning(layout: Layout) -> Partitioning:
+    return Partitioning(layout.unit) if isinstance(layout, ByTime) else Partitioning.DAY
 
 
 def _converted_feature(feature: SparseFeature) -> SparseFeature:
@@ -362,7 +364,7 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     if source.labels:
         raise DataError(f"label rule: {text!r} makes data.label; remove the rule, or data.labels")
     rule = _Rule(match[1], match[2], float(match[3]))
-    if rule.column in set(_features(source)):
+    if rule.column in {feature.name for feature in source.described_features}:
         raise DataError(
             f"label rule: the column {rule.column!r} is a feature, too, from which a model would read the label; "
             "remove it from data.dense and data.sparse"
@@ -370,12 +372,8 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
     return rule
 
 
-def _features(source: TrainingData) -> tuple[str, ...]:
-    return (*(feature.name for feature in source.dense), *(feature.name for feature in source.sparse))
-
-
 def _check_layout(source: TrainingData, layout: Layout) -> None:
-    if DENSE in _features(source):
+    if DENSE in {feature.name for feature in source.described_features}:
         raise DataError(f"feature name {DENSE!r} is reserved; rename the column")
     timed = isinstance(layout, ByTime) or (isinstance(layout, ByFractions) and layout.by_time)
     if timed and source.timestamp is None:

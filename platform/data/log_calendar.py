@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastrec.platform.data.partitions import Partition
-from elastrec.platform.specs.data import Partitioning, TrainingData
+from elastrec.platform.specs.data import Partitioning
 from elastrec.platform.specs.errors import DataError
 
 _DAY_SECONDS = 86_400
@@ -41,11 +41,6 @@ class LogCalendar:
         self.zone = ZoneInfo(timezone)
         self._unit = unit
         self._width = _DAY_SECONDS if unit is Partitioning.DAY else 3600
-
-    @classmethod
-    def of(cls, data: TrainingData) -> LogCalendar:
-        """The calendar of a log with partitions."""
-        return cls(data.timezone, data.partitioning)
 
     def keys_of(self, second_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """The partition of each moment, seconds since the epoch; both int64 [B]."""

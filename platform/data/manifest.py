@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,11 +78,9 @@ def build_manifest(
             raise _no_files(data, root)
         listed += [(partition, uri, info) for uri, info in files]
 
-    def describe(item: tuple[str, str, pafs.FileInfo]) -> tuple[DataFile, Columns]:
-        return _describe(data, *item, allow_compressed_text=allow_compressed_text)
-
+    describe = partial(_describe, data, allow_compressed_text=allow_compressed_text)
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        described = list(pool.map(describe, listed))
+        described = list(pool.map(describe, *zip(*listed, strict=True)))
     _check_kinds(described)
     digest = xxhash.xxh3_128()
     root_uri = join(data.path)

@@ -124,7 +124,8 @@ def partition_roots(data: TrainingData, partition: Partition) -> list[str]:
             ]
         else:
             folders = [(*above, name) for above in folders]
-    roots = [names for names in folders if _exists(filesystem, "/".join((root, *names)))]
+    infos = filesystem.get_file_info(["/".join((root, *names)) for names in folders])
+    roots = [names for names, info in zip(folders, infos, strict=True) if info.type != pafs.FileType.NotFound]
     return [join(data.path, *names) for names in roots] or [join(data.path, path)]
 
 
@@ -155,10 +156,6 @@ def _named(filesystem: pafs.FileSystem, path: str, level: Level) -> list[str]:
         return [name for name in names if name == level.text]
     # Names without a fixed beginning are distinguished from other folders by their first digit.
     return [name for name in names if name.startswith(level.prefix) and (level.prefix or name[0].isdigit())]
-
-
-def _exists(filesystem: pafs.FileSystem, path: str) -> bool:
-    return bool(filesystem.get_file_info(path).type != pafs.FileType.NotFound)
 
 
 def _folders(filesystem: pafs.FileSystem, path: str) -> list[str]:

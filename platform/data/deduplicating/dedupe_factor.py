@@ -175,7 +175,7 @@ def propose(
         computed_pooling: features that attention or a transformer pools: for these, short lists pay, too.
     """
     reasons: dict[str, str] = {}
-    chosen: list[FeatureFactor] = []
+    chosen: list[str] = []
     for factor in factors:
         if factor.measured <= WORTH_ABOVE:
             reasons[factor.name] = f"factor {factor.measured:.2f} is not above {WORTH_ABOVE}"
@@ -183,15 +183,20 @@ def propose(
             what = f"lists of {factor.mean_length:.1f} ids" if factor.is_list else "one id a row"
             reasons[factor.name] = f"{what}, pooled without computing, cost less than the lookup"
         else:
-            chosen.append(factor)
-    groups = group_features([factor.name for factor in chosen], samples, batch_rows)
+            reasons[factor.name] = f"factor {factor.measured:.2f}"
+            chosen.append(factor.name)
+    groups = group_features(chosen, samples, batch_rows)
+    for group in groups:
+        for name in group:
+            if len(group) > 1:
+                reasons[name] += f", changes together with {', '.join(other for other in group if other != name)}"
+    return proposal_of(groups, reasons)
+
+
+def proposal_of(groups: tuple[tuple[str, ...], ...], reasons: Mapping[str, str]) -> Proposal:
+    """The proposal of these groups, with the reason for each feature, in the order of the data."""
     place = {name: index for index, group in enumerate(groups) for name in group}
-    for factor in chosen:
-        others = [name for name in groups[place[factor.name]] if name != factor.name]
-        together = f", changes together with {', '.join(others)}" if others else ""
-        reasons[factor.name] = f"factor {factor.measured:.2f}{together}"
-    choices = tuple(Choice(factor.name, place.get(factor.name, -1), reasons[factor.name]) for factor in factors)
-    return Proposal(groups, choices)
+    return Proposal(groups, tuple(Choice(name, place.get(name, -1), why) for name, why in reasons.items()))
 
 
 def group_features(

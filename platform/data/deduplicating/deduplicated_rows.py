@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -166,25 +165,14 @@ class DeduplicatedShard:
         return self._stage.finish(batch, self._pools)
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Distinct rows of one group in one window; `base` is the number of the first of them."""
-
-    base: int
-    parts: Parts
-
-    @property
-    def end(self) -> int:
-        return self.base + len(self.parts[0][1]) - 1
-
-
 class _Pool:
     """The distinct rows of one group that minibatches still need; numbers continue from window to window."""
 
     def __init__(self) -> None:
         self._end = 0
         self._pieces: list[Parts] = []
-        self._windows: deque[_Window] = deque()
+        self._windows: deque[tuple[int, Parts]] = deque()
+        """The number of the first distinct row of each window, and the rows."""
 
     def add(self, parts: Parts) -> int:
         """Adds the distinct rows of a piece; returns the number of the first of them."""
@@ -195,13 +183,13 @@ class _Pool:
     def end_window(self) -> None:
         """Makes the rows since the last window a window."""
         parts = tuple(joined(pieces) for pieces in zip(*self._pieces, strict=True))
-        self._windows.append(_Window(self._end - len(parts[0][1]) + 1, parts))
+        self._windows.append((self._end - len(parts[0][1]) + 1, parts))
         self._pieces = []
 
     def taken(self, keys: tuple[str, ...], code_U: NDArray[np.int64], inverse_B: NDArray[np.int32]) -> InverseJagged:
         """The rows with these numbers. Windows are consumed in order, so that earlier ones are dropped."""
-        while len(code_U) and len(self._windows) > 1 and self._windows[0].end <= code_U.min():
+        while len(code_U) and len(self._windows) > 1 and self._windows[1][0] <= code_U.min():
             self._windows.popleft()
-        row_U = code_U - self._windows[0].base
-        features = zip(*(window.parts for window in self._windows), strict=True)
+        row_U = code_U - self._windows[0][0]
+        features = zip(*(parts for _, parts in self._windows), strict=True)
         return InverseJagged(keys, *joined([take_rows(*joined(parts), row_U) for parts in features]), inverse_B)

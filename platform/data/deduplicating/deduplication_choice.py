@@ -6,7 +6,6 @@ session column. Without clustering, rows hardly repeat within a batch, and no fe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +15,12 @@ from numpy.typing import NDArray
 from elastrec.platform.data.clustering.session_order import session_order
 from elastrec.platform.data.clustering.sorting import session_numbers
 from elastrec.platform.data.deduplicating.dedupe_factor import (
-    Choice,
     FeatureFactor,
+    Proposal,
     feature_factor,
     feature_samples,
     group_features,
+    proposal_of,
     propose,
 )
 from elastrec.platform.data.entries import DataManifest
@@ -34,20 +34,17 @@ _SAMPLE_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class ChosenGroups:
-    """Groups, and the measurements by which they were chosen.
+class ChosenGroups(Proposal):
+    """Groups, none of them for no deduplication, and the measurements by which they were chosen.
 
     Attributes:
-        groups: each with its features; none: no deduplication.
         rows, batch_rows: of the sample.
-        factors, choices: one per sparse feature, in the order of the data.
+        factors: one per sparse feature, in the order of the data.
     """
 
-    groups: tuple[tuple[str, ...], ...]
     rows: int
     batch_rows: int
     factors: tuple[FeatureFactor, ...]
-    choices: tuple[Choice, ...]
 
     def __str__(self) -> str:
         """A table for users."""
@@ -93,11 +90,11 @@ def choose_groups(
     factors = [feature_factor(name, each, session_N, log_order, batch_rows) for name, each in samples.items()]
     if wanted.is_auto:
         proposal = propose(factors, samples, batch_rows, computed_pooling=computed_pooling)
-        groups, choices = proposal.groups, proposal.choices
     else:
         groups = wanted.groups or group_features(list(wanted.named), samples, batch_rows)
-        choices = _choices_of(list(samples), groups)
-    return ChosenGroups(groups, raw.num_rows, batch_rows, tuple(factors), choices)
+        verbs = {name: "names it" if name in wanted.named else "leaves it out" for name in samples}
+        proposal = proposal_of(groups, {name: f"the job file {verb}" for name, verb in verbs.items()})
+    return ChosenGroups(proposal.groups, proposal.choices, raw.num_rows, batch_rows, tuple(factors))
 
 
 def _order(raw: pa.Table, session: str | None, training: Training) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -111,11 +108,3 @@ def _order(raw: pa.Table, session: str | None, training: Training) -> tuple[NDAr
     if training.shuffle:
         place_N = session_order([sessions], place_N)
     return place_N, session_numbers(sessions.take(pa.array(place_N)))
-
-
-def _choices_of(names: Sequence[str], groups: Sequence[Sequence[str]]) -> tuple[Choice, ...]:
-    place = {name: index for index, group in enumerate(groups) for name in group}
-    return tuple(
-        Choice(name, place.get(name, -1), "the job file " + ("names it" if name in place else "leaves it out"))
-        for name in names
-    )

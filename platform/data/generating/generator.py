@@ -26,7 +26,6 @@ from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.data import (
-    CsvOptions,
     DenseFeature,
     FileFormat,
     LabelColumn,
@@ -123,8 +122,8 @@ class GenerateReport(Spec):
 
 def training_data_for(spec: GenerateSpec) -> TrainingData:
     """The data section of a job that reads what `generate(spec)` writes."""
-    encoding: Literal["integer", "hexadecimal"] = "hexadecimal" if spec.format is FileFormat.CRITEO_TSV else "integer"
     criteo = spec.format is FileFormat.CRITEO_TSV
+    encoding: Literal["integer", "hexadecimal"] = "hexadecimal" if criteo else "integer"
     return TrainingData(
         path=spec.path,
         format=spec.format,
@@ -137,7 +136,6 @@ def training_data_for(spec: GenerateSpec) -> TrainingData:
         ),
         timestamp=None if criteo else "timestamp",
         session=None if criteo else "session_id",
-        csv=CsvOptions(),
     )
 
 
@@ -191,15 +189,6 @@ def generate(spec: GenerateSpec, progress: finished.Progress | None = None) -> G
         report = report.model_copy(update={"days": (*report.days, day_truth)})
         finished.write_report(spec.path, RECORD_NAME, report)
     return report
-
-
-def read_report(path: str) -> GenerateReport:
-    """The record beside generated partitions.
-
-    Raises:
-        DataError: there is none, or it is unreadable.
-    """
-    return finished.read_report(path, RECORD_NAME, GenerateReport)
 
 
 def _existing(spec: GenerateSpec) -> GenerateReport:

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from numpy.typing import NDArray
 
 from elastrec.platform.data.files import join
 from elastrec.platform.data.finished import AtomicFile, ParquetFile
@@ -116,14 +115,9 @@ def _criteo(table: pa.Table) -> pa.Table:
     return table
 
 
-_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
-
-
 def _hexadecimal(ids: pa.Array) -> pa.Array:
     """Ids within 32 bits as 8 digits each."""
-    id_B: NDArray[np.int64] = np.asarray(pc.fill_null(ids, 0))
-    shifts = np.arange(28, -4, -4)
-    digits = _DIGITS[(id_B[:, None] >> shifts) & 15]
-    offsets = np.arange(0, 8 * len(id_B) + 1, 8, dtype=np.int32)
-    texts = pa.StringArray.from_buffers(len(id_B), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits)))
+    digits = np.asarray(pc.fill_null(ids, 0)).astype(">u4").tobytes().hex().encode()
+    offsets = np.arange(0, len(digits) + 1, 8, dtype=np.int32)
+    texts = pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(digits))
     return pc.if_else(ids.is_valid(), texts, pa.scalar(None, pa.string()))

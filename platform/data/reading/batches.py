@@ -22,11 +22,6 @@ def targets_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     return np.asarray(column).reshape(-1, 1) if pa.types.is_float32(column.type) else _rows_of(column)
 
 
-def label_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
-    """The first label, float32 [B], without a copy."""
-    return targets_of(batch)[:, 0]
-
-
 def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     """dense_BI float32 [B, I], without a copy; [B, 0] when the job has no dense features."""
     index = batch.schema.get_field_index(DENSE)

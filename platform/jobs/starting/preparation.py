@@ -259,7 +259,7 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
         return _Rows(
             build_manifest(data, None), build_manifest(evaluation_data, None), interval or Interval("", "", "")
         )
-    calendar = LogCalendar.of(data)
+    calendar = LogCalendar(data.timezone, data.partitioning)
     if interval is None:
         training, evaluation = _newest_last(job, existing_partitions(data))
         bounds = calendar.begin(training[0]), calendar.begin(evaluation[0]), calendar.end(evaluation[-1])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.reading.batches import dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.job import TrainingJob
@@ -78,7 +78,7 @@ class LogisticRegression:
     def train(self, started: Started, *, hold: bool, leaves: bool = False, rate_scale: float = 1.0) -> None:
         batch = started.item.batch
         x_B2 = np.column_stack([dense_of(batch)[:, 0], np.ones(batch.num_rows)])
-        gradient_2 = x_B2.T @ (self._probability(x_B2) - label_of(batch)) / len(x_B2)
+        gradient_2 = x_B2.T @ (self._probability(x_B2) - targets_of(batch)[:, 0]) / len(x_B2)
         self.trained += 1
         self._in_flight.append((gradient_2, ids_of(batch).values))
         if self._lose_every and self.trained % self._lose_every == 0:
@@ -100,7 +100,7 @@ class LogisticRegression:
         batch = started.item.batch
         x_B2 = np.column_stack([dense_of(batch)[:, 0], np.ones(batch.num_rows)])
         pooled = np.zeros((batch.num_rows, 1), np.float32)
-        return Prediction(predicted(self._probability(x_B2), label_of(batch)), pooled)
+        return Prediction(predicted(self._probability(x_B2), targets_of(batch)[:, 0]), pooled)
 
     def release(self) -> None:
         pass

@@ -14,11 +14,13 @@ from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
+from elastrec.platform.data.finished import read_report
 from elastrec.platform.data.generating.generator import (
     CHUNK_ROWS,
+    RECORD_NAME,
+    GenerateReport,
     GenerateSpec,
     generate,
-    read_report,
     training_data_for,
 )
 from elastrec.platform.data.manifest import build_manifest
@@ -75,7 +77,8 @@ def test_a_complete_log_is_not_changed_and_a_longer_one_is_continued(tmp_path: P
     assert longer.days[:1] == first.days and longer.rows == 8_000
     assert seen[0] == (4_000, 8_000) and seen[-1] == (8_000, 8_000)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert generate(_spec(tmp_path / "a", days=2)) == longer == read_report(str(tmp_path / "a"))
+    stored = read_report(str(tmp_path / "a"), RECORD_NAME, GenerateReport)
+    assert generate(_spec(tmp_path / "a", days=2)) == longer == stored
 
 
 def test_other_data_is_never_overwritten(tmp_path: Path) -> None:
@@ -145,13 +148,13 @@ def test_the_truth_reaches_the_requested_auc_and_a_linear_model_is_close(tmp_pat
     def rows(start: int) -> tuple[object, np.ndarray]:
         from scipy.sparse import csr_matrix, hstack
 
-        from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
+        from elastrec.platform.data.reading.batches import dense_of, ids_of, targets_of
 
         batch = next(reader.read(start, 60_000, seed=0, shuffle=False, batch_size=60_000))
         ids_FB = ids_of(batch).values.reshape(8, -1) + 512 * np.arange(8)[:, None]
         ones = np.ones(ids_FB.size)
         hot = csr_matrix((ones, (np.tile(np.arange(60_000), 8), ids_FB.ravel())), shape=(60_000, 4096))
-        return hstack([hot, dense_of(batch)]).tocsr(), label_of(batch)
+        return hstack([hot, dense_of(batch)]).tocsr(), targets_of(batch)[:, 0]
 
     model = LogisticRegression(C=0.1, solver="liblinear").fit(*rows(0))
     features, labels = rows(60_000)

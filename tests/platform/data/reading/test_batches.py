@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from elastrec.platform.data.manifest import build_manifest
-from elastrec.platform.data.reading.batches import dense_of, ids_of, label_of
+from elastrec.platform.data.reading.batches import dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.reader import ShardReader
 from tests.platform.data.rows import data, table, write_parquet
 
@@ -17,7 +17,7 @@ def test_columns_become_numpy_arrays_feature_by_feature(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", table(100))
     of = data(tmp_path)
     batch = list(ShardReader(of, build_manifest(of)).read(0, 8, seed=0, shuffle=False, batch_size=4))[1]
-    assert label_of(batch).tolist() == [0, 0, 1, 0]
+    assert targets_of(batch)[:, 0].tolist() == [0, 0, 1, 0]
     assert dense_of(batch).tolist() == [[4], [5], [6], [7]]
     ids = ids_of(batch)
     assert (ids.keys, ids.scalar) == (("row", "many"), False)

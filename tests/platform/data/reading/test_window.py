@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.reading import encode, raw, reader
-from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, label_of
+from elastrec.platform.data.reading.batches import Minibatch, dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.reader import ShardReader
 from elastrec.platform.specs.data import TrainingData
@@ -104,7 +104,7 @@ def _check(ours: list[Minibatch], theirs: list[tuple[pa.RecordBatch, int]], leng
         batch.validate(full=True)
         assert batch.schema == other.schema
         assert batch == other
-        assert np.array_equal(label_of(batch), label_of(other))
+        assert np.array_equal(targets_of(batch)[:, 0], targets_of(other)[:, 0])
         assert np.array_equal(dense_of(batch), dense_of(other))
         for found in (ids_of(batch), each.ids or ids_of(batch)):
             expected = ids_of(other)
