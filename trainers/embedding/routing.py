@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastrec.platform.transport.wire.frames import Packed, bytes_of
+from elastrec.platform.transport.wire.frames import Packed, bytes_of, padding_of
 from elastrec.trainers.embedding.kernels import route_ids
 from elastrec.trainers.parameter_server.hashing import buckets_of
 from elastrec.trainers.parameter_server.plan import TablePlan
@@ -48,11 +48,16 @@ class RoutedIds:
     @cached_property
     def requests(self) -> list[Packed]:
         """By server, `counts` and `ids` as a Pull and a Push begin with them."""
+        # Joined, because copying small arrays costs less than what every frame does for each buffer.
+        tables = self.counts.shape[1]
+        of_counts, gap = ("i4", [tables]), padding_of(4 * tables)
+        requests = []
         counts = _cuts(self.counts, [1] * len(self.counts))
-        return [
-            Packed.vectors(("i4", [count]), ("i8", ids)).copied()
-            for count, ids in zip(counts, self.shares(self.of_groups(self.ids)), strict=True)
-        ]
+        for count, ids in zip(counts, self.shares(self.of_groups(self.ids)), strict=True):
+            ids_bytes = sum(map(len, ids))
+            content = b"".join((count, gap, *ids, padding_of(ids_bytes)))
+            requests.append(Packed([of_counts, ("i8", [ids_bytes // 8])], [content], len(content)))
+        return requests
 
     def of_groups(self, array: Array) -> list[Array]:
         """By group, its part of an array [U] that is laid out like `ids`."""

@@ -26,7 +26,7 @@ _ALLOWED_DTYPES = {
     name: np.dtype(name) for name in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "b1")
 }
 _ITEM_BYTES = {name: dtype.itemsize for name, dtype in _ALLOWED_DTYPES.items()}
-_PADDINGS = [bytes(ALIGNMENT_BYTES - over) for over in range(ALIGNMENT_BYTES)]  # by bytes behind the last multiple
+_PADDINGS = [bytes(-over % ALIGNMENT_BYTES) for over in range(ALIGNMENT_BYTES)]  # by bytes behind the last multiple
 
 Array = np.ndarray[Any, Any]
 
@@ -79,10 +79,6 @@ class Packed(NamedTuple):
                 size_bytes += ALIGNMENT_BYTES - over
             total_bytes += size_bytes
         return cls(layout, buffers, total_bytes)
-
-    def copied(self) -> Packed:
-        """The same in one buffer: copying small arrays costs less than what every frame does for each buffer."""
-        return Packed(self.arrays, [b"".join(self.buffers)], self.size_bytes)
 
 
 class Layout(msgspec.Struct, array_like=True):
@@ -202,6 +198,11 @@ def encode_frame(
 @cache
 def _name_of(dtype: np.dtype[Any]) -> str:
     return dtype.str.lstrip("<|=")
+
+
+def padding_of(size_bytes: int) -> bytes:
+    """What follows an array of this size in a body."""
+    return _PADDINGS[size_bytes % ALIGNMENT_BYTES]
 
 
 def bytes_of(array: Array) -> memoryview:
