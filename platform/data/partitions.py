@@ -13,9 +13,9 @@ from elastrec.platform.data.files import join, locate
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.partition_folders import HIVE_NULL, Level, hive_keys
+from elastrec.platform.specs.text.some import some
 
 _NAME = re.compile(r"^(?:day=)?(\d{4}-\d{2}-\d{2})(?:[/T](?:hour=)?(\d{2}))?$")
-_SHOWN = 3
 
 
 @dataclass(frozen=True, order=True)
@@ -166,8 +166,7 @@ def _folders(filesystem: pafs.FileSystem, path: str) -> list[str]:
 def other_folders(data: TrainingData) -> str:
     """A few folders `key=value` beside those of the pattern, for a message; empty where there are none."""
     filesystem, root = locate(data.path)
-    names = [name for name in _folders(filesystem, root) if "=" in name]
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return some([name for name in _folders(filesystem, root) if "=" in name])
 
 
 def _odd(data: TrainingData, names: tuple[str, ...], reason: str) -> DataError:

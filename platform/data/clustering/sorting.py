@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from elastrec.platform.data.deduplicating.stored_groups import stored_groups
 from elastrec.platform.data.files import opened_parquet
 from elastrec.platform.data.finished import Progress
-from elastrec.platform.data.reading.numbers import schema_without_views
+from elastrec.platform.data.reading.numbers import combined, schema_without_views
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import DataError
 
@@ -139,7 +139,7 @@ def range_count(source: SortSource, memory_bytes: int) -> int:
 
 def session_starts(sessions: pa.ChunkedArray | pa.Array) -> NDArray[np.bool_]:
     """bool [B]: whether this row begins a session. A row without a session is a session of its own."""
-    column = sessions.combine_chunks() if isinstance(sessions, pa.ChunkedArray) else sessions
+    column = combined(sessions)
     starts_B = np.ones(len(column), np.bool_)
     if len(column) > 1:
         differs = pc.fill_null(pc.not_equal(column[1:], column[:-1]), True)

@@ -8,7 +8,6 @@ field: the number of quotation marks before it in its row is odd.
 from __future__ import annotations
 
 import codecs
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from elastrec.platform.data.reading.files.compressed_text import CompressedText,
 from elastrec.platform.data.reading.files.libsvm import libsvm_columns
 from elastrec.platform.specs.data import CsvOptions, FileFormat, TrainingData
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.some import repeated
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 INDEX_ROWS = 16_384
@@ -304,8 +304,7 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
     begin = mark + int(starts[0])
     criteo = data.format is FileFormat.CRITEO_TSV
     ends = _row_ends(_units(head[begin:], encoding), not criteo and data.csv.newlines_in_values)
-    width = _UNITS[encoding].itemsize if encoding in _UNITS else 1
-    end = begin + int(ends[0]) * width if len(ends) else len(head)
+    end = begin + int(ends[0]) * raw.itemsize if len(ends) else len(head)
     line = head[begin:end].decode(encoding, errors="replace").rstrip("\r")
     if criteo and "\t" not in line and "," in line:
         raise _no_tabs(uri, line)
@@ -313,7 +312,7 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
     with errors_naming(uri):
         cells = _cells(line, delimiter)
     if criteo:
-        return delimiter, *_criteo_columns(data, uri, cells, begin, end + width)
+        return delimiter, *_criteo_columns(data, uri, cells, begin, end + raw.itemsize)
     if not data.csv.has_header:
         named = list(data.csv.column_names or ())
         if len(cells) != len(named):
@@ -322,10 +321,9 @@ def _header(data: TrainingData, uri: str, head: bytes, encoding: str, mark: int)
                 f"correct csv.column_names or csv.delimiter (now {delimiter!r})"
             )
         return delimiter, named, begin
-    doubled = sorted(cell for cell, count in Counter(cells).items() if count > 1)
-    if doubled:
+    if doubled := repeated(cells):
         raise DataError(f"{uri}: the header names {doubled} more than once; every column needs its own name")
-    return delimiter, cells, end + width
+    return delimiter, cells, end + raw.itemsize
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
