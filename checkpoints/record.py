@@ -165,6 +165,36 @@ class Record:
                     arrays = self._arrays(part, entry, data, start)
                 yield entry, arrays
 
+    def stream(
+        self,
+        part: PartManifest,
+        entries: Iterable[SectionEntry],
+        enter: Callable[[SectionEntry, Array], tuple[int, Callable[[], None]]],
+        readers: int = 1,
+    ) -> Iterator[None]:
+        """Reads sections of one array each in the order of `read`. Yields after each section.
+
+        Args:
+            enter: gets a section and its array, whose bytes may be damaged. It returns the xxh3-64 of the bytes that it
+                has used, and a function, which is called if the array is intact. Otherwise `enter` is called again if
+                there is another copy. So it can use bytes while they are in the processor's cache for the checksum.
+
+        Raises:
+            DamagedRecordError: as in `read`.
+        """
+        for start, end, group in _neighbours(entries, READ_AHEAD_BYTES // readers):
+            data = self._bytes(part, start, end)
+            for entry in group:
+                (array,) = entry.arrays
+                confirm = _entered(entry, _raw(array, data, start), enter)
+                if confirm is None and self._store.distrust(part.file):
+                    data = self._bytes(part, start, end)
+                    confirm = _entered(entry, _raw(array, data, start), enter)
+                if confirm is None:
+                    raise self._damaged(part, entry, array)
+                confirm()
+                yield
+
     def _arrays(self, part: PartManifest, entry: SectionEntry, data: Array, start: int) -> Arrays:
         return {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}
 
@@ -179,18 +209,16 @@ class Record:
             raise DamagedRecordError(f"{self.uri}/{part.file}: the part cannot be read: {error}") from error
 
     def _array(self, part: PartManifest, section: SectionEntry, entry: ArrayEntry, data: Array, start: int) -> Array:
-        size = entry.nbytes
-        # An empty array has no bytes, so its offset may lie outside what was fetched.
-        first = entry.offset - start if size else 0
-        raw = data[first : first + size]
-        if len(raw) != size or xxhash.xxh3_64_intdigest(raw.data) != entry.checksum:
-            raise DamagedRecordError(
-                f"{self.uri}/{part.file}: array {entry.name!r} of section {section.key} is damaged "
-                f"(checksum differs, bytes {entry.offset} to {entry.offset + size}); use an older record"
-            )
-        if size == 0:
-            return np.frombuffer(b"", dtype=entry.dtype).reshape(entry.shape)
+        raw = _raw(entry, data, start)
+        if len(raw) != entry.nbytes or xxhash.xxh3_64_intdigest(raw.data) != entry.checksum:
+            raise self._damaged(part, section, entry)
         return raw.view(entry.dtype).reshape(entry.shape)
+
+    def _damaged(self, part: PartManifest, section: SectionEntry, entry: ArrayEntry) -> DamagedRecordError:
+        return DamagedRecordError(
+            f"{self.uri}/{part.file}: array {entry.name!r} of section {section.key} is damaged "
+            f"(checksum differs, bytes {entry.offset} to {entry.offset + entry.nbytes}); use an older record"
+        )
 
     def dense(self, parameter: str) -> Arrays:
         """One dense parameter, assembled from its slices: `value` and optimiser state.
@@ -238,6 +266,24 @@ class Record:
                     if (entry.key.kind, entry.key.name) == (SectionKind.DENSE, parameter) and entry.key.bucket in starts
                 ]
                 yield from ((entry.key.bucket, arrays) for entry, arrays in self.read(part, entries))
+
+
+def _raw(entry: ArrayEntry, data: Array, start: int) -> Array:
+    """An array's bytes among `data` [n] uint8, which begins at byte `start` of the part; fewer if it ends before."""
+    # An empty array has no bytes, so its offset may lie outside what was fetched.
+    first = entry.offset - start if entry.nbytes else 0
+    return data[first : first + entry.nbytes]
+
+
+def _entered(
+    section: SectionEntry, raw: Array, enter: Callable[[SectionEntry, Array], tuple[int, Callable[[], None]]]
+) -> Callable[[], None] | None:
+    """What `enter` returns for a section of one array with these bytes; None: they are damaged."""
+    (entry,) = section.arrays
+    if len(raw) != entry.nbytes:
+        return None
+    checksum, confirm = enter(section, raw.view(entry.dtype).reshape(entry.shape))
+    return confirm if checksum == entry.checksum else None
 
 
 def _neighbours(entries: Iterable[SectionEntry], most_bytes: int) -> Iterator[tuple[int, int, list[SectionEntry]]]:

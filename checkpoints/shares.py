@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -109,14 +109,25 @@ class Share:
 
         Together they fetch no more at once than one reader would, or one section each. Not for parts of format 1.
         """
-        return [self._chunks(sections) for sections in self.sections(self.entries(kind), count)]
+        runs = _runs(self.entries(kind), count)
+        return [self._chunks(self.record.read(self.part, run, len(runs))) for run in runs]
 
-    def sections(self, entries: Iterable[SectionEntry], count: int) -> list[Iterator[tuple[SectionEntry, Arrays]]]:
-        """Sections as they were written, read like `readers`."""
-        ordered = sorted(entries, key=lambda entry: entry.span)
-        ends = [len(ordered) * number // count for number in range(count + 1)]
-        runs = [ordered[start:end] for start, end in itertools.pairwise(ends) if start < end]
-        return [self.record.read(self.part, run, len(runs)) for run in runs]
+    def streams(
+        self,
+        entries: Iterable[SectionEntry],
+        count: int,
+        enter: Callable[[SectionEntry, Array], tuple[int, Callable[[], None]]],
+    ) -> list[Iterator[None]]:
+        """Readers like `readers`, of sections of any kinds; see `Record.stream`."""
+        runs = _runs(entries, count)
+        return [self.record.stream(self.part, run, enter, len(runs)) for run in runs]
+
+
+def _runs(entries: Iterable[SectionEntry], count: int) -> list[list[SectionEntry]]:
+    """At most `count` lists of consecutive sections."""
+    ordered = sorted(entries, key=lambda entry: entry.span)
+    ends = [len(ordered) * number // count for number in range(count + 1)]
+    return [ordered[start:end] for start, end in itertools.pairwise(ends) if start < end]
 
 
 def chain_shares(chain: Sequence[Record], buckets: Iterable[int] | Array | None = None) -> Iterator[Share]:

@@ -66,7 +66,7 @@ def _warm_slabs(store: RowStore, copied: Copied) -> None:
     made = [*maker.add(copied), *maker.finish()]
     reserve_rows(store, copied.buckets, copied.counts)
     slabs = SlabLoader(store, copied.buckets, copied.counts)
-    slabs.load_cells(copied.buckets, copied.counts, np.zeros(len(copied.counts), np.int64), copied.cells)
+    slabs.load_cells(copied.buckets, copied.counts, np.zeros(len(copied.counts), np.int64), copied.cells)[1]()
     slabs.finish()
     for each in made:
         slabs.load_lines(each.buckets, each.counts, each.lines)

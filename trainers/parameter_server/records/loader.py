@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
@@ -11,9 +12,10 @@ from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
+import xxhash
 
 from elastrec.checkpoints import Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind, adapt
-from elastrec.checkpoints.rows import CELLS, Arrays, chunk
+from elastrec.checkpoints.rows import CELLS, chunk
 from elastrec.checkpoints.sections import SectionEntry
 from elastrec.checkpoints.shares import KINDS, Share
 from elastrec.checkpoints.summary import SegmentSummary
@@ -173,6 +175,7 @@ class Loader:
             if (slabs := self._slabs(share, *self._fresh)) is not None:
                 yield from self._copy_slabs(share, self._fresh[0], slabs)
             else:
+                self._clear_lines(share, self._fresh[0])
                 enter = functools.partial(self._enter_fresh, *self._fresh)
                 yield from _side_by_side(share.readers(SectionKind.ROWS, self._threads), enter)
         for rows in share.read(kinds):
@@ -188,8 +191,12 @@ class Loader:
             versions[buckets] = np.maximum(versions[buckets], share.last + 1)
         if len(targets) == 1 and -1 not in targets and not share.first.any():
             number = targets.pop()
-            if reserve_rows(self._stores[number], *share.row_counts()):
+            if reserve_rows(self._stores[number], *share.row_counts(), clear=False):
                 self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
+
+    def _clear_lines(self, share: Share, number: int) -> None:
+        store, (buckets, _) = self._stores[number], share.row_counts()
+        store.rows_memory.clear_lines(buckets[store.owned[buckets]])
 
     def _slabs(self, share: Share, number: int, numbers: Array) -> SlabLoader | None:
         """A loader that copies the share's cells unchanged; None: rows of the store have other cells or buckets."""
@@ -216,30 +223,48 @@ class Loader:
             firsts[entry.key] = held[entry.buckets]
             held[entry.buckets] += entry.counts
 
-        def enter(section: tuple[SectionEntry, Arrays]) -> None:
-            entry, arrays = section
-            if entry.key.kind is SectionKind.LINES:
-                bucket = slabs.load_lines(entry.buckets, entry.counts, arrays[LINES])
+        def enter_lines(entry: SectionEntry, lines: Array) -> tuple[int, Callable[[], None]]:
+            bucket = slabs.load_lines(entry.buckets, entry.counts, lines)
+
+            def confirm() -> None:
                 if bucket >= 0:
                     raise DamagedRecordError(
                         f"{share.where}: section {entry.key}: the index of bucket {bucket} is not that of its rows; "
                         "use an older record"
                     )
-                return
-            try:
-                slabs.load_cells(entry.buckets, entry.counts, firsts[entry.key], arrays[CELLS])
-            except ForeignCellError as error:
-                found, at = chunk(entry, arrays, share.tables, share.where), error.number
-                table = share.tables[found.columns["tables"][at]]
-                raise self._foreign(found, found.columns["ids"][at], table, found.bucket_of_entry[at]) from error
+
+            return xxhash.xxh3_64_intdigest(lines.data), confirm
+
+        def enter_cells(entry: SectionEntry, cells: Array) -> tuple[int, Callable[[], None]]:
+            with self._named(share, entry, cells):
+                checksum, count = slabs.load_cells(entry.buckets, entry.counts, firsts[entry.key], cells)
+
+            def confirm() -> None:
+                with self._named(share, entry, cells):
+                    count()
+
+            return checksum, confirm
+
+        def enter(entry: SectionEntry, words: Array) -> tuple[int, Callable[[], None]]:
+            return (enter_lines if entry.key.kind is SectionKind.LINES else enter_cells)(entry, words)
 
         try:
-            yield from _side_by_side(share.sections([*rows, *lines], self._threads), enter)
+            yield from _side_by_side(share.streams([*rows, *lines], self._threads, enter), lambda _: None)
         except BaseException:
             slabs.abandon()
             raise
         slabs.finish()
         self._entered[number][slabs.buckets] += slabs.counts
+
+    @contextlib.contextmanager
+    def _named(self, share: Share, entry: SectionEntry, cells: Array) -> Iterator[None]:
+        """Names the cell of a section for which the block raises ForeignCellError."""
+        try:
+            yield
+        except ForeignCellError as error:
+            found, at = chunk(entry, {CELLS: cells}, share.tables, share.where), error.number
+            table = share.tables[found.columns["tables"][at]]
+            raise self._foreign(found, found.columns["ids"][at], table, found.bucket_of_entry[at]) from error
 
     def _enter(self, rows: BucketRows) -> None:
         target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)

@@ -133,8 +133,11 @@ class IndexedPoolMemory:
         if lines > int(index.runs[bucket, LINES]):
             self._rebuild_index(bucket, -(-lines // LINES_PER_PAGE), salts)
 
-    def reserve_lines(self, buckets: Array, cells: Array) -> None:
+    def reserve_lines(self, buckets: Array, cells: Array, *, clear: bool = True) -> None:
         """Gives empty buckets [b] index runs for `cells` [b]. No other thread may use these buckets.
+
+        Args:
+            clear: False: `clear_lines` must be called for each of the buckets whose lines are not copied.
 
         Raises:
             ServerMemoryError: no memory for the runs.
@@ -144,8 +147,14 @@ class IndexedPoolMemory:
             self.index.free(line, lines)
         pages = pages_for(cells)
         runs[buckets, LINES] = 0
-        runs[buckets, START] = self.index.allocate_each(pages)
+        runs[buckets, START] = self.index.allocate_each(pages, clear=clear)
         runs[buckets, LINES] = pages * LINES_PER_PAGE
+
+    def clear_lines(self, buckets: Array) -> None:
+        """Empties the runs of buckets [b] that were reserved without it. No other thread may use these buckets."""
+        if len(buckets):
+            runs = self.indexed.hash_index.runs[buckets]
+            self.index.clear(runs[:, START], runs[:, LINES])
 
     def _rebuild_index(self, bucket: int, pages: int, salts: Array) -> None:
         pool, index = self.indexed.pool, self.indexed.hash_index

@@ -151,10 +151,14 @@ def unload(store: RowStore, cells: Array, buckets: Array | None) -> None:
     store.remove(look_up_cells(store, cells, buckets))
 
 
-def reserve_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
+def reserve_rows(store: RowStore, buckets: Array, counts: Array, *, clear: bool = True) -> bool:
     """Reserves room in the index for `counts` [b] more rows in each owned bucket [b], at once instead of by growth.
 
     Returns whether `load_columns` may insert them: the buckets are empty, not frozen, and log no changes.
+
+    Args:
+        clear: False: `clear_lines` must be called before `load_columns`. Clearing an index that is copied next would
+            take as long as copying it.
 
     Raises:
         ServerMemoryError: no memory for the index, or more rows than the store's capacity.
@@ -172,7 +176,7 @@ def reserve_rows(store: RowStore, buckets: Array, counts: Array) -> bool:
         return False
     if int(store.rows_memory.indexed.pool.buckets[:, COUNT].sum() + counts.sum()) > store.capacity_rows:
         store.provide(0, np.array([access.FULL, 0, 0, 0]))
-    store.rows_memory.reserve_lines(buckets, counts)
+    store.rows_memory.reserve_lines(buckets, counts, clear=clear)
     return True
 
 

@@ -366,12 +366,15 @@ class IndexMemory:
                 first = self._next
                 if first + pages > self._pages:
                     raise ServerMemoryError("no room for more rows: the address space of an index is used up")
-                self._extend(pages)
+                self._extend(pages, clear=True)
             self._count(pages)
         return first * LINES_PER_PAGE
 
-    def allocate_each(self, pages: Array) -> Array:
-        """The first lines [b] int64 of empty runs of `pages` [b] each; adjacent if no freed runs exist.
+    def allocate_each(self, pages: Array, *, clear: bool = True) -> Array:
+        """The first lines [b] int64 of runs of `pages` [b] each; adjacent if no freed runs exist.
+
+        Args:
+            clear: False: their lines may be arbitrary until `clear`.
 
         Raises:
             ServerMemoryError: the address space is used up.
@@ -380,7 +383,7 @@ class IndexMemory:
             is_dense = not any(self._free.values())
             if is_dense and self._next + int(pages.sum()) <= self._pages:
                 ends = self._next + np.cumsum(pages)
-                self._extend(int(pages.sum()))
+                self._extend(int(pages.sum()), clear=clear)
                 self._count(int(pages.sum()))
                 return np.asarray((ends - pages) * LINES_PER_PAGE, np.int64)
         return np.array([self.allocate(count) for count in pages.tolist()], np.int64)
@@ -389,10 +392,20 @@ class IndexMemory:
         self._used += pages
         self.region.held_bytes = self.bytes
 
-    def _extend(self, pages: int) -> None:
+    def _extend(self, pages: int, *, clear: bool) -> None:
         start, self._next = self._next * PAGE_BYTES, self._next + pages
-        self.region.clear(start, pages * PAGE_BYTES)
+        if clear:
+            self.region.clear(start, pages * PAGE_BYTES)
         self.region.use(self._next * PAGE_BYTES)
+
+    def clear(self, first: Array, lines: Array) -> None:
+        """Empties runs [b], given by their first lines and lengths, that were allocated without it; before `trim`."""
+        order = np.argsort(first)
+        starts, ends = first[order], (first + lines)[order]
+        # Most runs are adjacent, and a job may have many thousand buckets.
+        is_apart = starts[1:] != ends[:-1]
+        for start, end in zip(starts[np.r_[True, is_apart]], ends[np.r_[is_apart, True]], strict=True):
+            self.region.clear(int(start) * LINE_BYTES, int(end - start) * LINE_BYTES)
 
     def trim(self) -> None:
         """Returns pages of an earlier user of the region that no run uses yet."""

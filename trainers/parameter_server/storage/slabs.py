@@ -6,13 +6,16 @@ known in advance. The rows become visible when all sections are loaded (`finish`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.handle import guarded_of, rows_of
+from elastrec.trainers.parameter_server.storage.kernels import checksums
 from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     COUNT,
@@ -29,6 +32,7 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     TABLE_BITS,
     read_only_view,
 )
+from elastrec.trainers.parameter_server.storage.kernels.checksums import update_checksum
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
@@ -45,15 +49,17 @@ _LINE_WORDS = 16
 
 
 @kernel
-def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
+def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum):  # type: ignore[no-untyped-def]
     """See `_stream_cells`; all threads see the copied cells afterwards."""
-    foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
+    foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum)
     end_streams()
     return foreign
 
 
 @kernel
-def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered):  # type: ignore[no-untyped-def]
+def _stream_cells(  # type: ignore[no-untyped-def]
+    handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum
+):
     """Copies cells [n * W] into the slabs of their buckets.
 
     Returns the position of the first cell with another bucket or an unknown table, else -1.
@@ -62,7 +68,8 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
         buckets, counts, firsts: [b] int64, buckets, the number of cells of each, and the number in the bucket of its
             first cell.
         slabs: [b] int64, the first slab of each bucket; -1: its cells are skipped.
-        entered: [T] int64, zeros, scratch.
+        entered: [b, T] int64, to which the cells of each bucket and table are added.
+        checksum: of all cells, see `update_checksum`; NO_CHECKSUM: none.
     """
     rows, guarded = rows_of(handle), guarded_of(handle)
     words, shape = rows.pool.words, rows.pool.shape
@@ -74,6 +81,8 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
     for run in range(buckets.shape[0]):
         end, number = cell + counts[run], firsts[run]
         if slabs[run] < 0:
+            if checksum[0]:
+                update_checksum(checksum, cells, np.uint64(cell) * width, np.uint64(end - cell) * width)
             cell = end
             continue
         bucket = np.uint64(buckets[run])
@@ -82,6 +91,8 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
             in_slab = number % shape.per_slab
             some = min(end - cell, shape.per_slab - in_slab)
             at = np.uint64(cell) * width
+            if checksum[0]:
+                update_checksum(checksum, cells, at, np.uint64(some) * width)
             for k in range(some):
                 table = cells[at + np.uint64(TABLE)] & TABLE_BITS
                 if table >= tables:
@@ -90,19 +101,26 @@ def _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered)
                 row_hash = splitmix64(key ^ salts[np.uint64(table)])
                 if (row_hash & mask if is_power else row_hash % virtual_buckets) != bucket:
                     return cell + k
-                entered[np.uint64(table)] += 1
+                entered[np.uint64(run), np.uint64(table)] += 1
                 at += width
             to = (slabs[run] + number // shape.per_slab) * shape.slab_words + in_slab * shape.width
             stream_words(words, np.uint64(to), cells, np.uint64(cell) * width, np.uint64(some) * width)
             cell += some
             number += some
-        stripe = guarded.stripe_of[buckets[run]]
-        lock(guarded.locks, stripe)
-        for table in range(entered.shape[0]):
-            guarded.entries[buckets[run], table, 0] += entered[table]
-            entered[table] = 0
-        unlock(guarded.locks, stripe)
     return -1
+
+
+@kernel
+def _count_cells(handle, buckets, slabs, entered):  # type: ignore[no-untyped-def]
+    """Adds the cells of a section to the rows of their buckets and tables; arguments as in `_stream_cells`."""
+    guarded = guarded_of(handle)
+    for run in range(buckets.shape[0]):
+        if slabs[run] >= 0:
+            stripe = guarded.stripe_of[buckets[run]]
+            lock(guarded.locks, stripe)
+            for table in range(entered.shape[1]):
+                guarded.entries[buckets[run], table, 0] += entered[run, table]
+            unlock(guarded.locks, stripe)
 
 
 @kernel
@@ -135,7 +153,7 @@ def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, top
 
 
 class SlabLoader:
-    """Loads the rows of buckets for which `reserve_rows` returned True.
+    """Loads the rows of buckets for which `reserve_rows` returned True, also without `clear`.
 
     Args:
         buckets, counts: [b] int64, buckets and the number of rows of each.
@@ -156,27 +174,39 @@ class SlabLoader:
         self._rows[buckets] = counts
         self._has_lines = np.zeros(len(store.owned), np.bool_)
 
-    def load_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> None:
-        """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each.
+    def load_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> tuple[int, Callable[[], None]]:
+        """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each, which may be damaged.
+
+        Returns the xxh3-64 of their bytes, and a function that counts them, to be called if they are intact. It raises
+        ForeignCellError if a cell belongs to another bucket, or its table does not exist. Without that call, the same
+        cells may be loaded again.
 
         Args:
             firsts: [b] the number in the bucket of its first cell.
 
         Raises:
-            ForeignCellError: a cell belongs to another bucket, its table does not exist, or its number is not below the
-                bucket's number of rows.
+            ForeignCellError: a cell's number is not below the bucket's number of rows; nothing was copied.
         """
         buckets, counts, firsts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts, firsts))
         slabs = self._slab_of[buckets]
         beyond = (slabs >= 0) & (firsts + counts > self._rows[buckets])
         if beyond.any():
             raise ForeignCellError(int(counts[: np.flatnonzero(beyond)[0]].sum()))
+        store, entered = self._store, np.zeros((len(buckets), len(self._store.salts)), np.int64)
+        checksum = None if checksums.LIBRARY is None else checksums.KernelChecksum()
         foreign = _copy_cells(
-            self._store.handle, self._store.salts, read_only_view(cells.reshape(-1)), buckets, counts, firsts, slabs,
-            np.zeros(len(self._store.salts), np.int64),
+            store.handle, store.salts, read_only_view(cells.reshape(-1)), buckets, counts, firsts, slabs, entered,
+            checksums.NO_CHECKSUM if checksum is None else checksum.words,
         )  # fmt: skip
-        if foreign >= 0:
-            raise ForeignCellError(int(foreign))
+
+        def count() -> None:
+            if foreign >= 0:
+                raise ForeignCellError(int(foreign))
+            _count_cells(store.handle, buckets, slabs, entered)
+
+        # The kernel ends at a foreign cell.
+        is_complete = checksum is not None and foreign < 0
+        return checksum.intdigest() if is_complete else xxhash.xxh3_64_intdigest(cells.data), count
 
     def load_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
         """Copies lines [n, 16] uint32 of buckets [b], `counts` [b] each.
@@ -207,6 +237,7 @@ class SlabLoader:
         chain[:, OWNER] = np.repeat(self.buckets, self._slabs)
         chain[:, ORDINAL] = slabs - np.repeat(first, self._slabs)
         chain[first - self._first_slab, PREVIOUS] = chain[last - self._first_slab, FOLLOWING] = -1
+        memory.clear_lines(self.buckets[~self._has_lines[self.buckets]])
         for stripe in np.unique(store.stripe_of[self.buckets]).tolist():
             chosen = store.stripe_of[self.buckets] == stripe
             mine = self.buckets[chosen]

@@ -95,6 +95,30 @@ def test_lines_of_slabs_of_another_size_are_rebuilt(tmp_path: Path, monkeypatch:
     assert contents([server]) == held
 
 
+@pytest.mark.parametrize("path", ["copied_cells", "columns"])
+def test_an_index_that_is_made_has_nothing_of_the_rows_before_the_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    job = job_with(BUCKETS)
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "place_words", lambda store: {"per_slab": 7, "shift": 3})
+        uri, held = saved(tmp_path, job)
+    if path == "columns":
+        monkeypatch.setattr(loader, "is_kept", lambda *_: False)
+    (server,) = servers_of(job, 1)
+    push([server], range(100_000, 180_000), 1.0)
+    restore(server, uri, ROUTING, 1)
+    assert contents([server]) == held
+    # Found by the index: nothing is inserted.
+    push([server], range(80_000), 1.0)
+    assert contents([server]).keys() == held.keys()
+    for store in server.stores:
+        lines, slots = store.rows_memory.indexed.hash_index, 0
+        for start, count in lines.runs.tolist():
+            slots += sum(index_kernels.entries_of(lines.longs, line) for line in range(start, start + count))
+        assert slots == store.rows
+
+
 def with_cells(change: Callable[[np.ndarray], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written of rows is changed before."""
     write = records._write_cells

@@ -107,13 +107,13 @@ def test_a_restore_has_as_many_readers_as_threads_up_to_a_limit(
     (server,) = servers_of(job, 1)
     push([server], range(100), 1.0)
     uri = save([server], job, str(tmp_path / "record"))
-    sections = Share.sections
+    streams = Share.streams
 
-    def counted(share: Share, entries: Any, count: int) -> Any:
+    def counted(share: Share, entries: Any, count: int, enter: Any) -> Any:
         counts.append(count)
-        return sections(share, entries, count)
+        return streams(share, entries, count, enter)
 
-    monkeypatch.setattr(Share, "sections", counted)
+    monkeypatch.setattr(Share, "streams", counted)
     restore(server, uri, routing_of(["nowhere"], buckets=BUCKETS), 1, threads=threads)
     assert counts == [readers_wanted]
 

@@ -8,6 +8,7 @@ import itertools
 import numba
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TableSpec
 from elastrec.trainers.parameter_server.storage import RowStore, slabs
 from elastrec.trainers.parameter_server.storage.copying import Copied
+from elastrec.trainers.parameter_server.storage.kernels import checksums
 from elastrec.trainers.parameter_server.storage.kernels.arrays import ID, TABLE
 from elastrec.trainers.parameter_server.storage.kernels.index import PLACES
 from elastrec.trainers.parameter_server.storage.lines import LineMaker, Lines
@@ -70,7 +72,10 @@ def load_all(store: RowStore, chunks: list[Copied], lines: list[Lines], seed: in
     works += [(loader.load_lines, (each.buckets, each.counts, each.lines)) for each in lines]
     for number in np.random.default_rng(seed).permutation(len(works)):
         work, arguments = works[number]
-        assert work(*arguments) in (None, -1)  # type: ignore[operator]
+        if (found := work(*arguments)) != -1:  # type: ignore[operator]
+            checksum, count = found
+            assert checksum == xxhash.xxh3_64_intdigest(arguments[-1].data)
+            count()
     loader.finish()
 
 
@@ -138,8 +143,11 @@ def test_a_cell_of_another_bucket_or_an_unknown_table_is_named(odd: str) -> None
     else:
         chunk.cells[150, TABLE] = len(TABLES)
     loader = loader_of(store, [chunk])
+    checksum, count = loader.load_cells(chunk.buckets, chunk.counts, np.zeros(len(chunk.counts), np.int64), chunk.cells)
+    # The cell may be damaged, so that the caller compares checksums first.
+    assert checksum == xxhash.xxh3_64_intdigest(chunk.cells.data) and not store.entries.any()
     with pytest.raises(ForeignCellError) as refused:
-        loader.load_cells(chunk.buckets, chunk.counts, np.zeros(len(chunk.counts), np.int64), chunk.cells)
+        count()
     assert refused.value.number == 150 and store.locks.words[::8].sum() == 0
 
 
@@ -152,6 +160,38 @@ def test_cells_beyond_the_rows_of_their_bucket_are_refused() -> None:
     with pytest.raises(ForeignCellError) as refused:
         loader_of(store, [chunk]).load_cells(chunk.buckets, chunk.counts, firsts, chunk.cells)
     assert refused.value.number == chunk.counts[0]
+
+
+@pytest.mark.parametrize("library", ["found", "hidden"])
+def test_the_checksum_of_copied_cells_is_that_of_their_bytes(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == "hidden":
+        monkeypatch.setattr(checksums, "LIBRARY", None)
+    else:
+        assert checksums.LIBRARY is not None, "the locked xxhash shows its library"
+    pushed, store = store_of(), store_of()
+    push(pushed)
+    store.owned[::3] = False
+    chunks = rows_of(pushed)
+    load_all(store, chunks, lines_of(pushed, chunks))
+    held = contents(pushed)
+    assert contents(store) == {bucket: cells for bucket, cells in held.items() if bucket % 3}
+
+
+def test_cells_that_were_damaged_are_loaded_again_and_count_once() -> None:
+    pushed, store = store_of(), store_of()
+    push(pushed)
+    chunks, held = rows_of(pushed), np.zeros(BUCKETS, np.int64)
+    loader = loader_of(store, chunks)
+    for chunk in chunks:
+        torn = chunk.cells.copy()
+        torn[3:50] = 2**32 - 1
+        for cells in (torn, chunk.cells):
+            checksum, count = loader.load_cells(chunk.buckets, chunk.counts, held[chunk.buckets], cells)
+            assert (checksum == xxhash.xxh3_64_intdigest(chunk.cells.data)) is (cells is not torn)
+        count()
+        held[chunk.buckets] += chunk.counts
+    loader.finish()
+    assert_as_pushed(store, pushed)
 
 
 @pytest.mark.parametrize("odd", ["count", "place", "tag"])
