@@ -152,6 +152,11 @@ def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, top
         first += counts[run]
 
 
+def _numbers(numbers: Array) -> Array:
+    """As [b] int64, read-only as a record has them: kernels are compiled for these once, before a restore."""
+    return read_only_view(np.ascontiguousarray(numbers, np.int64))
+
+
 class SlabLoader:
     """Loads the rows of buckets for which `reserve_rows` returned True, also without `clear`.
 
@@ -187,7 +192,7 @@ class SlabLoader:
         Raises:
             ForeignCellError: a cell's number is not below the bucket's number of rows; nothing was copied.
         """
-        buckets, counts, firsts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts, firsts))
+        buckets, counts, firsts = (_numbers(each) for each in (buckets, counts, firsts))
         slabs = self._slab_of[buckets]
         beyond = (slabs >= 0) & (firsts + counts > self._rows[buckets])
         if beyond.any():
@@ -213,7 +218,7 @@ class SlabLoader:
 
         Returns the first bucket whose lines do not fit its rows, else -1.
         """
-        buckets, counts = (np.ascontiguousarray(each, np.int64) for each in (buckets, counts))
+        buckets, counts = _numbers(buckets), _numbers(counts)
         slots, shape = self._store.rows_memory.indexed.hash_index, self._store.rows_memory.indexed.pool.shape
         slabs, rows = self._slab_of[buckets], self._rows[buckets]
         is_mine = slabs >= 0

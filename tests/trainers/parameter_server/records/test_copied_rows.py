@@ -15,10 +15,12 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.trainers.parameter_server.records import loader
 from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.share import restore
+from elastrec.trainers.parameter_server.storage import slabs
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.copying import Copied
 from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
 from elastrec.trainers.parameter_server.storage.lines import Lines
+from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.trainers.parameter_server.filled import contents, job_with, push, save, servers_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
@@ -48,6 +50,17 @@ def test_rows_and_index_are_copied_and_no_row_is_inserted(tmp_path: Path, monkey
         (server,) = servers_of(job, 1)
         restore(server, uri, ROUTING, 1, threads=threads)
         assert contents([server]) == held
+
+
+def test_a_restore_uses_the_kernels_that_were_compiled_when_the_server_started(tmp_path: Path) -> None:
+    warm_kernels()
+    job = job_with(BUCKETS)
+    uri, held = saved(tmp_path, job)
+    (server,) = servers_of(job, 1)
+    restore(server, uri, ROUTING, 1)
+    assert contents([server]) == held
+    for kernel in (slabs._copy_cells, slabs._count_cells, slabs._copy_lines):
+        assert len(kernel.signatures) == 1, "a record's arrays have other types than those at the start"
 
 
 @pytest.mark.parametrize(
