@@ -33,6 +33,7 @@ from elastrec.trainers.parameter_server.storage.kernels.pools import (
     prefetch_cell,
     slab_at,
 )
+from elastrec.trainers.parameter_server.words import copy_words
 
 if TYPE_CHECKING:
     from elastrec.trainers.parameter_server.storage.indexed_pools import IndexedPoolMemory
@@ -198,13 +199,21 @@ def copy_frozen_cells(  # type: ignore[no-untyped-def]
                                 out[filled, word] = source.words[at + word]
                             filled += 1
                     continue
-                at = offset_of(source.shape, (slab << source.shape.shift) | (number % source.shape.per_slab))
-                if since[k] < np.int64(source.words[at + CELL_VERSION]) <= frozen:
-                    for word in range(source.shape.width):
-                        out[filled, word] = source.words[at + word]
-                    filled += 1
-                number += 1
-                passed += 1
+                # Consecutive cells that are wanted are copied together.
+                in_slab, width = number % source.shape.per_slab, np.uint64(source.shape.width)
+                some = min(count - number, source.shape.per_slab - in_slab, most - passed, look - passed, end - filled)
+                at = np.uint64(offset_of(source.shape, (slab << source.shape.shift) | in_slab))
+                first = at
+                for _ in range(some):
+                    if not since[k] < np.int64(source.words[at + np.uint64(CELL_VERSION)]) <= frozen:
+                        copy_words(out, np.uint64(filled) * width, source.words, first, at - first)
+                        filled += np.int64((at - first) // width)
+                        first = at + width
+                    at += width
+                copy_words(out, np.uint64(filled) * width, source.words, first, at - first)
+                filled += np.int64((at - first) // width)
+                number += some
+                passed += some
                 if number % source.shape.per_slab == 0:
                     slab = np.int64(source.slabs[slab, FOLLOWING])
             counts[k] += filled - before_bucket
