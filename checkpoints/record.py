@@ -153,8 +153,7 @@ class Record:
         Raises:
             DamagedRecordError: an array is damaged, or the part is shorter than it was.
         """
-        for start, end, group in _neighbours(entries, READ_AHEAD_BYTES // readers):
-            data = self._bytes(part, start, end)
+        for start, end, group, data in self._fetched(part, entries, readers):
             for entry in group:
                 try:
                     arrays = self._arrays(part, entry, data, start)
@@ -182,8 +181,7 @@ class Record:
         Raises:
             DamagedRecordError: as in `read`.
         """
-        for start, end, group in _neighbours(entries, READ_AHEAD_BYTES // readers):
-            data = self._bytes(part, start, end)
+        for start, end, group, data in self._fetched(part, entries, readers):
             for entry in group:
                 (array,) = entry.arrays
                 confirm = _entered(entry, _raw(array, data, start), enter)
@@ -194,6 +192,13 @@ class Record:
                     raise self._damaged(part, entry, array)
                 confirm()
                 yield
+
+    def _fetched(
+        self, part: PartManifest, entries: Iterable[SectionEntry], readers: int
+    ) -> Iterator[tuple[int, int, list[SectionEntry], Array]]:
+        """The sections as `_neighbours` groups them, with their bytes."""
+        for start, end, group in _neighbours(entries, READ_AHEAD_BYTES // readers):
+            yield start, end, group, self._bytes(part, start, end)
 
     def _arrays(self, part: PartManifest, entry: SectionEntry, data: Array, start: int) -> Arrays:
         return {array.name: self._array(part, entry, array, data, start) for array in entry.arrays}

@@ -210,8 +210,9 @@ class SlabLoader:
             _count_cells(store.handle, buckets, slabs, entered)
 
         # The kernel ends at a foreign cell.
-        is_complete = checksum is not None and foreign < 0
-        return checksum.intdigest() if is_complete else xxhash.xxh3_64_intdigest(cells.data), count
+        if checksum is None or foreign >= 0:
+            return xxhash.xxh3_64_intdigest(cells.data), count
+        return checksum.intdigest(), count
 
     def load_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
         """Copies lines [n, 16] uint32 of buckets [b], `counts` [b] each.

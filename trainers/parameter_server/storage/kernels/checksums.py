@@ -7,10 +7,10 @@ library's functions are used by Python only.
 from __future__ import annotations
 
 import ctypes
+import importlib
 from typing import Any
 
 import numpy as np
-import xxhash
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -25,11 +25,11 @@ class _Library:
     """The functions of the C library.
 
     Raises:
-        AttributeError: they are hidden.
+        ImportError, AttributeError, OSError: the package contains no such library, or hides its functions.
     """
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(xxhash._xxhash.__file__)
+        library = ctypes.CDLL(importlib.import_module("xxhash._xxhash").__file__)
         # The first one uses the widest vectors of the processor; builds for other processors than x86 lack it.
         dispatching = getattr(library, "XXH3_64bits_update_dispatch", None)
         update = dispatching or library.XXH3_64bits_update
@@ -44,7 +44,7 @@ class _Library:
 def _library() -> _Library | None:
     try:
         return _Library()
-    except (AttributeError, OSError):
+    except (ImportError, AttributeError, OSError):
         return None
 
 
