@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,49 +17,11 @@ from elastrec.platform.specs.text.some import repeated
 from elastrec.trainers.deduplication.tensor import has_same_ids
 from elastrec.trainers.embedding.client import ParameterClient, Pulled
 from elastrec.trainers.embedding.kernels import pool_rows, spread_gradient
+from elastrec.trainers.embedding.progress import Blocks, Keys, Progress, Request, RowGradients
 
 Array = np.ndarray[Any, Any]
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class RowGradients:
-    """The row gradients of backward passes, for the servers.
-
-    Attributes:
-        pulled: the rows that the forward pass used.
-        gradients: per table group [U_g, D_g] float32, laid out like `pulled.rows()`.
-    """
-
-    pulled: Pulled
-    gradients: list[Array]
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Output blocks of one table group: see `pool_rows`.
-
-    Attributes:
-        numbers: of each block among those of all groups.
-        columns: where it begins when rows are not taken apart.
-    """
-
-    names: list[str]
-    numbers: Array
-    columns: Array
-    is_mean: Array
-
-
-@dataclass(frozen=True)
-class _Request:
-    """A batch whose rows were requested."""
-
-    features: KeyedJaggedTensor
-    pulled: Pulled
-    offsets: Array
-    positions: dict[str, int]
-    batch: int
 
 
 class RemoteEmbeddingBagCollection(nn.Module):
@@ -106,7 +67,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
         order = sorted(range(len(uses)), key=lambda use: plan.by_name[uses[use][0].name].index)
         self._routed_features = [uses[use][1] for use in order]
         self._routed_tables = np.array([plan.by_name[uses[use][0].name].index for use in order], np.int64)
-        self._blocks: list[_Blocks] = []
+        self._blocks: list[Blocks] = []
         for group in plan.groups:
             mine = [
                 use
@@ -114,7 +75,7 @@ class RemoteEmbeddingBagCollection(nn.Module):
                 if group.first_table <= plan.by_name[table.name].index < group.end_table and is_pooled[use]
             ]
             self._blocks.append(
-                _Blocks(
+                Blocks(
                     [uses[use][1] for use in mine],
                     np.array([numbers[use] for use in mine], np.int64),
                     np.array([starts[use] for use in mine], np.int64),
@@ -128,11 +89,8 @@ class RemoteEmbeddingBagCollection(nn.Module):
         # Autograd calls a function's backward only if an input requires a gradient; this one is not a parameter of the
         # model.
         self._anchor = torch.empty(0, requires_grad=True)
-        self._requests: list[_Request] = []
         self._has_warned = False
-        self._open: _Request | None = None
-        self._open_is_pooled = False
-        self._left: list[RowGradients] = []
+        self._progress = Progress()
 
     @staticmethod
     def _check(tables: list[EmbeddingBagConfig], client: ParameterClient) -> None:
@@ -185,22 +143,21 @@ class RemoteEmbeddingBagCollection(nn.Module):
                 Default: one.
         """
         request = self._ask(features, dense, repeats)
-        self._requests.append(request)
+        self._progress.requests.append(request)
         return request.pulled
 
     def discard(self, pulled: Pulled) -> None:
         """Drops a prefetched pull whose minibatch is over, if the model has used other features and pulled again."""
-        kept = [request for request in self._requests if request.pulled is not pulled]
-        if len(kept) < len(self._requests) and not self._has_warned:
+        requests = self._progress.requests
+        kept = [request for request in requests if request.pulled is not pulled]
+        if len(kept) < len(requests) and not self._has_warned:
             self._has_warned = True
             log.warning("pulled_twice", reason="the model passes other features than those of the minibatch")
-        self._requests = kept
+        self._progress.requests = kept
 
     def forget(self) -> None:
         """Drops prefetched pulls and gradients; for use after a change of routing."""
-        self._requests.clear()
-        self._left.clear()
-        self._open = None
+        self._progress = Progress(keys=self._progress.keys)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Pools the rows of a batch. In training, a repeated call before `take_row_gradients` uses the same rows again.
@@ -227,11 +184,12 @@ class RemoteEmbeddingBagCollection(nn.Module):
         apart: tuple[Tensor, Tensor] = _Pool.apply(self._anchor, self, self._pooled_once(features), first, beside)
         return apart
 
-    def _pooled_once(self, features: KeyedJaggedTensor) -> _Request:
-        if self._open_is_pooled and not self.training:
-            self._open = None
+    def _pooled_once(self, features: KeyedJaggedTensor) -> Request:
+        progress = self._progress
+        if progress.open_is_pooled and not self.training:
+            progress.open = None
         request = self._opened(features)
-        self._open_is_pooled = True
+        progress.open_is_pooled = True
         return request
 
     def rows(self, features: KeyedJaggedTensor, name: str) -> Tensor:
@@ -245,15 +203,16 @@ class RemoteEmbeddingBagCollection(nn.Module):
         found: Tensor = _Rows.apply(self._anchor, self, self._opened(features), name)
         return found
 
-    def _opened(self, features: KeyedJaggedTensor) -> _Request:
-        request = next((each for each in self._requests if has_same_ids(features, each.features)), None)
+    def _opened(self, features: KeyedJaggedTensor) -> Request:
+        progress = self._progress
+        request = next((each for each in progress.requests if has_same_ids(features, each.features)), None)
         if request is not None:
-            self._requests = [each for each in self._requests if each is not request]
-        elif self._open is not None and has_same_ids(features, self._open.features):
-            return self._open
+            progress.requests = [each for each in progress.requests if each is not request]
+        elif progress.open is not None and has_same_ids(features, progress.open.features):
+            return progress.open
         else:
             request = self._ask(features, dense=False)
-        self._open, self._open_is_pooled = request, False
+        progress.open, progress.open_is_pooled = request, False
         return request
 
     def take_row_gradients(self) -> RowGradients:
@@ -262,62 +221,73 @@ class RemoteEmbeddingBagCollection(nn.Module):
         Raises:
             RuntimeError: backward passes since the last call did not reach rows of exactly one pull.
         """
-        if len(self._left) != 1:
+        left = self._progress.left
+        if len(left) != 1:
             raise RuntimeError(
-                f"gradients of {len(self._left)} pulls wait for take_row_gradients, exactly one must; the loss has to "
+                f"gradients of {len(left)} pulls wait for take_row_gradients, exactly one must; the loss has to "
                 "depend on the embeddings of its own minibatch"
             )
-        self._open = None
-        return self._left.pop()
+        self._progress.open = None
+        return left.pop()
 
-    def _ask(self, features: KeyedJaggedTensor, dense: bool, repeats: Callable[[], Tensor] | None = None) -> _Request:
+    def _ask(self, features: KeyedJaggedTensor, dense: bool, repeats: Callable[[], Tensor] | None = None) -> Request:
         if features.weights_or_none() is not None:
             raise ValueError("weighted bags are not supported; use a KeyedJaggedTensor without weights")
-        keys = features.keys()
-        positions = {key: index for index, key in enumerate(keys)}
-        missing = [name for name in self._routed_features if name not in positions]
-        if missing:
-            raise ValueError(f"the features {missing} are not among the batch's keys {keys}")
-        batch = features.stride()
+        keys, batch = self._keys_of(features), features.stride()
         offsets = np.ascontiguousarray(features.offsets().numpy(), np.int64)
         values = np.ascontiguousarray(features.values().numpy(), np.int64)
-        taken = np.array([positions[name] for name in self._routed_features], np.int64)
-        starts, ends = offsets[taken * batch], offsets[(taken + 1) * batch]
+        first_bags = keys.routed * batch
+        starts, ends = offsets[first_bags], offsets[first_bags + batch]
         routed = self.client.router.route(values, starts, ends, self._routed_tables)
         if repeats is not None and self.client.plan.counts_sightings:
             routed = self.client.router.recounted(routed, repeats().numpy(), starts, ends, self._routed_tables)
         pulled = self.client.pull(routed, read_only=not self.training, dense=dense)
-        return _Request(features, pulled, offsets, positions, batch)
+        return Request(features, pulled, offsets, keys, batch)
 
-    def _pool(self, request: _Request, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _keys_of(self, features: KeyedJaggedTensor) -> Keys:
+        known, names = self._progress.keys, features.keys()
+        if known is not None and known.names == names:
+            return known
+        positions = {name: index for index, name in enumerate(names)}
+        if missing := [name for name in self._routed_features if name not in positions]:
+            raise ValueError(f"the features {missing} are not among the batch's keys {names}")
+        self._progress.keys = known = Keys(
+            list(names),
+            positions,
+            np.array([positions[name] for name in self._routed_features], np.int64),
+            [np.array([positions[name] for name in blocks.names], np.int64) for blocks in self._blocks],
+        )
+        return known
+
+    def _pool(self, request: Request, first: int, beside: Tensor | None) -> tuple[Tensor, Tensor]:
         firsts = torch.empty(request.batch, first * len(self._names))
         own = self._width - firsts.shape[1]
         out = torch.empty(request.batch, own if beside is None else own + beside.shape[1])
         if beside is not None:
             out[:, own:] = beside
-        for rows, blocks in zip(request.pulled.rows(), self._blocks, strict=True):
+        for rows, blocks, features in zip(request.pulled.rows(), self._blocks, request.keys.blocks, strict=True):
             first_columns = first * blocks.numbers
             pool_rows(
-                rows, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
+                rows, request.pulled.routed.inverse, request.offsets, features,
                 blocks.columns - first_columns, first_columns, blocks.is_mean, request.batch, first, firsts.numpy(),
                 out.numpy(),
             )  # fmt: skip
         return firsts, out
 
-    def _rows(self, request: _Request, name: str) -> Tensor:
+    def _rows(self, request: Request, name: str) -> Tensor:
         rows = request.pulled.rows()[self._group_of_feature[name]]
         return torch.from_numpy(rows[request.pulled.routed.inverse[self._run(request, name)]])
 
-    def _gradients(self, request: _Request) -> list[Array]:
+    def _gradients(self, request: Request) -> list[Array]:
         """The buffer in which backward adds the gradients of a request's pooled and plain rows."""
-        for left in self._left:
+        for left in self._progress.left:
             if left.pulled is request.pulled:
                 return left.gradients
         gradients = [np.zeros(rows.shape, np.float32) for rows in request.pulled.rows()]
-        self._left.append(RowGradients(request.pulled, gradients))
+        self._progress.left.append(RowGradients(request.pulled, gradients))
         return gradients
 
-    def _spread_rows(self, request: _Request, name: str, gradient: Tensor) -> None:
+    def _spread_rows(self, request: Request, name: str, gradient: Tensor) -> None:
         inverse = request.pulled.routed.inverse[self._run(request, name)]
         nothing, zero = np.empty((len(inverse), 0), np.float32), np.zeros(1, np.int64)
         spread_gradient(
@@ -326,23 +296,19 @@ class RemoteEmbeddingBagCollection(nn.Module):
         )  # fmt: skip
 
     @staticmethod
-    def _run(request: _Request, name: str) -> slice:
+    def _run(request: Request, name: str) -> slice:
         """The range of a feature's ids in those of the batch."""
-        first = request.positions[name] * request.batch
+        first = request.keys.positions[name] * request.batch
         return slice(int(request.offsets[first]), int(request.offsets[first + request.batch]))
 
-    def _spread(self, request: _Request, first: int, first_gradient: Tensor, gradient: Tensor) -> None:
+    def _spread(self, request: Request, first: int, first_gradient: Tensor, gradient: Tensor) -> None:
         firsts, source = _plain(first_gradient), _plain(gradient)
-        for out, blocks in zip(self._gradients(request), self._blocks, strict=True):
+        for out, blocks, features in zip(self._gradients(request), self._blocks, request.keys.blocks, strict=True):
             first_columns = first * blocks.numbers
             spread_gradient(
-                firsts, source, request.pulled.routed.inverse, request.offsets, self._positions(request, blocks),
+                firsts, source, request.pulled.routed.inverse, request.offsets, features,
                 blocks.columns - first_columns, first_columns, blocks.is_mean, request.batch, first, out,
             )  # fmt: skip
-
-    @staticmethod
-    def _positions(request: _Request, blocks: _Blocks) -> Array:
-        return np.array([request.positions[name] for name in blocks.names], np.int64)
 
 
 def _plain(gradient: Tensor) -> Array:
@@ -358,7 +324,7 @@ class _Pool(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         collection: RemoteEmbeddingBagCollection,
-        request: _Request,
+        request: Request,
         first: int,
         beside: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -376,7 +342,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, collection: RemoteEmbeddingBagCollection, request: _Request, name: str
+        ctx: Any, anchor: Tensor, collection: RemoteEmbeddingBagCollection, request: Request, name: str
     ) -> Tensor:
         ctx.collection, ctx.request, ctx.name = collection, request, name
         return collection._rows(request, name)

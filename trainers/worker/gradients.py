@@ -14,7 +14,7 @@ import numpy as np
 
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.optimizers import Optimizers, OptimizerSpec
-from elastrec.trainers.embedding.module import RowGradients
+from elastrec.trainers.embedding.progress import RowGradients
 from elastrec.trainers.embedding.routing import RoutedIds
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.plan import TablePlan

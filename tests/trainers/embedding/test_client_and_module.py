@@ -197,6 +197,29 @@ def test_empty_bags_are_zero_and_keys_have_the_order_of_tables() -> None:
         client.close()
 
 
+def test_keys_may_come_in_another_order_with_every_batch() -> None:
+    with running_servers(SPEC) as (routing, _):
+        client = client_of()
+        client.connect(routing, 1)
+        collection = RemoteEmbeddingBagCollection(configs(), client)
+        before = features([5, 5, 8], [3])
+        after = KeyedJaggedTensor(
+            keys=["user", "item"], values=torch.tensor([5, 5, 8, 3]), lengths=torch.tensor([0, 3, 1, 0])
+        )
+        pooled = []
+        for batch in (before, after, before):
+            output = collection(batch).values()
+            output.sum().backward()
+            gradients = collection.take_row_gradients()
+            assert sum(float(part.sum()) for part in gradients.gradients) == 4.0 * DIMENSION
+            pooled.append(output.detach())
+        assert pooled[0].abs().sum() > 0
+        assert torch.equal(pooled[0], pooled[1]) and torch.equal(pooled[0], pooled[2])
+        with pytest.raises(ValueError, match=r"features \['user'\] are not among"):
+            collection(KeyedJaggedTensor(keys=["item"], values=torch.tensor([1]), lengths=torch.tensor([1])))
+        client.close()
+
+
 def test_a_server_of_a_newer_generation_makes_the_worker_wait_for_a_directive() -> None:
     with running_servers(SPEC) as (routing, servers):
         client = client_of()

@@ -15,7 +15,7 @@ from hypothesis import given
 
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.platform.specs.optimizers import Optimizers, OptimizerSpec
-from elastrec.trainers.embedding.module import RowGradients
+from elastrec.trainers.embedding.progress import RowGradients
 from elastrec.trainers.embedding.routing import Router
 from elastrec.trainers.models import heads
 from elastrec.trainers.parameter_server.messages import Parameter
