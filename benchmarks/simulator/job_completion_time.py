@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -139,9 +140,9 @@ def mixed(arguments: argparse.Namespace) -> list[Figure]:
     """Fig. 14 and 15."""
     reports = run_all(workloads(arguments), arguments.nodes, (*SIDES, KNOWING))
     if arguments.picture:
-        from elastrec.platform.cli.commands.simulate_picture import draw
+        from elastrec.platform.cli.commands.simulate_picture import png
 
-        draw([mine[0] for mine in reports.values()], arguments.picture)
+        Path(arguments.picture).write_bytes(png([mine[0] for mine in reports.values()]))
     prefix, shown = f"{_PREFIX}.mixed", _shown(arguments)
     # Against greedy Optimus both cold: it knows no similar jobs.
     found = compared(prefix, reports, OURS, GREEDY, {MEDIAN: -10.0, CORE_HOURS: 0.0}, shown)

@@ -147,7 +147,7 @@ def _exit_code(arguments: list[str] | None) -> int:
         error.show()
         return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo("stopped", err=True)
+        click.echo("interrupted", err=True)
         # click replaces the interrupting exception with Abort.
         return int(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
     except (SpecError, DataError, OtherJobError, ScalingError) as error:

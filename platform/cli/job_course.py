@@ -117,7 +117,15 @@ def _finish(platform: jobs.Platform, course: Course, progress: JobProgress) -> N
 def _stop(platform: jobs.Platform, job_id: str, claim: RunClaim, progress: JobProgress) -> None:
     if not claim.acquire():
         progress.say(f"Job {job_id} continues: another `elastrec run` with the same key waits for it")
-    elif not jobs.stop(platform, job_id, "the caller ended", owner=claim.owner) and platform.launcher.pods(job_id):
+        return
+    progress.say(f"Ending job {job_id} and removing its pods")
+    try:
+        is_stopped = jobs.stop(platform, job_id, "the caller ended", owner=claim.owner)
+    except KeyboardInterrupt:
+        # Of an impatient user: the job may not even have got the request.
+        progress.say(f"Job {job_id} may continue, because its end was interrupted; to stop it: elastrec stop {job_id}")
+        raise
+    if not is_stopped and platform.launcher.pods(job_id):
         progress.say(f"Job {job_id} continues: another owner has taken it over")
 
 

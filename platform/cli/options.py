@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -18,7 +19,7 @@ from rich.console import Console
 from elastrec.platform.clusters.local.absent import AbsentLauncher
 from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
-from elastrec.platform.specs.errors import MISSING, FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_value
 
 _WIDE_COLUMNS = 500
@@ -40,6 +41,27 @@ class OutputFile(click.Path):
         if not os.access(folder, os.W_OK):
             self.fail(f"the folder {str(folder)!r} cannot be written; name another file", param, ctx)
         return path
+
+
+def write_output(path: str, content: bytes, what: str) -> None:
+    """Writes a file as a whole: if the disk is full, an earlier file stays, and no part of the new one.
+
+    Raises:
+        ElastrecError: it cannot be written; the message names the path and `what`.
+    """
+    target = Path(path).resolve()
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)  # a pipe or a device
+            return
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ElastrecError(f"{path}: {what} cannot be written: {error.strerror or error}") from error
 
 
 class NotBlank(click.types.StringParamType):

@@ -205,7 +205,13 @@ def _some_rows(rows: list[tuple[str, list[Bar]]]) -> list[tuple[str, list[Bar]]]
     return [*shown[: _MOST_ROWS - 1], (f"{hidden} more", [])]
 
 
+def cores(number: float) -> str:
+    """`1 core`, `0.5 cores`."""
+    return f"{number:g} core" + ("" if number == 1 else "s")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
+    "cores": cores,
     "count": count,
     "figure": figure,
     "size": size,

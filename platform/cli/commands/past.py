@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,10 +13,17 @@ from rich.table import Table
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.completion import all_jobs
-from elastrec.platform.cli.options import NotBlank, OutputFile, echo_json, output_option, platform_to_look, wide_console
+from elastrec.platform.cli.options import (
+    NotBlank,
+    OutputFile,
+    echo_json,
+    output_option,
+    platform_to_look,
+    wide_console,
+    write_output,
+)
 from elastrec.platform.jobs.known import unknown
 from elastrec.platform.jobs.watching.past import NothingLeftError
-from elastrec.platform.specs.errors import ElastrecError
 from elastrec.platform.specs.job import HistorySpec
 from elastrec.platform.specs.text.some import counted
 
@@ -76,10 +83,7 @@ def report(job: str, experiment: str, to: str | None, store: str) -> None:
     if to is None:
         click.echo(page)
         return
-    try:
-        Path(to).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ElastrecError(f"{to}: the report cannot be written: {error}") from error
+    write_output(to, page.encode(), "the report")
     click.echo(f"written: {to}")
 
 
@@ -104,7 +108,7 @@ def ledger(job: str, parquet: str | None, kind: str | None, store: str, output: 
     if kind:
         table = table.filter(pc.equal(table.column("kind").cast("string"), kind))
     if parquet:
-        _write(table, Path(parquet))
+        write_output(parquet, _parquet(table), "the ledger")
     if output == "json":
         lines = table.to_pylist()
         for line in lines:
@@ -132,13 +136,12 @@ def _known_to(platform: jobs.Platform, job: str, store: str) -> Iterator[None]:
         raise unknown(platform, job, store) from error
 
 
-def _write(table: pa.Table, file: Path) -> None:
+def _parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
-    try:
-        pq.write_table(table, file, compression="zstd")
-    except OSError as error:
-        raise ElastrecError(f"{file}: the ledger cannot be written: {error}") from error
+    file = io.BytesIO()
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()
 
 
 def _totals(table: pa.Table) -> dict[str, dict[str, int]]:

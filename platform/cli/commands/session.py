@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ import click
 from rich.table import Table
 
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
-from elastrec.platform.cli.options import NotBlank, OutputFile, echo_json, output_option, wide_console
+from elastrec.platform.cli.options import NotBlank, OutputFile, echo_json, output_option, wide_console, write_output
 from elastrec.platform.specs.data import Partitioning, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.text.some import counted
@@ -91,7 +92,9 @@ def inspect(
     if picture is not None:
         from elastrec.platform.history.inspection_picture import inspection_picture
 
-        inspection_picture(facts).savefig(picture, format="png")
+        drawn = io.BytesIO()
+        inspection_picture(facts).savefig(drawn, format="png")
+        write_output(picture, drawn.getvalue(), "the picture")
     if output == "json":
         echo_json(_document(facts))
         return

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console
-from elastrec.platform.specs.errors import ElastrecError, FieldProblem, SpecError
+from elastrec.platform.cli.options import OutputFile, echo_json, output_option, wide_console, write_output
+from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 if TYPE_CHECKING:
     from elastrec.platform.jobs.what_if.comparison import Gathered
@@ -71,12 +71,9 @@ def simulate(
     with _Bars() as bars:
         reports = compare(asked, gathered, bars.show)
     if picture:
-        from elastrec.platform.cli.commands.simulate_picture import draw
+        from elastrec.platform.cli.commands.simulate_picture import png
 
-        try:
-            draw(reports, picture)
-        except OSError as error:
-            raise ElastrecError(f"{picture}: the picture cannot be written: {error}") from error
+        write_output(picture, png(reports), "the picture")
     if output == "json":
         echo_json(_plain(asked, gathered, reports))
         return

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from elastrec.platform.simulator.report import Report
 
 
-def draw(reports: Sequence[Report], file: str) -> None:
-    """Write a PNG.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def png(reports: Sequence[Report]) -> bytes:
+    """The picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,7 +50,9 @@ def draw(reports: Sequence[Report], file: str) -> None:
     bars.set_xticks(range(len(named)), list(named))
     bars.axhline(1, color="gray", linestyle=":")
     bars.set(title=f"against {reports[0].policy}")
-    figure.savefig(Path(file), format="png", dpi=100)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()
 
 
 def _ratio(value: float, base: float) -> float:

@@ -33,6 +33,7 @@ from elastrec.platform.specs.data import (
     SparseFeature,
     TrainingData,
 )
+from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.patterns import Location
 
 CHUNK_ROWS = 65_536
@@ -147,6 +148,15 @@ def generate(spec: GenerateSpec, progress: finished.Progress | None = None) -> G
     Raises:
         DataError: the path contains other data, or cannot be written.
     """
+    try:
+        return _generate(spec, progress)
+    except OSError as error:
+        raise DataError(
+            f"{spec.path}: cannot be written ({error}); days that are complete stay, and the same call continues"
+        ) from error
+
+
+def _generate(spec: GenerateSpec, progress: finished.Progress | None) -> GenerateReport:
     report = _existing(spec)
     done = {day.day for day in report.days}
     maker: ClickMaker | None = None

@@ -325,8 +325,13 @@ def test_the_report_of_an_immediate_failure_marks_unknown_values(
         "It was not evaluated.",
         "None was made.",
         "Unknown",
+        "elastrec resume",
     ):
         assert words in text, words
+    said = StoryEntry(2.0, 1.7e9, "failed", "ZeroDivisionError")
+    history.finish_run(run_id, Phase.FAILED, "again", story=msgspec.structs.replace(STORY, timeline=[said]))
+    text = text_of(Path(client.download_artifacts(run_id, REPORT_FILE, str(tmp_path))).read_text())
+    assert "None before the failure at the top of this page." in text
 
 
 def test_a_run_without_a_job_is_closed_without_a_report(history: History, client: MlflowClient, run_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.history.words import Chart, duration, figure, money, size, tenths
+from elastrec.platform.history.words import Chart, cores, duration, figure, money, size, tenths
 
 
 def test_a_chart_fits_its_box_and_needs_two_points() -> None:
@@ -34,3 +34,7 @@ def test_numbers_are_shown_as_people_read_them() -> None:
     sums = [money(each, "EUR") for each in (1234.5, 0.25, 7.7234e-5, 0.0)]
     assert sums == ["1,234.50 EUR", "0.25 EUR", "0.0000772 EUR", "0 EUR"]
     assert [tenths(each) for each in (1234.56, None)] == ["1,234.6 s", "unknown"]
+
+
+def test_only_one_core_is_singular() -> None:
+    assert [cores(number) for number in (1.0, 0.5, 2.0)] == ["1 core", "0.5 cores", "2 cores"]

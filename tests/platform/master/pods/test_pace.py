@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from elastrec.platform.master.pods.pace import MOST_BEATS_PER_SECOND, heartbeat_seconds, silence_seconds
 from elastrec.platform.specs.job import FaultTolerance
+from elastrec.platform.specs.text.quantities import SHORTEST_TIMEOUT_SECONDS
 
 seconds = st.floats(0.01, 1000)
+timeouts = st.floats(SHORTEST_TIMEOUT_SECONDS, 1000)
 
 
 @st.composite
@@ -16,8 +18,8 @@ def tolerances(draw: st.DrawFn) -> FaultTolerance:
     interval = draw(seconds)
     return FaultTolerance(
         heartbeat_interval=interval,
-        heartbeat_timeout=2 * interval + draw(seconds),
-        lease=2 * interval + draw(seconds),
+        heartbeat_timeout=2 * interval + draw(timeouts),
+        lease=2 * interval + draw(timeouts),
     )
 
 

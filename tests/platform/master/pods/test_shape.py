@@ -354,7 +354,7 @@ def test_only_workers_and_servers_can_be_requested():
     world = long_job()
     evaluators = {Role.EVALUATOR: PlacesChange(count=2)}
     assert "role 'evaluator' is not allowed" in refusal(world.state, ChangeShape(change=evaluators))
-    assert "above 0" in refusal(world.state, ChangeShape(change=change(worker_cores=float("nan"))))
+    assert "at least 0.01" in refusal(world.state, ChangeShape(change=change(worker_cores=float("nan"))))
 
 
 @pytest.mark.parametrize(
