@@ -65,7 +65,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         name: of the table or dense parameter; `*` for all dense parameters while their shapes are unknown.
         old, new: the two sides in words; empty if absent.
         field: path in the job file, for messages.
-        remedy: what the user can do if it is refused.
+        remedy: what the user can do if it is refused, besides training without the record.
     """
 
     what: Literal["table", "dense"]
@@ -123,8 +123,11 @@ class Adaptation(msgspec.Struct, frozen=True):
                 return decision.verdict
         raise KeyError(f"no {what} {name!r} among {[d.name for d in self.decisions if d.what == what]}")
 
-    def raise_if_refused(self) -> None:
+    def raise_if_refused(self, afresh: str = "set continual.start_from: nothing to begin afresh") -> None:
         """Stops a job that cannot continue from its record.
+
+        Args:
+            afresh: how to train without the record, for the message.
 
         Raises:
             SpecError: one problem per refused line.
@@ -136,7 +139,7 @@ class Adaptation(msgspec.Struct, frozen=True):
                         path=line.field,
                         value=line.new or "absent",
                         allowed=f"{line.old or 'absent'}, as in the record ({line.what} {line.name}: {line.reason})",
-                        remedy=line.remedy,
+                        remedy=f"{line.remedy}, or {afresh}",
                     )
                     for line in self.refused
                 ],
@@ -195,7 +198,7 @@ def _refused(line: Decision) -> Decision:
         line,
         verdict=Verdict.REFUSED,
         reason=f"would be {line.verdict.value}: {line.reason}",
-        remedy="set continual.on_mismatch: adapt to allow it, or continual.start_from: nothing to begin afresh",
+        remedy="set continual.on_mismatch: adapt to allow it",
     )
 
 
@@ -252,8 +255,8 @@ def _table(
             reason = "recorded rows of different ids would fall together"
         field = f"spec.tables.{old.name}.hash_size"
         remedy = (
-            f"restore hash_size: {old.hash_size if old.hash_size is not None else 'absent'}, give the feature another "
-            "table name to start its rows anew, or set continual.start_from: nothing"
+            f"restore hash_size: {old.hash_size if old.hash_size is not None else 'absent'}, or give the feature "
+            "another table name to start its rows anew"
         )
     elif changed := _without_state(old.row_segments, new.row_segments):
         verdict = Verdict.KEPT_WITHOUT_STATE

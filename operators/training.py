@@ -354,6 +354,8 @@ def _attach(operator: ElastrecOperator, context: Context, prepared: Prepared, al
     launched = launch(operator.platform, tagged, allocation, owner=owner_token(context))
     if launched.goes_on_from:
         operator.log.info("continues from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
+        if launched.adaptation:
+            operator.log.info("%s", launched.adaptation)
     return extended(LaunchedJob, launched, prepared=prepared)
 
 

@@ -143,6 +143,8 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
     launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms)
     if launched.goes_on_from:
         progress.say(f"Continues from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
+        if launched.adaptation:
+            progress.say(launched.adaptation)
     elif course.is_resumed:
         start = f" from {prepared.start_record}" if prepared.start_record else ""
         progress.say(f"There is no complete record of it: it starts{start} at its first row")

@@ -103,6 +103,8 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
         allocation: the start-up sizes, for the description of a run that is created later.
         goes_on_from: URI of the job's own record from which this launch continues, at `goes_on_at` trained samples;
             empty if the job began or was already running.
+        adaptation: what is kept of that record, initialised again and dropped, as a table for people; empty if all of
+            it is kept.
     """
 
     job_id: str
@@ -113,6 +115,7 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation | None = None
     goes_on_from: str = ""
     goes_on_at: int = 0
+    adaptation: str = ""
 
 
 class ModelScore(msgspec.Struct, frozen=True):

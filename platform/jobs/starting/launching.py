@@ -8,7 +8,7 @@ import time
 import msgspec
 import structlog
 
-from elastrec.checkpoints import concluded_term, newest_term
+from elastrec.checkpoints import Record, compare, concluded_term, newest_term
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
 from elastrec.platform.history import History
 from elastrec.platform.history.decisions import Decisions
@@ -187,7 +187,13 @@ def launch(
         allocation=allocation,
         goes_on_from=record.uri if record and existing is None else "",
         goes_on_at=record.manifest.step if record and existing is None else 0,
+        adaptation=_adaptation(record, request) if record and existing is None else "",
     )
+
+
+def _adaptation(record: Record, request: LaunchRequest) -> str:
+    adaptation = compare(record.manifest.model, request.training_job)
+    return "" if adaptation.is_exact else str(adaptation)
 
 
 def _direct_master(platform: Platform, job_id: str, owner: str, existing: PodStatus | None, run_id: str) -> None:

@@ -1,8 +1,8 @@
 """The resumption of a job by a master without a journal, from the records of an earlier master of the same job.
 
 The positions in a record are the progress of each shard. They are valid for another launch of the job only if it has
-the same rows of the same files in the same shards and the same order; the model itself is compared elsewhere
-(`checkpoints.mismatch`). The same holds for a periodic record of another job from which this one starts.
+the same rows of the same files in the same shards and the same order. The model may differ as between a job and its
+start record (`checkpoints.mismatch`). The same holds for a periodic record of another job from which this one starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 import structlog
 
-from elastrec.checkpoints import DamagedRecordError, Record, RecordKind, newest_records
+from elastrec.checkpoints import DamagedRecordError, Record, RecordKind, compare, newest_records
 from elastrec.platform.master.machine.events import ResumedFrom
 from elastrec.platform.master.machine.plan import JobPlan, training_splits
 from elastrec.platform.master.machine.recovery import CompleteRecord
@@ -181,13 +181,18 @@ def own_records(request: LaunchRequest, count: int) -> list[Record]:
 
     Raises:
         CheckpointError: the store could not be asked.
-        SpecError: the positions of the newest one are not valid for the present launch.
+        SpecError: the positions or the model of the newest one are not valid for the present launch.
     """
     records = list(islice(_records(request), count))
     numbering = Numbering.of(request)
     if records:
         check_numbering(records[0], numbering)
-    return [record for record in records if numbering_of(record) == numbering]
+        compare(records[0].manifest.model, request.training_job).raise_if_refused(_OTHERWISE)
+    return [record for record in records if numbering_of(record) == numbering and _fits(record, request)]
+
+
+def _fits(record: Record, request: LaunchRequest) -> bool:
+    return not compare(record.manifest.model, request.training_job).refused
 
 
 def finished_on_other_rows(request: LaunchRequest) -> Record | None:
