@@ -132,10 +132,11 @@ class JobTrigger(BaseTrigger):
         """The result of `watch`, or TIMED_OUT; tasks that do not defer wait here."""
         left = None if self.deadline is None else max(0.0, self.deadline - time.time())
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(left) as limit:
                 return self.event_of(*await self.watch())
         except TimeoutError:
-            if self.deadline is None or time.time() < self.deadline:
+            # Not by the clock, which may have been set back since.
+            if not limit.expired():
                 raise
         return self.event_of(TIMED_OUT, self.over_time)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from elastrec.operators.triggers import (
     JobPhaseTrigger,
     JobTrigger,
     TrackingTrigger,
+    base,
 )
 from elastrec.operators.triggers.base import ENDED_BY_A_PERSON
 from elastrec.platform.jobs import EvaluatorState, Observation
@@ -93,6 +95,16 @@ def test_a_wait_ends_at_the_tasks_deadline_also_when_it_began_before_the_trigger
 ) -> None:
     script(seen(Phase.TRAINING))
     event = first_event(JobPhaseTrigger(**ARGUMENTS, deadline=time.time() + left, over_time="6 hours are over"))
+    assert (event["outcome"], event["reason"]) == (TIMED_OUT, "6 hours are over")
+
+
+def test_a_wait_ends_at_the_tasks_deadline_also_when_the_clock_is_set_back_meanwhile(
+    script: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(seen(Phase.TRAINING))
+    seconds = iter([1000.0, 940.0])
+    monkeypatch.setattr(base, "time", SimpleNamespace(time=lambda: next(seconds), monotonic=time.monotonic))
+    event = first_event(JobPhaseTrigger(**ARGUMENTS, deadline=1000.2, over_time="6 hours are over"))
     assert (event["outcome"], event["reason"]) == (TIMED_OUT, "6 hours are over")
 
 

@@ -1,4 +1,4 @@
-"""The clock of a job: seconds since the epoch by the clock of its master, equal on all servers.
+"""The clock of a job: seconds since the epoch by the clock of its master at its start, equal on all servers.
 
 Rows store the time of their last sighting, and keep it when their bucket moves. If each server used its own node's
 clock, rows would be evicted too early or too late by the difference of the clocks.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import time
 
 import msgspec
 
@@ -32,9 +31,12 @@ class PodCalls(ServicePart):
 
     Attributes:
         _zero: the clock's time at the zero of the job's clock.
+        _unix_zero: Unix time at the zero of the clock, read once: if the node's clock is set later, servers that
+            register then do not disagree with the others.
     """
 
     _zero: float
+    _unix_zero: float
     _job_json: bytes
     _answers: Answers
 
@@ -81,7 +83,7 @@ class PodCalls(ServicePart):
             directive=directive,
             heartbeat_seconds=pace,
             orders=orders,
-            wall_seconds=time.time(),
+            wall_seconds=self._unix_zero + self._clock(),
         )
 
     def heartbeat(self, message: Heartbeat) -> msgspec.Struct:

@@ -108,6 +108,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self.state = state
         # The job's own clock continues from the last event; time without a master does not count.
         self._zero = clock() - state.time
+        self._unix_zero = time.time() - clock()
         self._heartbeats = Heartbeats(self.job.spec.faults)
         self._answers = Answers()
         self._seen = Observations(self.now())

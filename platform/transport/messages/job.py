@@ -42,7 +42,7 @@ class Registered(Message, frozen=True):
         streams: of the job, by name.
         heartbeat_seconds: the heartbeat interval, until an answer changes it; 0: as in the job file.
         orders: for this pod only; None: it has none.
-        wall_seconds: since the epoch, on the master's clock; None: unknown.
+        wall_seconds: since the epoch, by the master's clock at its start; None: unknown.
     """
 
     job_json: bytes

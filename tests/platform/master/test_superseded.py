@@ -59,11 +59,15 @@ def test_the_superseded_process_ends_and_the_job_continues(two: tuple[Stage, Ses
     assert s.service.state.training.samples == s.request.training_rows
 
 
-def test_a_process_that_registers_learns_the_masters_time(two: tuple[Stage, Session, Session]) -> None:
+def test_a_process_that_registers_learns_the_masters_time_even_if_its_clock_is_set(
+    two: tuple[Stage, Session, Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
     s, earlier, _ = two
-    before = time.time()
-    registered = s.call(Register(pod=POD, role=Role.WORKER, incarnation=earlier.identity.incarnation), Registered)
-    assert registered.wall_seconds is not None and before <= registered.wall_seconds <= time.time()
+    before, clock = time.time(), time.time
+    for step_seconds in (0.0, 3600.0):
+        monkeypatch.setattr(time, "time", lambda step_seconds=step_seconds: clock() + step_seconds)
+        registered = s.call(Register(pod=POD, role=Role.WORKER, incarnation=earlier.identity.incarnation), Registered)
+        assert registered.wall_seconds is not None and before <= registered.wall_seconds <= clock()
 
 
 def test_nothing_of_the_superseded_process_counts_and_it_never_wins_again(two: tuple[Stage, Session, Session]) -> None:
