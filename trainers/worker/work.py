@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from elastrec.checkpoints import StoreError
 from elastrec.platform.data.reading.batches import Minibatch
 from elastrec.platform.data.reading.source import Source, open_source
 from elastrec.platform.specs.job import TrainingJob
@@ -23,6 +24,8 @@ from elastrec.trainers.worker.trainer import Started, Trainer
 log = structlog.get_logger(__name__)
 
 _SHARE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+"""Pause between two attempts to write predictions while the store is away."""
 _KIND = {Mode.TRAIN: "train", Mode.EVALUATE: "evaluate"}
 
 
@@ -172,8 +175,31 @@ class Worker:
         if prediction is not None:
             self._evaluation.add(item.batch, prediction)
         if item.progress.ended:
-            completion, self._evaluation = self._evaluation.completion(item.progress), None
-            self.session.report(self.generation, completion)
+            evaluation, self._evaluation = self._evaluation, None
+            self._complete(evaluation, item.progress)
+
+    def _complete(self, evaluation: ShardEvaluation, last: ShardProgress) -> None:
+        """Reports a shard as done when its predictions are written; not if meanwhile there is other work.
+
+        While the store is away, it tries again: the job is trained, and would fail after some lost workers.
+
+        Raises:
+            CheckpointError: the store refused, or was away for half a lease.
+        """
+        directive, pause = self.session.directive, _FIRST_PAUSE_SECONDS
+        deadline = time.monotonic() + self.job.spec.faults.lease / 2
+        while True:
+            try:
+                self.session.report(self.generation, evaluation.completion(last))
+                return
+            except StoreError as error:
+                log.warning("predictions_not_written", reason=str(error), next_try_seconds=pause)
+                if time.monotonic() + pause > deadline:
+                    raise
+            directive = self.session.wait_for_change(directive, pause)
+            if (directive.mode, directive.generation) != (Mode.EVALUATE, self.generation):
+                return
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     # Settling
 
