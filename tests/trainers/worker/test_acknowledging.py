@@ -1,4 +1,4 @@
-"""Acknowledgements of a worker and their time, with a scripted parameter client."""
+"""Acknowledgements of a worker and their time, with a scripted parameter client; evaluation, with real servers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ import pyarrow as pa
 import pytest
 import torch
 
+from elastrec.checkpoints import StoreError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.directive import Directive, Mode, RoutingTable
 from elastrec.platform.transport.messages.job import Leased, LeaseState, Registered, ShardProgress
 from elastrec.trainers.embedding.lane import RoutingChangedError
+from elastrec.trainers.worker import evaluating
 from elastrec.trainers.worker.feed import Item
 from elastrec.trainers.worker.identity import Identity
 from elastrec.trainers.worker.parameter_server_trainer import ParameterServerTrainer
+from elastrec.trainers.worker.predictions import read_predictions, write_predictions
 from elastrec.trainers.worker.step import InFlight
 from elastrec.trainers.worker.window import Window
 from elastrec.trainers.worker.work import Worker
 from tests.splits import progress_of, row_shard
+from tests.trainers.worker.setting import ROWS, setting_fixture  # noqa: F401
 
 BATCH = 10
 SHARD = row_shard(0, 0, 100)
@@ -219,3 +223,50 @@ def test_only_a_worker_that_trains_and_has_shards_waits_for_rows(worker: Worker)
     worker.follow(directive(Mode.EVALUATE))
     worker.next(0.01)
     assert waited_seconds() == 0
+
+
+class FullStore:
+    """Refuses the first writes of predictions."""
+
+    def __init__(self, refusals: float) -> None:
+        self.refusals = refusals
+        self.refused = 0
+
+    def write(self, *arguments: Any) -> None:
+        if self.refused < self.refusals:
+            self.refused += 1
+            raise StoreError("could not write: no space left on device")
+        write_predictions(*arguments)
+
+
+def evaluate(here: Any) -> None:
+    here.master.add_shards("evaluate", ROWS, 100)
+    here.master.command(Mode.EVALUATE)
+    here.start_worker()
+
+
+def test_a_worker_waits_until_the_store_takes_its_predictions(
+    setting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FullStore(refusals=2)
+    monkeypatch.setattr(evaluating, "write_predictions", store.write)
+    here = setting(mode="async")
+    evaluate(here)
+    here.master.wait_for(lambda: len(here.master.done) == 9)
+    here.finish()
+    assert store.refused == 2 and not here.errors
+    assert len(read_predictions(here.workers[0]._predictions_uri)) == 9
+
+
+def test_a_waiting_worker_follows_another_directive(
+    setting: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FullStore(refusals=float("inf"))
+    monkeypatch.setattr(evaluating, "write_predictions", store.write)
+    here = setting(mode="async")
+    evaluate(here)
+    here.master.wait_for(lambda: store.refused > 1)
+    here.master.command(Mode.EXIT)
+    here.threads[0].join(10)
+    assert not here.threads[0].is_alive()
+    assert not here.errors
