@@ -14,6 +14,10 @@ Modes: with `bsp`, every step waits for the slow worker. With `async`, the defau
 without its slow worker, a job of two loses at most half of its speed, one of ten a tenth. With `ssp`, the fast worker
 is `staleness` steps ahead, and then as slow as with `bsp`.
 
+Until the decision, the moved and the restarted job are equally slow. Afterwards, the moved job saves what the restart
+costs (a save, the end of all pods, their start, and a restore), less what the slow pod costs until its successor works.
+So the comparison with the restart depends on the size of the model and on the length of the job.
+
 DLRover-RM (Fig. 13) reports 48.5 % less than without intervention and 37 % less than with stop-and-restart, for a
 worker with 3 % of its cores; for a server (Fig. 12) 36.4 % and 27.6 %. If the master never finds a slow pod
 (`SlowPods.look`: return None), the figures are red, because its job is left alone, too.

@@ -37,6 +37,8 @@ _CHOOSING: dict[str, dict[str, float]] = {
     "newcomers_ramp_25": {"ramp_steps": 25},
     "newcomers_ramp_50": {"ramp_steps": 50},
     "newcomers_ramp_100": {"ramp_steps": 100},
+    "all_ramp_from_staleness_80": {"ramp_steps": 80, "ramp_from": 1 / (max(_WORKERS) - 1), "all_ramp": True},
+    "all_ramp_from_staleness_160": {"ramp_steps": 160, "ramp_from": 1 / (max(_WORKERS) - 1), "all_ramp": True},
     "divided_by_staleness": {"rate_scale": 1 / (max(_WORKERS) - 1)},
     "divided_by_root_of_workers": {"rate_scale": max(_WORKERS) ** -0.5},
 }

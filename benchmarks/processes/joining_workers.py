@@ -44,17 +44,21 @@ class _Losses(Window):
 
 
 @dataclass(frozen=True)
-class _Joining:
+class Joining:
     """The way in which workers join, and the weight of their pushes afterwards.
 
     Attributes:
         apart: steps of all workers from one that joins to the next; 0: all join at once.
-        ramp_steps: own steps in which a newcomer's learning rates rise to those of the job.
+        ramp_steps: own steps in which a newcomer's learning rates rise linearly to those of the job.
+        ramp_from: a factor of its learning rates at the begin of these steps.
+        all_ramp: whether the learning rates of the first worker fall and rise in the same way.
         rate_scale: a factor of all workers' learning rates.
     """
 
     apart: int = 0
     ramp_steps: int = 0
+    ramp_from: float = 0.0
+    all_ramp: bool = False
     rate_scale: float = 1.0
 
     def workers_at(self, step: int, most: int) -> int:
@@ -62,9 +66,10 @@ class _Joining:
 
     def scale_of(self, worker: int, step: int) -> float:
         """Of one of a worker's steps since others have joined, counted from 0."""
-        if not worker or not self.ramp_steps:
+        if not self.ramp_steps or not (worker or self.all_ramp):
             return self.rate_scale
-        return self.rate_scale * min(1.0, (step + 1) / self.ramp_steps)
+        passed = min(1.0, (step + 1) / self.ramp_steps)
+        return self.rate_scale * (self.ramp_from + (1 - self.ramp_from) * passed)
 
 
 class _Worker:
@@ -80,10 +85,10 @@ class _Worker:
         self.trainer.follow(self._directive)
         self.trainer.mode(training=True)
         self._started: Started | None = None
-        self._joining: _Joining | None = None
+        self._joining: Joining | None = None
         self._steps = 0  # since others have joined
 
-    def is_joined(self, joining: _Joining) -> None:
+    def is_joined(self, joining: Joining) -> None:
         """Others train from here on."""
         self._directive, self._joining = msgspec.structs.replace(self._directive, trains_alone=False), joining
 
@@ -104,7 +109,7 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: `content`, a job file; `alone`, steps of the first worker; `together`, steps of all workers after that;
-            `workers`, of them, 1: none joins; `joining`, see `_Joining` (absent: all at once, as they are).
+            `workers`, of them, 1: none joins; `joining`, see `Joining` (absent: all at once, as they are).
 
     Returns:
         `before`, `after`: mean loss before the update, of the last and of the first `together / 8` steps on each side
@@ -115,7 +120,7 @@ def join(request: dict[str, Any]) -> dict[str, Any]:
     spec = job.spec
     rpc, routing = serve_rows(spec)
     alone, together, count = request["alone"], request["together"], request["workers"]
-    joining, losses = _Joining(**request.get("joining", {})), list[float]()
+    joining, losses = Joining(**request.get("joining", {})), list[float]()
     workers = [_Worker(0, job, routing, losses, trains_alone=True)]
     try:
         minibatches = items(spec, 0, spec.training.batch_size, alone + together, shuffled=True)

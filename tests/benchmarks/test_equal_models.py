@@ -15,6 +15,7 @@ from benchmarks.models.equal_models import (
     job_content,
     rows_before_the_last_worker,
 )
+from benchmarks.processes.joining_workers import Joining
 from benchmarks.processes.torchrec_alone import read, train_and_score
 from elastrec.platform.data.generating.generator import GenerateReport
 from elastrec.platform.specs.job import TrainingJob
@@ -73,3 +74,12 @@ def test_the_figures_are_the_distances_between_medians_and_to_the_teacher(log: G
     assert (spread.value, spread.met) == (pytest.approx(0.006), False)
     assert (below.value, below.met) == (pytest.approx(0.009), True)
     assert [figure.value for figure in each] == [best - 0.003, best - 0.009]
+
+
+def test_rates_of_workers_that_join_rise_to_those_of_the_job_and_of_all_workers_only_on_request() -> None:
+    newcomers = Joining(ramp_steps=4)
+    assert [newcomers.scale_of(1, step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert newcomers.scale_of(0, 0) == 1.0
+    everyone = Joining(ramp_steps=2, ramp_from=0.5, all_ramp=True)
+    assert [everyone.scale_of(worker, step) for worker in (0, 3) for step in range(3)] == [0.75, 1.0, 1.0] * 2
+    assert Joining(rate_scale=0.5).scale_of(0, 0) == Joining(rate_scale=0.5).scale_of(1, 9) == 0.5
