@@ -31,16 +31,23 @@ class Child:
         module, arguments: what `python -m` runs; the module calls `serve`.
         environment: variables beside the parent's own.
         python: interpreter of the child; default: that of the parent.
+        core: number of the core on which all threads of the child run; default: any.
 
     Raises:
         RuntimeError: the child ended; its messages are on standard error.
     """
 
     def __init__(
-        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None, python: str = sys.executable
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+        core: int | None = None,
     ) -> None:
+        pin = [] if core is None else ["taskset", "--cpu-list", str(core)]
         self._process = subprocess.Popen(
-            [python, "-m", module, *arguments],
+            [*pin, python, "-m", module, *arguments],
             # A crash in native code prints its stack.
             env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
             stdin=subprocess.PIPE,

@@ -8,9 +8,10 @@ pulls, as a job's do once its model has taken its first steps (`overlap_pull: au
     python -m benchmarks parameter_server [--rows 10000000] [--groups 8] [--slices 20] [--output json]
 
 The speed of a machine changes from second to second, and a process has a constant bias that depends on its memory
-layout. Therefore, the sides alternate in slices of about a quarter of a second, and all processes are restarted for
-each group of slices. A figure is the mean of the medians of the groups, with a 95 % interval by Student's t over the
-groups. A goal is met if the lower end of the interval meets it.
+layout and its core. Therefore, the server has a core of its own, as it has on another machine, and the worker and
+torchrec share the other one; the sides alternate in slices of about a quarter of a second, and all processes are
+restarted for each group of slices. A figure is the mean of the medians of the groups, with a 95 % interval by Student's
+t over the groups. A goal is met if the lower end of the interval meets it.
 
 Three child processes do the work (`server`, `worker`, `torchrec`); each answers one line of JSON to one line of input.
 """
@@ -18,6 +19,7 @@ Three child processes do the work (`server`, `worker`, `torchrec`); each answers
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,8 +53,10 @@ CASES = (
 
 
 def process(role: str, *arguments: str) -> Child:
-    """A process of this benchmark: `server`, `worker` or `torchrec`."""
-    return Child("benchmarks.processes.parameter_server", role, *arguments, environment=one_core())
+    """A process of this benchmark: `server`, `worker` or `torchrec`; the server has a core of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    core = cores[0] if role == "server" else cores[-1]
+    return Child("benchmarks.processes.parameter_server", role, *arguments, environment=one_core(), core=core)
 
 
 def measure_group(case: Case, rows: int, slices: int) -> dict[str, list[dict[str, float]]]:
