@@ -1,8 +1,9 @@
-"""A process with a server of its own and one worker's requests, in the benchmark of a server's storage.
+"""A process with servers of its own and their workers' requests, in the benchmark of a server's storage.
 
-    python -m benchmarks.processes.storage ROWS
+    python -m benchmarks.processes.storage ROWS CORES [CORES …]
 
-A line {"seconds": …} is answered with the pulls of this time.
+There is a server for each number of cores. A line {"cores": …, "seconds": …} is answered with the pulls of that server
+in this time, from one worker for each core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from benchmarks.servers.storage import Server
 
 if __name__ == "__main__":
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    server = Server(int(sys.argv[1]))
-    server.fill()
-    serve(lambda request: server.work_for(request["seconds"], 1), {})
+    rows, *numbers = map(int, sys.argv[1:])
+    servers = {cores: Server(rows, cores=cores) for cores in numbers}
+    for server in servers.values():
+        server.fill()
+    serve(lambda request: servers[request["cores"]].work_for(request["seconds"], request["cores"]), {})

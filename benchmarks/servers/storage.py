@@ -3,10 +3,11 @@
     python -m benchmarks storage [--rows 10000000] [--evicted-rows 50000000] [--seconds 5] [--folder DISK]
         [--output json]
 
-`ParameterServer` is measured in one process, without sockets. Concurrent requests and waits are measured in wall time,
-so they need idle cores; `others_cores` beside them is the number of cores that other processes used meanwhile. Bytes do
-not depend on that. Ratios of CPU seconds are medians of several turns. `two_processes` is the best that `two_cores`
-can be on the machine.
+`ParameterServer` is measured in one process, without sockets; `two_cores` and `two_processes` in child processes with
+the settings of malloc that a server's process has. Concurrent requests and waits are measured in wall time, so they
+need idle cores; `others_cores` beside them is the number of cores that other processes used meanwhile. Bytes do not
+depend on that. Ratios of CPU seconds are medians of several turns. `two_processes` is the best that `two_cores` can
+be on the machine.
 
 What turns each figure red: one stripe, `stripes_for` that returns 1 (`two_cores`); a save or an eviction that holds a
 stripe's lock for a whole bucket (`pull_p99_while_saving`, `eviction_longest_wait`); an index that doubles
@@ -39,12 +40,14 @@ import structlog
 from benchmarks.common.child import Child
 from benchmarks.common.figures import Figure, OtherLoad, ratio, run_benchmark, take_turns
 from elastrec.checkpoints import commit_record
+from elastrec.platform.specs.environment import CORES
 from elastrec.platform.specs.job import JobSpec, Metadata, TrainingJob
 from elastrec.platform.transport.messages.directive import RoutingTable
 from elastrec.trainers.parameter_server.messages import Origin, Pull, Push, Stamp
 from elastrec.trainers.parameter_server.records.share import restore, save_part
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
+from elastrec.trainers.threads import process_settings
 
 _DIMENSION, _AT_ONCE, _REQUEST = 16, 200_000, 8192
 _NOTHING = np.empty(0, np.int32)
@@ -243,24 +246,30 @@ def measure_cores(rows: int, seconds: float) -> list[Figure]:
     """Requests of a server with two cores against one core, and what the machine's two cores can do at best.
 
     Processes share no lock and no memory. Two of them, each with a server and a core of its own, are less than twice as
-    fast as one where the cores share caches, memory bandwidth or, as virtual cores may, a physical core.
+    fast as one where the cores share caches, memory bandwidth or, as virtual cores may, a physical core. All have the
+    settings of malloc that a server's process has: otherwise it returns the memory of each answer to the system, for
+    which the threads of a process wait for each other.
     """
-    servers = {cores: Server(rows, cores=cores) for cores in (1, 2)}
-    for server in servers.values():
-        server.fill()
-    with ExitStack() as stack:
-        children = [stack.enter_context(Child("benchmarks.processes.storage", str(rows))) for _ in range(2)]
+    granted = {CORES: "2"}
+    environment = granted | process_settings(granted)
+    with OtherLoad() as load, ExitStack() as stack:
+
+        def child(*cores: str) -> Child:
+            return stack.enter_context(
+                Child("benchmarks.processes.storage", str(rows), *cores, environment=environment)
+            )
+
+        one_server, two_servers = child("1", "2"), [child("1") for _ in range(2)]
 
         def processes(number: int) -> int:
             with ThreadPoolExecutor(number) as pool:
-                return sum(pool.map(lambda child: child.ask(seconds=seconds), children[:number]))
+                return sum(pool.map(lambda each: each.ask(cores=1, seconds=seconds), two_servers[:number]))
 
         sides: dict[tuple[str, int], Callable[[], int]] = {}
-        for number, server in servers.items():
-            sides["cores", number] = partial(server.work_for, seconds, number)
+        for number in (1, 2):
+            sides["cores", number] = partial(one_server.ask, cores=number, seconds=seconds)
             sides["processes", number] = partial(processes, number)
-        with OtherLoad() as load:
-            found = take_turns(sides, _TURNS)
+        found = take_turns(sides, _TURNS)
     figures = []
     for what, goal in (("cores", 1.7), ("processes", None)):
         one, two = found[what, 1], found[what, 2]
