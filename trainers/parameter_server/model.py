@@ -7,8 +7,8 @@ their own. Workers, rounds and marks of applied pushes do not belong here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
@@ -17,8 +17,8 @@ from elastrec.platform.specs.errors import IncompatibleError, TransportError
 from elastrec.platform.specs.job import JobSpec
 from elastrec.platform.transport.messages.job import TableUsage
 from elastrec.trainers.parameter_server.dense.layout import dense_runs, layout_size, run_size
-from elastrec.trainers.parameter_server.dense.store import DenseStore
-from elastrec.trainers.parameter_server.messages import InitDense, Initialised
+from elastrec.trainers.parameter_server.dense.store import DenseBucket, DenseStore
+from elastrec.trainers.parameter_server.messages import InitDense, Initialised, Parameter
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.serving.gradients import Gradient, select
 from elastrec.trainers.parameter_server.serving.place import Place
@@ -27,10 +27,19 @@ from elastrec.trainers.parameter_server.storage.memory import UsedRegions
 from elastrec.trainers.parameter_server.storage.store import MOST_STRIPES
 
 Array = np.ndarray[Any, Any]
-DenseSource = Callable[[DenseStore], list[str]]
-"""Overwrites a store with its values; returns the names of parameters that it does not have."""
 
 log = structlog.get_logger(__name__)
+
+
+class DenseSource(Protocol):
+    """The dense parameters of the record at `uri`."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def __call__(self, dense: DenseStore) -> list[str]:
+        """Overwrites a store with them; returns the names of parameters that the record does not have."""
+        ...
 
 
 def stripes_for(cores: int) -> int:
@@ -67,7 +76,7 @@ class Model:
         self._spec = spec
         self._dense_source = dense_source
         self._dense_lock = threading.Lock()
-        self._dense_trained = False
+        self._dense_sent = self._dense_trained = False
 
     def pull(self, counts: Array, ids: Array, *, read_only: bool) -> tuple[Array, list[Lookup]]:
         """Values [sum of U_g * D_g] float32 of ids [U] int64, counts [T] of them per table, and their lookups."""
@@ -135,6 +144,7 @@ class Model:
         """
         with self._dense_lock:
             if self.dense is not None and self.dense.layout == request.layout:
+                self._dense_sent = True
                 return Initialised(fresh=False, steps=self.dense.steps)
             if self._dense_trained:
                 raise IncompatibleError(
@@ -147,9 +157,45 @@ class Model:
                 )
             dense = DenseStore(request.layout, self.place.dense_owned, arrays[0], self._spec.optimizers.dense)
             fresh = dense.names() if self._dense_source is None else self._dense_source(dense)
-            self.dense = dense
+            self.dense, self._dense_sent = dense, True
             log.info("dense_initialised", elements=size, parameters=len(request.layout), fresh=len(fresh))
             return Initialised(fresh=True, steps=dense.steps)
+
+    @property
+    def untouched_record(self) -> str:
+        """URI of the record with the dense values, until a worker has sent those of its network; empty without one."""
+        return "" if self._dense_sent or self._dense_source is None else self._dense_source.uri
+
+    def take_in_dense(
+        self,
+        new: Array,
+        layout: Sequence[Parameter] | None,
+        buckets: Sequence[DenseBucket],
+        source: DenseSource | None,
+    ) -> None:
+        """Takes in dense buckets of other servers. The place contains them already.
+
+        If the servers have different layouts, then a worker has sent its parameters to some of them only, and none has
+        trained. All values are dropped, and the worker sends them again, because the owners of buckets have changed.
+
+        Args:
+            new: [B] bool, the buckets.
+            layout: of the other servers; empty: they have no values yet. None: they have different ones.
+            source: of the values, if no worker has sent its parameters to one of these servers.
+        """
+        with self._dense_lock:
+            dense, keeps_some = self.dense, bool((self.place.dense_owned & ~new).any())
+            self._dense_source, self._dense_sent = self._dense_source or source, self._dense_sent and source is None
+            own = (dense.layout if dense is not None else []) if keeps_some else layout
+            if new.any() and (not layout or own != list(layout)):
+                self.dense = None
+                return
+            if dense is None or not keeps_some:
+                nothing = np.zeros_like(new), np.empty(0, np.float32)
+                dense = DenseStore(layout, *nothing, self._spec.optimizers.dense) if layout else None
+            if dense is not None:
+                dense.take_in(buckets)
+            self.dense = dense
 
     def usage(self) -> list[TableUsage]:
         """Rows and bytes per table of the place's buckets; moving buckets count at the server that serves them."""

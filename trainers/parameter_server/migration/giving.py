@@ -104,6 +104,7 @@ class Giver:
                 marks=marks_within(left.marks, place),
                 layout=left.layout,
                 dense=[DenseCells(each.number, len(each.values), each.steps) for each in dense],
+                record=left.record,
             )
         return answer, _dense_arrays(dense)
 

@@ -87,12 +87,14 @@ class HandedOver(Message, frozen=True):
         attendance: the workers whose pushes the old owner has included.
         marks: of applied pushes; each of these buckets is in exactly one of them.
         layout: of all dense parameters; empty: there are none yet.
+        record: URI of the record with their values, if no worker has sent those of its network; otherwise empty.
     """
 
     attendance: Attendance
     marks: list[BucketMarks]
     layout: list[Parameter]
     dense: list[DenseCells]
+    record: str = ""
 
 
 REQUESTS: tuple[type[Message], ...] = (CopyBuckets, HandOver)

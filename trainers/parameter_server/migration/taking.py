@@ -17,6 +17,7 @@ from elastrec.platform.transport.messages.job import Message
 from elastrec.trainers.parameter_server.dense.store import DenseBucket
 from elastrec.trainers.parameter_server.messages import Parameter
 from elastrec.trainers.parameter_server.migration.messages import Copied, CopyBuckets, HandedOver, HandOver
+from elastrec.trainers.parameter_server.records.share import DenseOfRecord
 from elastrec.trainers.parameter_server.serving.attendance import Attendance
 from elastrec.trainers.parameter_server.serving.marks import BucketMarks
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
@@ -233,8 +234,9 @@ class Taker:
         self.hurry()
         attendances: list[Attendance] = []
         marks: list[BucketMarks] = []
-        layout: list[Parameter] = []
+        layouts: list[list[Parameter]] = []
         dense: list[DenseBucket] = []
+        record = ""
         for source in self._sources:
             request = HandOver(
                 server=self._server.name, order_id=self._order_id, generation=self._generation, routing=routing
@@ -242,11 +244,16 @@ class Taker:
             answer, arrays = self._ask(source, request, HandedOver)
             attendances.append(answer.attendance)
             marks += answer.marks
-            layout = answer.layout or layout
-            dense += _dense_of(source.place.server, answer, arrays)
+            layouts.append(answer.layout)
+            dense += _dense_of(source.place, answer, arrays)
+            record = record or answer.record
         rest_bytes = self.copy_round()
-        self._check(marks, dense, bool(layout))
-        self._server.take_over(routing, self._order_id, self._generation, attendances, marks, layout, dense)
+        self._check(marks)
+        layout = layouts[0] if all(each == layouts[0] for each in layouts) else None
+        self._server.take_over(
+            routing, self._order_id, self._generation, attendances, marks, layout, dense,
+            DenseOfRecord(self._server, record) if record else None,
+        )  # fmt: skip
         log.info(
             "taken_over", servers=[source.place.server for source in self._sources], epoch=routing.epoch,
             buckets=sum(len(source.place.buckets) for source in self._sources), dense_buckets=len(dense),
@@ -254,14 +261,13 @@ class Taker:
         )  # fmt: skip
         self._close()
 
-    def _check(self, marks: Sequence[BucketMarks], dense: Sequence[DenseBucket], has_dense: bool) -> None:
+    def _check(self, marks: Sequence[BucketMarks]) -> None:
         """Checks that every bucket of the order was received exactly once."""
         wanted = sorted(bucket for source in self._sources for bucket in source.place.buckets)
         wanted_dense = sorted(bucket for source in self._sources for bucket in source.place.dense_buckets)
         came = sorted(bucket for each in marks for bucket in each.buckets)
         came_dense = sorted(bucket for each in marks for bucket in each.dense_buckets)
-        values = sorted(bucket.number for bucket in dense)
-        if came != wanted or came_dense != wanted_dense or (has_dense and values != wanted_dense):
+        if came != wanted or came_dense != wanted_dense:
             raise TransportError(
                 f"server {self._server.name} was handed over buckets {came} and dense buckets {came_dense}, not those "
                 f"that it was to take: {wanted} and {wanted_dense}"
@@ -304,8 +310,15 @@ def _check_copied(server: str, asked: Sequence[int], answer: Copied, arrays: Seq
         )
 
 
-def _dense_of(server: str, answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:
-    """Raises IncompatibleError when the arrays do not match their description."""
+def _dense_of(place: TakeFrom, answer: HandedOver, arrays: Sequence[Array]) -> list[DenseBucket]:
+    """Raises IncompatibleError when the arrays do not match their description, and TransportError when they are not
+    those of the order."""
+    server, numbers = place.server, sorted(bucket.bucket for bucket in answer.dense)
+    if answer.layout and numbers != sorted(place.dense_buckets):
+        raise TransportError(
+            f"server {server} hands over the values of the dense buckets {numbers}, not those that it was to give: "
+            f"{sorted(place.dense_buckets)}"
+        )
     elements = sum(bucket.elements for bucket in answer.dense)
     came = [f"{array.dtype} {list(array.shape)}" for array in arrays]
     shapes = [array.shape for array in arrays]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -234,7 +235,7 @@ def restore(
     loader = _load(server, record, stores, np.flatnonzero(place.owned), threads)
     for store in stores:
         store.trim()
-    source = _DenseOfRecord(server, record)
+    source = DenseOfRecord(server, uri, record)
     dense, marks = source.store_of(place), []
     if with_marks:
         numbers = np.flatnonzero(place.owned), np.flatnonzero(place.dense_owned)
@@ -260,17 +261,28 @@ def _load(
     return loader
 
 
-class _DenseOfRecord:
-    """The dense parameters of a record that the job keeps, for servers with any dense buckets of any layout."""
+class DenseOfRecord:
+    """The dense parameters of a record that the job keeps, for servers with any dense buckets of any layout.
 
-    def __init__(self, server: ParameterServer, record: Record) -> None:
+    Args:
+        record: None: it is opened when it is needed.
+    """
+
+    def __init__(self, server: ParameterServer, uri: str, record: Record | None = None) -> None:
+        self.uri = uri
         self._server = server
         self._optimizer = server.spec.optimizers.dense
-        self._record = record
-        self._keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
-        model = record.manifest.model
-        is_anew = adapt(model, server.spec).dense("*") is Verdict.NEW
-        self._layout = [] if is_anew else [Parameter(dense.name, tuple(dense.shape)) for dense in model.dense]
+        self._opened = record
+
+    @cached_property
+    def _record(self) -> Record:
+        return self._opened or open_record(self.uri)
+
+    @cached_property
+    def _layout(self) -> list[Parameter]:
+        model = self._record.manifest.model
+        is_anew = adapt(model, self._server.spec).dense("*") is Verdict.NEW
+        return [] if is_anew else [Parameter(dense.name, tuple(dense.shape)) for dense in model.dense]
 
     def store_of(self, place: Place) -> DenseStore | None:
         """The place's buckets in the record's own order, so that a save before the first worker loses nothing."""
@@ -282,7 +294,9 @@ class _DenseOfRecord:
         return dense
 
     def __call__(self, dense: DenseStore) -> list[str]:
+        """See DenseSource."""
         shapes = {parameter.name: parameter.shape for parameter in self._layout}
+        keep_state = self._record.manifest.model.dense_optimizer == self._optimizer.kind
         unknown = []
         for parameter, group in itertools.groupby(dense.pieces(), key=lambda piece: piece.parameter):
             if shapes.get(parameter.name) != tuple(parameter.shape):
@@ -293,7 +307,7 @@ class _DenseOfRecord:
             lacking = sum(piece.length for piece in pieces)
             for start, arrays in self._record.dense_runs(parameter.name, needed):
                 for piece in pieces:
-                    lacking -= dense.take(piece, start, arrays, keep_state=self._keep_state)
+                    lacking -= dense.take(piece, start, arrays, keep_state=keep_state)
                 self._server.transfers += 1
             if lacking:
                 raise DamagedRecordError(

@@ -75,6 +75,7 @@ class Left:
     Attributes:
         place: the buckets; their rows are still in the stores.
         layout: of all dense parameters; empty: there are none yet.
+        record: URI of the record with the dense values, if no worker has sent those of its network; otherwise empty.
         attendance: at the time of the hand-over.
         order_id: of the change of servers; epoch: of the routing table with the new owners.
     """
@@ -86,6 +87,7 @@ class Left:
     marks: list[BucketMarks]
     layout: list[Parameter]
     dense: list[DenseBucket]
+    record: str
 
 
 @dataclass(frozen=True)

@@ -194,8 +194,9 @@ class ParameterServer(RequestHandlers):
             layout = [] if dense is None else dense.layout
             self.pushes.begin_again()
             self.left = Left(
-                order_id, routing.epoch, leaving, self.pushes.attendance(), marks_within(marks, leaving), layout, copies
-            )
+                order_id, routing.epoch, leaving, self.pushes.attendance(), marks_within(marks, leaving), layout,
+                copies, self.model.untouched_record,
+            )  # fmt: skip
             kept = self.model.place.without(leaving)
             self._change_place(kept, marks_within(marks, kept))
             log.info(
@@ -265,8 +266,9 @@ class ParameterServer(RequestHandlers):
         generation: int,
         attendances: Sequence[Attendance],
         marks: Sequence[BucketMarks],
-        layout: Sequence[Parameter],
+        layout: Sequence[Parameter] | None,
         dense: Sequence[DenseBucket],
+        dense_source: DenseSource | None,
     ) -> None:
         """Also serves the staged buckets, under a routing table that assigns them to this server.
 
@@ -276,8 +278,8 @@ class ParameterServer(RequestHandlers):
         Args:
             order_id: of the change of servers.
             attendances: of the servers that gave the buckets away.
-            marks: of the new buckets, virtual and dense; layout: of all dense parameters, empty without any.
-            dense: the new dense buckets.
+            marks: of the new buckets, virtual and dense.
+            layout, dense, dense_source: see Model.take_in_dense.
 
         Raises:
             ElastrecError: the routing table assigns others to it; nothing has changed.
@@ -296,24 +298,17 @@ class ParameterServer(RequestHandlers):
                 self.give_away(routing, order_id)
             self._staged = None
             if self.model is None:
-                self.begin(Model(self.spec, place, stores, self._dense_store(layout, place)), marks)
+                new = place.dense_owned
+                self.begin(Model(self.spec, place, stores), marks)
                 self.pushes.attend(attendances)
             else:
+                new = place.without(self.model.place).dense_owned
                 self.pushes.begin_again()
                 self.pushes.attend([self.pushes.attendance(), *attendances])
                 self._change_place(place, [*self.pushes.marks.values(), *marks])
-                if self.model.dense is None:
-                    self.model.dense = self._dense_store(layout, place)
             assert self.model is not None
-            if self.model.dense is not None and dense:
-                self.model.dense.take_in(dense)
+            self.model.take_in_dense(new, layout, dense, dense_source)
             self._serve_under(routing, generation)
-
-    def _dense_store(self, layout: Sequence[Parameter], place: Place) -> DenseStore | None:
-        if not layout:
-            return None
-        nothing = np.zeros(len(place.dense_owned), np.bool_), np.empty(0, np.float32)
-        return DenseStore(layout, *nothing, self.spec.optimizers.dense)
 
     def freeze(self) -> Frozen:
         """A snapshot of the server, for a copy while requests continue; `Frozen.thaw` ends it.

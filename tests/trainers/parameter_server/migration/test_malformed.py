@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from elastrec.platform.specs.errors import IncompatibleError
+from elastrec.platform.transport.messages.directive import TakeFrom
 from elastrec.trainers.parameter_server.migration import taking
 from elastrec.trainers.parameter_server.migration.messages import BucketCells, CopyBuckets, DenseCells, HandedOver
 from elastrec.trainers.parameter_server.migration.taking import Taker
@@ -105,7 +106,8 @@ def test_dense_parameters_that_differ_from_their_description_are_refused(
     dense: list[DenseCells], values: np.ndarray, state: np.ndarray
 ) -> None:
     answer = HandedOver(attendance=Attendance(), marks=[], layout=[], dense=dense)
+    place = TakeFrom("ps-1", "nowhere", [], [])
     with pytest.raises(IncompatibleError, match=r"server ps-1 hands over .*; allowed: values float32"):
-        taking._dense_of("ps-1", answer, [values, state])
+        taking._dense_of(place, answer, [values, state])
     with pytest.raises(IncompatibleError, match="ps-1"):
-        taking._dense_of("ps-1", answer, [values])
+        taking._dense_of(place, answer, [values])
