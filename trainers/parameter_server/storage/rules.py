@@ -189,13 +189,13 @@ def _ftrl(  # type: ignore[no-untyped-def]
             for n in range(width):
                 d = np.uint64(n)
                 g = gradients[j, column + d] + decay * cells[w + d]
-                if g == np.float32(0.0):
-                    continue  # nothing changes, and 0 / 0 below would be NaN
-                before = cells[a + d]
-                root = np.sqrt(before + g * g)
+                before, square = cells[a + d], g * g
+                if g == np.float32(0.0) or before + square == np.float32(0.0):
+                    continue  # g changes nothing: it is 0, or so small that g² is 0 in float32, and 0 / 0 would be NaN
+                root = np.sqrt(before + square)
                 # The difference of the roots as g² / (sum of the roots), without cancellation.
-                linear = cells[z + d] + scale * g - g * g / ((root + np.sqrt(before)) * rate) * cells[w + d]
-                cells[a + d] = before + g * g
+                linear = cells[z + d] + scale * g - square / ((root + np.sqrt(before)) * rate) * cells[w + d]
+                cells[a + d] = before + square
                 cells[z + d] = linear
                 excess = max(np.abs(linear) - l1, np.float32(0.0))
                 cells[w + d] = -np.copysign(excess / ((beta + root) / rate + l2), linear)

@@ -12,7 +12,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.job import TableSpec
-from elastrec.platform.specs.optimizers import OptimizerKind, OptimizerSpec, RowSegment
+from elastrec.platform.specs.optimizers import FIRST_ORDER_RULE, OptimizerKind, OptimizerSpec, RowSegment
 from elastrec.trainers.parameter_server.hashing import initial_rows
 from elastrec.trainers.parameter_server.plan import make_plan
 from elastrec.trainers.parameter_server.storage import RowStore
@@ -66,6 +66,21 @@ def test_segments_take_the_steps_of_their_rules(rows: str, first_order: str | No
     if first_order == "ftrl_l1":
         exact = pull(store)[:, 0]
         assert (exact == 0.0).any() and exact.any()
+
+
+@pytest.mark.parametrize("gradient", [1e-18, 2e-22, 1e-24, 1e-40])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "ftrl", "ftrl_l1", "default"])
+def test_a_first_gradient_whose_square_is_zero_in_float32_leaves_a_row_that_can_be_trained(
+    rule: str, gradient: float
+) -> None:
+    store = store_of({**RULES, "default": OptimizerSpec()}[rule], FIRST_ORDER_RULE)
+    first = pull(store)
+    push(store, IDS, np.full((len(IDS), DIMENSION), gradient, np.float32))
+    after = pull(store)
+    np.testing.assert_allclose(after, first, atol=0.06)  # the first step of adam has the length of the learning rate
+    push(store, IDS, np.full((len(IDS), DIMENSION), 0.7, np.float32))
+    trained = pull(store)
+    assert np.isfinite(trained).all() and (trained < after).all()
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "adam", "ftrl_plain"])
