@@ -7,13 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 
-from elastrec.platform.cli.app import root
+from elastrec.platform.cli.app import main, root
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 JOB = {
@@ -31,13 +33,40 @@ def job_file(tmp_path: Path) -> Path:
     return file
 
 
-def elastrec(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "elastrec.platform.cli", *arguments]
-    environment = {**os.environ, "ELASTREC_HOME": str(home)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, check=False)
+@dataclass
+class Shown:
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_help_names_every_command(tmp_path: Path) -> None:
+Elastrec = Callable[..., Shown]
+
+
+@pytest.fixture
+def elastrec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Elastrec:
+    """The entry point of the command in this process, which has imported its modules already."""
+
+    def call(*arguments: str, home: Path) -> Shown:
+        monkeypatch.setenv("ELASTREC_HOME", str(home))
+        monkeypatch.chdir(home)
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        assert isinstance(ended.value.code, int)
+        return Shown(ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_installed_program_ends_with_the_code_of_the_error(tmp_path: Path) -> None:
+    environment = os.environ | {"ELASTREC_HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    command = ["elastrec", "validate", "nowhere.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_names_every_command(tmp_path: Path, elastrec: Elastrec) -> None:
     shown = elastrec("--help", home=tmp_path)
     assert shown.returncode == 0
     for command in (
@@ -57,7 +86,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         assert command in shown.stdout
 
 
-def test_a_valid_file_ends_with_zero(job_file: Path) -> None:
+def test_a_valid_file_ends_with_zero(job_file: Path, elastrec: Elastrec) -> None:
     shown = elastrec("validate", str(job_file), "--output", "json", home=job_file.parent)
     assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout) == {
@@ -65,7 +94,7 @@ def test_a_valid_file_ends_with_zero(job_file: Path) -> None:
     }  # fmt: skip
 
 
-def test_validating_a_file_shows_its_steps_and_what_was_not_checked(job_file: Path) -> None:
+def test_validating_a_file_shows_its_steps_and_what_was_not_checked(job_file: Path, elastrec: Elastrec) -> None:
     sections = {
         "data.dense": [{"name": "I1"}],
         "data.features": {"I1": [{"step": "clip", "low": 0}, {"step": "standardize"}]},
@@ -81,7 +110,7 @@ def test_validating_a_file_shows_its_steps_and_what_was_not_checked(job_file: Pa
     ]
 
 
-def test_bad_input_ends_with_two_and_every_problem_on_standard_error(job_file: Path) -> None:
+def test_bad_input_ends_with_two_and_every_problem_on_standard_error(job_file: Path, elastrec: Elastrec) -> None:
     shown = elastrec(
         "validate", str(job_file), "--set", "spec.training.batch_size=0", "--set", "spec.wat=1", home=job_file.parent
     )
@@ -102,14 +131,16 @@ def test_bad_input_ends_with_two_and_every_problem_on_standard_error(job_file: P
         (["run", "job.yaml", "--until", "2026-01-01"], "--from"),
     ],
 )
-def test_wrong_calls_end_with_two_and_say_what_is_allowed(job_file: Path, arguments: list[str], words: str) -> None:
+def test_wrong_calls_end_with_two_and_say_what_is_allowed(
+    job_file: Path, arguments: list[str], words: str, elastrec: Elastrec
+) -> None:
     shown = elastrec(*arguments, home=job_file.parent)
     assert shown.returncode == 2
     assert words in shown.stderr
     assert "Traceback" not in shown.stderr
 
 
-def test_the_schema_is_printed_in_both_forms(tmp_path: Path) -> None:
+def test_the_schema_is_printed_in_both_forms(tmp_path: Path, elastrec: Elastrec) -> None:
     assert "properties" in json.loads(elastrec("schema", "--output", "json", home=tmp_path).stdout)
     assert yaml.safe_load(elastrec("schema", "--crd", home=tmp_path).stdout)["kind"] == "CustomResourceDefinition"
 
@@ -186,19 +217,21 @@ def test_a_closed_stream_changes_no_exit_code(closed: str, code: int, tmp_path: 
         ["data", "inspect", "clicks", "--picture"],
     ],
 )
-def test_an_output_file_in_no_folder_is_refused_before_the_work(arguments: list[str], tmp_path: Path) -> None:
+def test_an_output_file_in_no_folder_is_refused_before_the_work(
+    arguments: list[str], tmp_path: Path, elastrec: Elastrec
+) -> None:
     done = elastrec(*arguments, str(tmp_path / "no" / "file"), home=tmp_path)
     assert done.returncode == 2
     assert f"'{tmp_path}/no' is not a folder; create it, or name another file" in done.stderr
 
 
-def test_a_policy_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+def test_a_policy_that_does_not_exist_is_bad_input(tmp_path: Path, elastrec: Elastrec) -> None:
     (tmp_path / "simulation.yaml").write_text("workload: {made_up: {jobs: 2}}\n")
     done = elastrec("simulate", "simulation.yaml", "--policy", "nope", home=tmp_path)
     assert done.returncode == 2 and "policy: nope is not allowed; allowed: " in done.stderr
 
 
-def test_a_folder_that_is_no_record_is_bad_input(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_record_is_bad_input(tmp_path: Path, elastrec: Elastrec) -> None:
     done = elastrec("inspect", "nowhere", home=tmp_path)
     assert done.returncode == 2
     assert "CHECKPOINT: 'nowhere' is not allowed" in done.stderr and "add --job NAME" in done.stderr
@@ -247,6 +280,8 @@ def _has_json(name: str) -> bool:
     ],
     ids=" ".join,
 )
-def test_a_blank_name_such_as_of_an_unset_variable_is_refused(job_file: Path, call: list[str]) -> None:
+def test_a_blank_name_such_as_of_an_unset_variable_is_refused(
+    job_file: Path, call: list[str], elastrec: Elastrec
+) -> None:
     refused = elastrec(*call, home=job_file.parent)
     assert refused.returncode == 2 and "is blank" in refused.stderr
