@@ -8,6 +8,11 @@ STREAMS ?= 2
 # Tests start hundreds of processes; without bytecode on disk each of them would compile torch's sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# The tests' tensors are small: threads of torch and BLAS would only wait for each other, in loops, on cores that the other
+# processes of tests need. Pods get these variables from their sizes.
+test quick nightly coverage: export OMP_NUM_THREADS = 1
+test quick nightly coverage: export OPENBLAS_NUM_THREADS = 1
+
 .PHONY: help setup check test quick nightly coverage spikes spark mutants changes demo screenshots bench lint types lock clean
 
 help:
