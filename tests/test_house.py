@@ -105,8 +105,10 @@ def sources(room: str) -> Iterator[Path]:
     yield from sorted((ROOT / room.replace(".", "/")).rglob("*.py"))
 
 
-def imported(file: Path) -> Iterator[str]:
+@functools.cache
+def imported(file: Path) -> tuple[str, ...]:
     """Modules of ours that a file imports, without the leading package name."""
+    found: list[str] = []
     for node in ast.walk(parsed(file)):
         names = []
         if isinstance(node, ast.Import):
@@ -115,9 +117,8 @@ def imported(file: Path) -> Iterator[str]:
             names = [
                 f"{node.module}.{alias.name}" if node.module == "elastrec" else str(node.module) for alias in node.names
             ]
-        for name in names:
-            if name.startswith("elastrec."):
-                yield name.removeprefix("elastrec.")
+        found += [name.removeprefix("elastrec.") for name in names if name.startswith("elastrec.")]
+    return tuple(found)
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED))
@@ -134,7 +135,7 @@ def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
 @pytest.mark.parametrize("module", ["feed", "loop", "session", "trainer", "work", "evaluating"])
 def test_a_worker_uses_only_the_protocol_of_its_trainer(module: str) -> None:
     own = ("embedding", "parameter_server", "models", "deduplication", "worker.step", "worker.parameter_server_trainer")
-    names = list(imported(ROOT / f"trainers/worker/{module}.py"))
+    names = imported(ROOT / f"trainers/worker/{module}.py")
     assert names and not [name for name in names if name.startswith(tuple(f"trainers.{each}" for each in own))]
     assert "torch" not in (ROOT / f"trainers/worker/{module}.py").read_text().replace("torchrec", "").split()
 

@@ -19,7 +19,7 @@ from elastrec.platform.history import History
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
-from tests.migrated import migrated_once  # noqa: F401 (for all tests of the room)
+from tests.suite.migrated import migrated_once  # noqa: F401 (for all tests of the room)
 
 
 class TrackingServer:

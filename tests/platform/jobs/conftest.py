@@ -11,9 +11,9 @@ from elastrec.platform.clusters.local import LocalCluster, start_agent, stop_age
 from elastrec.platform.jobs import Allocation, Platform, observe
 from elastrec.platform.jobs.identity import new_job_secret
 from elastrec.platform.master.pods.launch import master_pod
-from tests.migrated import migrated_once  # noqa: F401 (for all tests of the room)
 from tests.platform.master.fakes import job, launch
 from tests.processes import wait_for
+from tests.suite.migrated import migrated_once  # noqa: F401 (for all tests of the room)
 
 JOB = "clicks-1"
 ALLOCATION = Allocation(
