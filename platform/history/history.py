@@ -23,6 +23,7 @@ from elastrec.platform.history.points import Point
 from elastrec.platform.history.records import (
     TAG_CHAMPION_RUN,
     TAG_DESCRIBED,
+    TAG_EARLIER_TERMS,
     TAG_GATE,
     TAG_GATE_REASON,
     TAG_JOB_ID,
@@ -67,7 +68,9 @@ class History(RunPages):
         ui_url: address of MLflow for browsers, if that is not the tracking URI.
     """
 
-    def start_run(self, prepared: Prepared, allocation: Allocation, *, begins: bool = False) -> str:
+    def start_run(
+        self, prepared: Prepared, allocation: Allocation, *, begins: bool = False, earlier_terms: int | None = None
+    ) -> str:
         """Starts the run of a job: requested and granted sizes, parameters, similarity tags, data sets, the job file.
 
         Idempotent by job id: returns the same run while it is open or after it succeeded; makes a new attempt after it
@@ -77,9 +80,12 @@ class History(RunPages):
         Args:
             begins: whether the job will train its rows from the first one. A run that succeeded, or an open one with
                 figures, is then of another training, and a new attempt is made.
+            earlier_terms: identifies the training among those of the job (see `LaunchRequest.earlier_terms`); runs of
+                the others are not used. None: unknown.
         """
         job = job_from_json(prepared.job_json)
-        run = self._live_run(prepared.job_id, begins)
+        of_training = {} if earlier_terms is None else {TAG_EARLIER_TERMS: str(earlier_terms)}
+        run = self._live_run(prepared.job_id, begins, earlier_terms)
         if run is None:
             with self._explained(f"create the run of job {prepared.job_id}"):
                 attempt = len(self._runs(prepared.job_id)) + 1
@@ -89,13 +95,15 @@ class History(RunPages):
                     "elastrec.attempt": str(attempt),
                     "mlflow.source.name": "elastrec",
                     "mlflow.user": _user(),
+                    **of_training,
                 }
                 created = self._client.create_run(self._experiment_id, run_name=name, tags=tags)
                 # MLflow has no unique tags, so the earlier of two concurrent runs stays.
-                run = self._live_run(prepared.job_id, begins) or created
+                run = self._live_run(prepared.job_id, begins, earlier_terms) or created
                 if run.info.run_id != created.info.run_id:
                     self._client.delete_run(created.info.run_id)
         run_id = str(run.info.run_id)
+        self._retag(run, of_training)
         if run.data.tags.get(TAG_DESCRIBED) == "true":
             self._retag(run, prepared.run_tags)
             return run_id

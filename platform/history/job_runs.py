@@ -7,7 +7,14 @@ from typing import Any
 import structlog
 
 from elastrec.platform.history.connection import Connection
-from elastrec.platform.history.records import TAG_JOB_ID, JobFilter, JobRecord, metric_value, read_record
+from elastrec.platform.history.records import (
+    TAG_EARLIER_TERMS,
+    TAG_JOB_ID,
+    JobFilter,
+    JobRecord,
+    metric_value,
+    read_record,
+)
 from elastrec.platform.specs.errors import HistoryError
 
 _log = structlog.get_logger(__name__)
@@ -27,10 +34,18 @@ class JobRuns(Connection):
                 )
             )
 
-    def _live_run(self, job_id: str, begins: bool) -> Any | None:
+    def _live_run(self, job_id: str, begins: bool, earlier_terms: int | None = None) -> Any | None:
         """The job's earliest open run, or its latest successful one; if the job begins anew, an open one without
-        figures."""
+        figures.
+
+        Args:
+            earlier_terms: of the training whose run it is to be, unless the job begins anew; None: of any training.
+        """
         runs = self._runs(job_id)
+        if earlier_terms is not None and not begins:
+            # Runs of earlier versions do not say to which training they belong.
+            of_training = (None, str(earlier_terms))
+            runs = [run for run in runs if run.data.tags.get(TAG_EARLIER_TERMS) in of_training]
         opened = [run for run in runs if _is_open(run) and not (begins and run.data.metrics)]
         opened.sort(key=lambda run: (run.info.start_time, run.info.run_id))
         succeeded = [run for run in runs if run.info.status == "FINISHED" and not begins]

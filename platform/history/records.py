@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TAG_JOB_ID = "elastrec.job_id"
 TAG_JOB_NAME = "elastrec.job_name"
+TAG_EARLIER_TERMS = "elastrec.earlier_terms"
+"""Terms of the job up to this number belong to earlier trainings than the run's. A job that is trained again under the
+same id has a run for each training."""
 TAG_PHASE = "elastrec.phase"
 TAG_REASON = "elastrec.reason"
 TAG_DESCRIBED = "elastrec.described"

@@ -80,7 +80,7 @@ def close_run_of_earlier_training(platform: Platform, history: History, prepared
     run_id = history.open_run(job_id)
     if not run_id and read_points(job.spec.checkpoint.store, job.metadata.name, job_id):
         # MLflow was away during the whole training.
-        run_id = history.start_run(kept.prepared, kept.allocation, begins=True)
+        run_id = history.start_run(kept.prepared, kept.allocation, begins=True, earlier_terms=kept.earlier_terms)
     if run_id and (deliver(history, job, job_id, run_id) or history.has_figures(run_id)):
         log.warning("run_of_earlier_training_closed", job_id=job_id, run_id=run_id)
         close_left_run(platform, history, prepared, run_id)

@@ -16,6 +16,7 @@ import structlog
 from elastrec.platform.history import History
 from elastrec.platform.jobs.ending.left_runs import close_left_run, deliver
 from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, wait_for_tracking, warn
+from elastrec.platform.jobs.starting.kept_launch import earlier_terms_of
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import resolved
 from elastrec.platform.jobs.starting.starting_sizes import allocation_asked_for
@@ -84,7 +85,7 @@ def with_run(platform: Platform, prepared: Prepared, launched: Launched) -> Laun
     history = History(platform.tracking_uri, job.spec.history.experiment, platform.ui_url)
     if not launched.run_id or not _is_current(history, launched):
         allocation = launched.allocation or allocation_asked_for(job)
-        run_id = history.start_run(prepared, allocation)
+        run_id = history.start_run(prepared, allocation, earlier_terms=earlier_terms_of(prepared))
         launched = msgspec.structs.replace(launched, run_id=run_id, run_url=history.run_url(run_id))
         _name_run(platform, prepared.job_id, run_id)
     deliver(history, job, prepared.job_id, launched.run_id)

@@ -15,7 +15,7 @@ from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.ending.left_runs import close_run_of_earlier_training, drop_points_of_earlier_training
 from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.identity import new_job_secret
-from elastrec.platform.jobs.starting.kept_launch import keep_launch
+from elastrec.platform.jobs.starting.kept_launch import earlier_terms_of, keep_launch
 from elastrec.platform.jobs.starting.preparation import allocated
 from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.jobs.surroundings import Platform
@@ -146,6 +146,7 @@ def launch(
     record, owner_to_name = None, owner
     if existing is not None:
         refuse_other_job(existing, prepared)
+        training = earlier_terms_of(prepared)
         if owner and not is_gone(existing):
             # Before the wait for MLflow: a caller that is ended meanwhile must be able to stop the job.
             _direct_master(platform, prepared.job_id, owner, existing, "")
@@ -154,10 +155,13 @@ def launch(
         # Checked before a run is created, so that a refused launch leaves no run.
         request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
         record = next(iter(own_records(request, 1)), None)
+        training = request.earlier_terms
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)
     begins = existing is None and record is None
     try:
-        run_id = _start_run(platform, history, prepared, allocation, names.launch_wait, begins=begins)
+        run_id = _start_run(
+            platform, history, prepared, allocation, names.launch_wait, begins=begins, earlier_terms=training
+        )
         if existing is None:
             request = msgspec.structs.replace(request, run_id=run_id, tracking_uri=platform.tracking_uri)
             keep_launch(request.store, prepared, allocation, request.earlier_terms)
@@ -218,6 +222,7 @@ def _start_run(
     patience_seconds: float,
     *,
     begins: bool,
+    earlier_terms: int | None,
 ) -> str:
     if wait_for_tracking(platform, patience_seconds):
         try:
@@ -225,7 +230,7 @@ def _start_run(
             begins = begins and pod_of_master(platform, prepared.job_id) is None
             if begins:
                 _close_run_of_earlier_training(platform, history, prepared)
-            return history.start_run(prepared, allocation, begins=begins)
+            return history.start_run(prepared, allocation, begins=begins, earlier_terms=earlier_terms)
         except HistoryError as error:
             if tracking_answers(platform):
                 raise

@@ -150,7 +150,7 @@ def test_a_write_is_made_again_only_where_it_met_another(
         history._log_scores("run", {"auc": 0.5}, 1, None)
     assert len(made) == scores
     run = SimpleNamespace(info=SimpleNamespace(run_id="run"), data=SimpleNamespace(tags={}))
-    monkeypatch.setattr(history, "_live_run", lambda job_id, begins: run)
+    monkeypatch.setattr(history, "_live_run", lambda *values: run)
     monkeypatch.setattr(history, "_describe", refuse)
     with pytest.raises(error):
         history.start_run(make_prepared(), None)  # type: ignore[arg-type]

@@ -317,7 +317,7 @@ def test_the_run_of_a_job_for_which_no_task_waits_any_more_links_to_no_log(
     assert tags["airflow.dag_id"] == "daily" and "airflow.log_url" not in tags
     with monkeypatch.context() as patch:
         # Of two that resume it, the later one has read the run before the earlier one changed it.
-        patch.setattr(history, "_live_run", lambda job_id, begins: before)
+        patch.setattr(history, "_live_run", lambda *values: before)
         assert history.start_run(resumed, allocation) == run_id
     history.finish_run(run_id, Phase.STOPPED)
     anew = client.get_run(history.start_run(resumed, allocation))

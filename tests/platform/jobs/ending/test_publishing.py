@@ -219,6 +219,19 @@ def test_a_model_is_published_in_the_run_of_the_training_that_made_it_not_in_tha
         assert publishing.with_run(platform, prepared, known).run_id == second
 
 
+def test_a_training_without_mlflow_is_not_published_in_the_run_of_an_earlier_one_under_the_same_id(
+    platform: Platform, prepared: Prepared, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "store")
+    keep_launch(store, prepared, ALLOCATION, earlier_terms=0)
+    first = publishing.with_run(platform, prepared, LAUNCHED)
+    History(platform.tracking_uri, "elastrec").finish_run(first.run_id, Phase.SUCCEEDED)
+    assert publishing.with_run(platform, prepared, LAUNCHED).run_id == first.run_id
+    keep_launch(store, prepared, ALLOCATION, earlier_terms=1)
+    second = publishing.with_run(platform, prepared, LAUNCHED)
+    assert second.run_id != first.run_id and publishing.with_run(platform, prepared, LAUNCHED).run_id == second.run_id
+
+
 def test_the_result_of_a_job_whose_master_does_not_answer_is_in_the_store_or_unknown_for_now(
     platform: Platform, prepared: Prepared, tmp_path: Path
 ) -> None:

@@ -68,8 +68,8 @@ def term_taken(store: str, job_id: str, holder: str = "h") -> None:
     take_term(store, "clicks", job_id, holder=holder, address="127.0.0.1:1", base=lambda: "")
 
 
-def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
-    """A complete record of the job's first term; returns its URI."""
+def saved(request: LaunchRequest, step: int, kind: str = "periodic", term: int = 1) -> str:
+    """A complete record of a term of the job; returns its URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
     groups = [answer(request.training_job.spec.data.tables, range(64))]
     writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0)
@@ -77,7 +77,7 @@ def saved(request: LaunchRequest, step: int, kind: str = "periodic") -> str:
     commit_record(
         uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),
         job=request.training_job, job_id=request.job_id,
-        kind=kind, step=step, generation=0, term=1,
+        kind=kind, step=step, generation=0, term=term,
         attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
     )  # fmt: skip
     return uri

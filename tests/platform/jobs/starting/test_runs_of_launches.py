@@ -101,6 +101,21 @@ def test_a_job_that_continues_from_its_record_keeps_its_run(
     assert launched() == [FIRST]
 
 
+def test_a_second_training_that_goes_on_after_it_failed_is_not_in_the_run_of_the_first_one(
+    history: History, prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    """As `elastrec run` with the key of a run whose model is published, which is killed and called again."""
+    first = history.start_run(prepared, ALLOCATION, begins=True, earlier_terms=0)
+    history.finish_run(first, Phase.SUCCEEDED)
+    store = str(tmp_path / "store")
+    term_taken(store, JOB_ID)
+    conclude(store, "clicks", JOB_ID)
+    assert launched() == [SECOND, FIRST]
+    term_taken(store, JOB_ID, "another master")
+    saved(launch_request(prepared, ALLOCATION), 20, term=2)
+    assert launched() == ["clicks 2026-01-01 (attempt 3)", SECOND, FIRST]
+
+
 @pytest.mark.parametrize("outcome", [Phase.SUCCEEDED, Phase.FAILED, Phase.STOPPED])
 def test_a_run_that_stayed_open_gets_no_figures_of_the_next_training_and_is_closed_with_the_outcome_of_its_own(
     history: History, prepared: Prepared, launched: Callable[[], list[str]], tmp_path: Path, outcome: Phase
