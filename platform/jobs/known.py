@@ -10,7 +10,7 @@ from elastrec.platform.jobs.starting.kept_launch import launched
 from elastrec.platform.jobs.starting.preparation import resolved
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.past import DEFAULT_STORE
-from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.text.some import some
 
@@ -79,6 +79,20 @@ def unknown(platform: Platform, job: str, store: str = DEFAULT_STORE) -> SpecErr
     allowed = _listed(f"a job of the cluster or of {where}", job_ids, "there are none")
     near = _near(job, job_ids)
     return _refused(repr(job), allowed, f"did you mean {near!r}?" if near else "--store names another checkpoint store")
+
+
+def without_run(platform: Platform, job: str, experiment: str, store: str = DEFAULT_STORE) -> SpecError:
+    """The error for a job that has no run in an experiment of MLflow."""
+    try:
+        running = jobs_of_cluster(platform)
+    except ClusterError as error:
+        # A report of a job that is over needs no cluster.
+        log.info("cluster_not_asked", error=str(error))
+        running = []
+    job_ids = sorted({*running, *jobs_of_store(platform, store)})
+    near = "" if job in job_ids else _near(job, job_ids)
+    allowed = f"a job with a run in MLflow's experiment {experiment!r}"
+    return _refused(repr(job), allowed, f"did you mean {near!r}?" if near else "--experiment names another")
 
 
 def _refused(value: str, allowed: str, remedy: str) -> SpecError:

@@ -14,7 +14,7 @@ from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.jobs.watching.masters import is_gone, live_master, pod_of_master
 from elastrec.platform.jobs.watching.observation import observe
 from elastrec.platform.master.reporting.unsent_metrics import read_result
-from elastrec.platform.specs.errors import CheckpointError, ClusterError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import CheckpointError, ClusterError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient
@@ -85,10 +85,9 @@ def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAUL
     history = History(platform.tracking_uri, experiment, platform.ui_url)
     records = history.job_records(JobFilter(job_id=job_id), 1)
     if not records:
-        problem = FieldProblem(
-            "JOB", repr(job_id), f"a job with a run in MLflow's experiment {experiment!r}", "--experiment names another"
-        )
-        raise SpecError([problem], "the command line")
+        from elastrec.platform.jobs.known import without_run
+
+        raise without_run(platform, job_id, experiment, store)
     try:
         story = story_of(explanation(platform, job_id, store))
     except (CheckpointError, ClusterError) as error:

@@ -12,9 +12,10 @@ import pytest
 from elastrec.checkpoints import open_store, write_launch
 from elastrec.platform.cli import completion
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
-from elastrec.platform.jobs.known import not_in_cluster, unknown
+from elastrec.platform.jobs.known import not_in_cluster, unknown, without_run
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.specs.errors import ClusterError
+from elastrec.platform.jobs.watching.past import report
+from elastrec.platform.specs.errors import ClusterError, SpecError
 from elastrec.platform.specs.metrics import Role
 
 
@@ -48,6 +49,28 @@ def test_messages_about_an_ended_job_name_the_commands_that_still_work(platform:
 def test_a_job_that_was_nearly_named_is_suggested(platform: Any, written: str) -> None:
     assert "did you mean 'clicks-2'?" in str(not_in_cluster(platform, written))
     assert "did you mean 'clicks-2'?" in str(unknown(platform, written))
+
+
+@pytest.mark.parametrize(
+    ("written", "remedy"),
+    [("clicks", "did you mean 'clicks-2'?"), ("click-1", "did you mean 'clicks-1'?"),
+     ("clicks-1", "--experiment names another"), ("sales", "--experiment names another")],
+)  # fmt: skip
+def test_a_report_suggests_the_job_that_was_nearly_named_or_another_experiment(
+    platform: Any, tmp_path: Path, written: str, remedy: str
+) -> None:
+    platform.tracking_uri, platform.ui_url = f"sqlite:///{tmp_path}/mlflow.db", ""
+    with pytest.raises(SpecError, match="a job with a run in MLflow's experiment 'daily'") as refused:
+        report(platform, written, "daily")
+    assert remedy in str(refused.value)
+
+
+def test_a_report_needs_no_cluster_for_its_suggestion(platform: Any) -> None:
+    def away() -> list[PodStatus]:
+        raise ClusterError("the node agent does not answer")
+
+    platform.launcher.jobs = away
+    assert "did you mean 'clicks-2'?" in str(without_run(platform, "click-2", "daily"))
 
 
 def test_an_unknown_job_lists_those_that_there_are(platform: Any) -> None:
