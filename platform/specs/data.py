@@ -28,6 +28,9 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=200)]
 
 WIDE_ENCODINGS = ("utf-16", "utf-16-le", "utf-16-be")
 """Two bytes for each character of a line's end."""
+LABEL_COLUMN, DENSE_COLUMN, GROUP_PREFIX = "label", "dense", "deduplicated:"
+"""Columns of the batches that workers train on, beside one for each sparse feature: labels, dense features, and groups
+of deduplicated features, which are numbered."""
 _LARGEST_FLOAT32 = 3.4028235e38
 
 
@@ -333,6 +336,7 @@ class TrainingData(Spec):
         doubled = repeated(names)
         if doubled:
             raise ValueError(f"the columns {doubled} are used more than once among labels, weight, dense and sparse")
+        self._check_names()
         self._check_columns()
         self._check_steps()
         poolings: dict[str, set[str]] = {}
@@ -355,6 +359,17 @@ class TrainingData(Spec):
                 f"csv.delimiter and csv.list_separator are both {self.csv.delimiter!r}; lists need another character"
             )
         return self
+
+    def _check_names(self) -> None:
+        for position, feature in enumerate(self.sparse):
+            if feature.name in (LABEL_COLUMN, DENSE_COLUMN) or feature.name.startswith(GROUP_PREFIX):
+                raise FieldError(
+                    f"sparse.{position}.name",
+                    repr(feature.name),
+                    f"a name other than {LABEL_COLUMN!r} and {DENSE_COLUMN!r} that does not begin with "
+                    f"{GROUP_PREFIX!r}, because columns of minibatches have these names",
+                    "give the feature another name, and the column's name in its field `column`",
+                )
 
     def _check_columns(self) -> None:
         targets = {target.name for target in self.targets}

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
+from elastrec.platform.specs.data import GROUP_PREFIX
 
-PREFIX = "deduplicated:"
+PREFIX = GROUP_PREFIX
 _ORDER = b"elastrec.columns"
 
 

@@ -27,13 +27,12 @@ from elastrec.platform.data.features.columns import Marker, read_column
 from elastrec.platform.data.features.plan import Reading, columns_of, plans_of
 from elastrec.platform.data.features.steps import MISSING_ID, Column, FillNull, Log1p, Step, crossed, run_steps
 from elastrec.platform.data.reading.numbers import as_float64, combined, missing_of, plain_numbers
-from elastrec.platform.specs.data import Target, TrainingData
+from elastrec.platform.specs.data import DENSE_COLUMN, LABEL_COLUMN, Target, TrainingData
 from elastrec.platform.specs.errors import FieldProblem, MissingColumnError, SpecError
 
 _EXPECTED_TARGET = {"binary": "0 or 1", "value": "a finite number", "weight": "a finite number from 0 on"}
 
-LABEL = "label"
-DENSE = "dense"
+LABEL, DENSE = LABEL_COLUMN, DENSE_COLUMN
 
 
 @dataclass(frozen=True)
@@ -192,16 +191,9 @@ class RowEncoder:
         self._dense = [each.name for each in data.dense if features is None or each.name in features]
         self._sparse = [each for each in data.sparse if features is None or each.name in features]
         self._hash_sizes = dict(hash_sizes or {})
-        problems = [
-            FieldProblem(f"data.sparse[{i}].name", repr(feature.name), f"anything but {LABEL} and {DENSE}")
-            for i, feature in enumerate(data.sparse)
-            if feature.name in (LABEL, DENSE)
-        ]
         unknown = sorted(set(self._hash_sizes) - set(data.tables))
         if unknown:
-            problems.append(FieldProblem("tables", repr(unknown), ", ".join(data.tables)))
-        if problems:
-            raise SpecError(problems)
+            raise SpecError([FieldProblem("tables", repr(unknown), ", ".join(data.tables))])
         names = [*self._dense, *(feature.name for feature in self._sparse)]
         self._plans = plans_of(data, names)
         self.feature_columns = tuple(columns_of(self._plans, names))
