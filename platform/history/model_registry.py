@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -37,12 +37,14 @@ class Champion(msgspec.Struct, frozen=True):
     Attributes:
         model_uri: `models:/name/version`, fixed to this version.
         run_id: of the job that trained it.
+        gate_reason: why it has passed the gate; empty if it has not, and somebody has made it champion.
     """
 
     name: str
     version: str
     model_uri: str
     run_id: str
+    gate_reason: str = ""
 
 
 class ModelRegistry(Connection):
@@ -63,13 +65,16 @@ class ModelRegistry(Connection):
                     return None
                 raise
         number = str(version.version)
-        return Champion(model_name, number, f"models:/{model_name}/{number}", version.run_id or "")
+        reason = version.tags.get(TAG_GATE_REASON, "") if version.tags.get(TAG_GATE) == "passed" else ""
+        return Champion(model_name, number, f"models:/{model_name}/{number}", version.run_id or "", reason)
 
     def register(self, model_name: str, model_uri: str, run_id: str, decision: GateDecision) -> str:
         """Registers a logged model as a new version, with the gate's figures as tags; returns the version.
 
-        Idempotent: if this run's model already has a version, it is returned. Of two concurrent callers, the later one
-        deletes its version and returns the earlier one, because MLflow does not ensure that a model has only one.
+        Idempotent: a run has one version. If the run's model was exported again, after a caller was interrupted or to
+        compare it with another champion, its version stays, because both have the same parameters, and gets the tags of
+        the new decision. Of two concurrent callers, the later one deletes its version and returns the earlier one,
+        because MLflow does not ensure that a run has only one.
         """
         from mlflow.exceptions import MlflowException
 
@@ -79,13 +84,15 @@ class ModelRegistry(Connection):
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            if before := self._versions(model_name, model_uri, run_id):
-                return str(before[0])
             tags = {
                 TAG_GATE: "passed" if decision.passed else "refused",
                 TAG_GATE_REASON: tag_text(decision.reason),
                 **{name: f"{value:.6f}" for name, value in compared_figures(decision.candidate).items()},
             }
+            if before := self._versions(model_name, run_id):
+                version = before[0]
+                self._retag(model_name, version, {key: tags[key] for key in tags if version.tags.get(key) != tags[key]})
+                return str(version.version)
             created = self._client.create_model_version(
                 model_name,
                 model_uri,
@@ -94,15 +101,22 @@ class ModelRegistry(Connection):
                 description=tag_text(decision.reason),
                 model_id=logged_model_id(model_uri),
             )
-            first, mine = self._versions(model_name, model_uri, run_id)[0], int(created.version)
+            first, mine = str(self._versions(model_name, run_id)[0].version), str(created.version)
             if mine != first:
-                self._client.delete_model_version(model_name, str(mine))
-        return str(first)
+                self._client.delete_model_version(model_name, mine)
+        return first
 
-    def _versions(self, model_name: str, model_uri: str, run_id: str) -> list[int]:
-        """Versions of one logged model, the earliest first."""
+    def _retag(self, model_name: str, version: Any, changed: Mapping[str, str]) -> None:
+        number = str(version.version)
+        for key, value in changed.items():
+            self._client.set_model_version_tag(model_name, number, key, value)
+        if (reason := changed.get(TAG_GATE_REASON)) is not None:
+            self._client.update_model_version(model_name, number, reason)
+
+    def _versions(self, model_name: str, run_id: str) -> list[Any]:
+        """Versions of one run, the earliest first."""
         found = self._client.search_model_versions(f"run_id = '{run_id}'")
-        return sorted(int(each.version) for each in found if each.name == model_name and each.source == model_uri)
+        return sorted((each for each in found if each.name == model_name), key=lambda each: int(each.version))
 
     def promote(self, model_name: str, version: str, judged_against: str) -> Champion | None:
         """Moves the alias `champion` to a version, unless another has got it since the gate's comparison.

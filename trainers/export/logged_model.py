@@ -32,6 +32,8 @@ from elastrec.trainers.export.wheel import PACKAGE
 log = structlog.get_logger(__name__)
 
 LOADER_MODULE = "elastrec.trainers.export.scorer"
+TAG_RECORD = "elastrec.record"
+"""Of a logged model: the record from which it was made."""
 _DATA, _WHEELS = "model", "wheels"
 
 
@@ -133,11 +135,15 @@ def _is_absent(error: Exception) -> bool:
     return response is not None and response.status_code == http.HTTPStatus.NOT_FOUND
 
 
-def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str) -> str:
+def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str, record_uri: str) -> str:
     """Logs a saved model in the run, without another copy on the way; returns its `models:/m-...` URI.
 
-    A model of the run that is still pending is that of an evaluator that was killed, because a job has one evaluator at
-    a time; it is marked as failed.
+    If an earlier evaluator has logged the model of this record in the run, it is not stored twice. A model of the run
+    that is still pending is that of an evaluator that was killed, because a job has one evaluator at a time; it is
+    marked as failed.
+
+    Args:
+        record_uri: of the record from which the model was made.
 
     Raises:
         HistoryError: the tracking server refused or is unreachable.
@@ -146,13 +152,19 @@ def log_model(job: TrainingJob, folder: Path, *, tracking_uri: str, run_id: str)
     client = mlflow.MlflowClient(tracking_uri)
     try:
         experiment_id = client.get_run(run_id).info.experiment_id
-        for left in client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"):
+        earlier = list(client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'"))
+        for left in earlier:
             if left.status is LoggedModelStatus.PENDING:
                 client.finalize_logged_model(left.model_id, LoggedModelStatus.FAILED)
+        ready = [model for model in earlier if model.status is LoggedModelStatus.READY]
+        if same := [model for model in ready if model.tags.get(TAG_RECORD) == masked(record_uri)]:
+            log.info("model_was_logged", run_id=run_id, model_uri=same[0].model_uri)
+            return str(same[0].model_uri)
         logged = client.create_logged_model(
             experiment_id,
             name=job.metadata.name,
             source_run_id=run_id,
+            tags={TAG_RECORD: masked(record_uri)},
             model_type=job.spec.model.architecture.rpartition(":")[2],
         )
         try:

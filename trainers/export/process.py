@@ -57,7 +57,9 @@ def export(request: ExportRequest, work: Path) -> ExportResult:
         comparison = _compare(request, scorer, manifest)
         model_uri = str(saved)
         if request.tracking_uri:
-            model_uri = logged_model.log_model(job, saved, tracking_uri=request.tracking_uri, run_id=request.run_id)
+            model_uri = logged_model.log_model(
+                job, saved, tracking_uri=request.tracking_uri, run_id=request.run_id, record_uri=request.record_uri
+            )
     result = ExportResult(
         model_uri=model_uri,
         checked_rows=checked.rows,

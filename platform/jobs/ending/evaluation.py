@@ -86,23 +86,25 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
     """Submits the evaluator of a job that has succeeded, unless it exists.
 
     An evaluator is replaced if it failed because MLflow was not reachable or with an error that may not occur again, if
-    the cluster has ended it, or if it has scored an earlier champion.
+    the cluster has ended it, or if it has scored an earlier champion. If an earlier call has made the job's own model
+    champion, it is compared with nothing.
 
     Raises:
         JobFailedError: the job has not succeeded, or has no final record.
         HistoryError: MLflow is away or refuses.
     """
     job = job_from_json(prepared.job_json)
+    launched = with_run(platform, prepared, launched)
+    champion = _champion(platform, job)
+    is_own = _is_of(champion, launched.run_id)
     if (pod := platform.launcher.find(evaluator_job(prepared.job_id))) is not None:
         state, _ = evaluator_state(platform, prepared.job_id)
-        is_outdated = state is EvaluatorState.DONE and not _scores_champion(pod, _champion(platform, job))
+        is_outdated = state is EvaluatorState.DONE and not (is_own or _scores(pod, champion))
         if state in (EvaluatorState.RUNNING, EvaluatorState.FAILED, EvaluatorState.DONE) and not is_outdated:
             return
-    launched = with_run(platform, prepared, launched)
     metrics = result_of(platform, prepared)
     if metrics.phase is not Phase.SUCCEEDED or not metrics.checkpoint:
         raise JobFailedError(f"job {prepared.job_id} {plain_words.phase(metrics.phase)}: there is no model to export")
-    champion = _champion(platform, job)
     store = job.spec.checkpoint.store
     request = ExportRequest(
         job_json=prepared.job_json,
@@ -113,11 +115,11 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         evaluation_manifest_uri=prepared.evaluation_manifest,
         tracking_uri=platform.tracking_uri,
         run_id=launched.run_id,
-        champion_model_uri=champion.model_uri if champion else "",
+        champion_model_uri=champion.model_uri if champion and not is_own else "",
         registered_model=job.registered_model,
     )
     platform.launcher.submit(evaluator_pod(job, request))
-    log.info("evaluator_started", job_id=prepared.job_id, champion=champion.version if champion else "none")
+    log.info("evaluator_started", job_id=prepared.job_id, champion=request.champion_model_uri or "none")
 
 
 def evaluator_state(platform: Platform, job_id: str) -> tuple[EvaluatorState, str]:
@@ -154,19 +156,31 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         raise JobFailedError(f"the evaluator of job {prepared.job_id} is {state.value}: {reason}")
     exported = _exported(platform, prepared.job_id)
     job = job_from_json(prepared.job_json)
+    if exported.challenger is None:
+        raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
+    candidate = _score(exported.challenger, job.spec.gate.metric)
+    run_id = with_run(platform, prepared, launched).run_id
     champion = _champion(platform, job)
+    if champion is not None and _is_of(champion, run_id):
+        # An earlier call has made the model champion, and has written the comparison to MLflow.
+        return GateDecision(
+            passed=True,
+            reason=champion.gate_reason or f"it is champion already, as version {champion.version}",
+            candidate=candidate,
+            champion_version=champion.version,
+            model_uri=exported.model_uri,
+            head=exported.head,
+        )
     pod = platform.launcher.find(evaluator_job(prepared.job_id))
-    if pod is not None and not _scores_champion(pod, champion):
+    if pod is not None and not _scores(pod, champion):
         scored = _version_words(pod.labels.get(CHAMPION_LABEL, ""))
         present = _version_words(champion.version if champion else "")
         raise ChampionChangedError(
             f"the model of job {prepared.job_id} was compared with {scored}, and the champion is {present} by now"
         )
-    if exported.challenger is None:
-        raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
     decision = decide(
         job.spec.gate,
-        _score(exported.challenger, job.spec.gate.metric),
+        candidate,
         _score(exported.champion, job.spec.gate.metric) if exported.champion else None,
         champion_version=champion.version if champion else "",
         champion_problem=exported.champion_problem,
@@ -175,7 +189,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
     )
     judged_against = champion.run_id if champion and exported.champion else ""
     history = History(platform.tracking_uri, job.spec.history.experiment)
-    history.log_gate(with_run(platform, prepared, launched).run_id, decision, judged_against)
+    history.log_gate(run_id, decision, judged_against)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
     return decision
 
@@ -306,8 +320,13 @@ def _champion(platform: Platform, job: TrainingJob) -> Champion | None:
     return _registry(platform, job).champion(job.registered_model)
 
 
-def _scores_champion(evaluator: PodStatus, champion: Champion | None) -> bool:
-    """Whether an evaluator has scored the present champion."""
+def _is_of(champion: Champion | None, run_id: str) -> bool:
+    """Whether the champion is the model of this run."""
+    return champion is not None and champion.run_id == run_id
+
+
+def _scores(evaluator: PodStatus, champion: Champion | None) -> bool:
+    """Whether an evaluator has scored this champion."""
     return evaluator.labels.get(CHAMPION_LABEL, "") == (champion.version if champion else "")
 
 

@@ -66,6 +66,24 @@ def test_two_callers_at_once_register_one_version(
     assert [version.version for version in client.search_model_versions("name='raced'")] == ["1"]
 
 
+def test_a_run_whose_model_was_exported_again_keeps_its_version_with_the_tags_of_the_last_decision(
+    tracking_server,  # type: ignore[no-untyped-def]
+    history: History,
+    client: MlflowClient,
+    make_prepared: Callable[..., Prepared],
+    allocation: Allocation,
+) -> None:
+    registry = ModelRegistry(tracking_server.uri, "exported again")
+    run_id = history.start_run(make_prepared(), allocation)
+    models = [f"models:/{ready_model(client, run_id).model_id}" for _ in range(2)]
+    before = msgspec.structs.replace(gate_decision(models[0]), passed=False, reason="worse")
+    assert registry.register("again", models[0], run_id, before) == "1"
+    assert registry.register("again", models[1], run_id, gate_decision(models[1])) == "1"
+    (version,) = client.search_model_versions("name='again'")
+    assert (version.source, version.description) == (models[0], "within the tolerance")
+    assert (version.tags["elastrec.gate"], version.tags["elastrec.gate_reason"]) == ("passed", "within the tolerance")
+
+
 @pytest.fixture
 def versions(
     history: History, client: MlflowClient, make_prepared: Callable[..., Prepared], allocation: Allocation

@@ -30,6 +30,7 @@ from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.transport.messages.export import parse_result, result_line
 from elastrec.trainers.export import wheel as wheel_module
 from elastrec.trainers.export.artifact import INDEX_FILE, Artifact, write_artifact
+from elastrec.trainers.export.logged_model import TAG_RECORD
 from elastrec.trainers.export.process import export
 from elastrec.trainers.export.scorer import PyfuncModel, Scorer
 from elastrec.trainers.export.signature import raw_frame
@@ -40,13 +41,19 @@ from tests.trainers.export.conftest import ROWS, build, parquet_log, raw_rows
 
 
 @pytest.fixture(scope="module")
-def tracking(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A tracking store and a run in it."""
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A tracking store and the id of an experiment in it."""
     folder = tmp_path_factory.mktemp("mlflow")
     uri = f"sqlite:///{folder}/mlflow.db"
     client = mlflow.MlflowClient(uri)
-    experiment = client.create_experiment("elastrec", artifact_location=(folder / "artifacts").as_uri())
-    return uri, client.create_run(experiment).info.run_id
+    return uri, client.create_experiment("elastrec", artifact_location=(folder / "artifacts").as_uri())
+
+
+@pytest.fixture
+def tracking(experiment: tuple[str, str]) -> tuple[str, str]:
+    """A tracking store and a new run in it."""
+    uri, experiment_id = experiment
+    return uri, mlflow.MlflowClient(uri).create_run(experiment_id).info.run_id
 
 
 def test_predictions_of_the_logged_model_equal_the_trainers(finished, tracking, tmp_path: Path) -> None:
@@ -240,6 +247,18 @@ def test_a_model_whose_files_did_not_all_arrive_is_marked_as_failed(
         export(msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id), tmp_path)
     (model_id,) = begun
     assert mlflow.MlflowClient(uri).get_logged_model(model_id).status == LoggedModelStatus.FAILED
+
+
+def test_a_model_that_is_exported_again_in_its_run_is_logged_once(finished, tracking, tmp_path: Path) -> None:
+    uri, run_id = tracking
+    client = mlflow.MlflowClient(uri)
+    experiment_id = client.get_run(run_id).info.experiment_id
+    other = client.create_logged_model(experiment_id, source_run_id=run_id, tags={TAG_RECORD: "file:///another"})
+    client.finalize_logged_model(other.model_id, LoggedModelStatus.READY)
+    request = msgspec.structs.replace(finished.request, tracking_uri=uri, run_id=run_id)
+    first, second = (export(request, tmp_path).model_uri for _ in range(2))
+    assert first == second != other.model_uri
+    assert len(client.search_logged_models([experiment_id], f"source_run_id = '{run_id}'")) == 2
 
 
 def test_a_model_that_a_killed_evaluator_has_left_half_uploaded_is_marked_as_failed_by_the_next_one(

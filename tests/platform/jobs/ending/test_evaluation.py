@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from mlflow import MlflowClient
 
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import EndReason, PodSpec, PodStatus
@@ -45,13 +46,15 @@ CANDIDATE_URI = "file:///models/candidate"
 class Evaluators(FakeLauncher):
     """A cluster whose evaluators end at once, with AUC 0.8 of the new model and 0.7 of the champion."""
 
+    exported = CANDIDATE_URI
+
     def submit(self, first: PodSpec) -> PodStatus:
         self.remove(first.job)
         created = super().submit(first)
         has_champion = bool(first.labels[CHAMPION_LABEL])
         scores = [EvaluationResult(samples=9, auc=auc, normalized_entropy=0.9, log_loss=0.5) for auc in (0.8, 0.7)]
         done = ExportResult(
-            model_uri=CANDIDATE_URI, checked_rows=1, largest_difference=0.0, challenger=scores[0],
+            model_uri=self.exported, checked_rows=1, largest_difference=0.0, challenger=scores[0],
             champion=scores[1] if has_champion else None,
         )  # fmt: skip
         self.cluster.logs = lambda name, **options: iter([result_line(done)])  # type: ignore[method-assign]
@@ -108,12 +111,14 @@ def launched(platform: Platform, prepared: Prepared) -> Launched:
     return Launched(job_id=JOB_ID, master_pod="", run_id=run_id, run_url="", allocation=ALLOCATION)
 
 
-def crown(platform: Platform, launched: Launched, number: int) -> str:
+def crown(platform: Platform, prepared: Prepared, number: int) -> str:
     """Another job registers a model that becomes champion."""
     registry = ModelRegistry(platform.tracking_uri, EXPERIMENT)
     uri = f"file:///models/{number}"
     decision = GateDecision(passed=True, reason="better", candidate=ModelScore(0.7, 0.9, 9), model_uri=uri)
-    version = registry.register(MODEL, uri, launched.run_id, decision)
+    other = msgspec.structs.replace(prepared, job_id=f"other-{number}")
+    run_id = History(platform.tracking_uri, EXPERIMENT).start_run(other, ALLOCATION)
+    version = registry.register(MODEL, uri, run_id, decision)
     champion = registry.champion(MODEL)
     assert registry.promote(MODEL, version, champion.version if champion else "") is None
     return version
@@ -131,10 +136,10 @@ def test_a_request_with_a_password_is_a_secret_of_the_evaluators_pod(prepared: P
 def test_a_model_is_compared_again_if_the_champion_changes_before_the_gate(
     platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
 ) -> None:
-    crown(platform, launched, 1)
+    crown(platform, prepared, 1)
     start_evaluator(platform, prepared, launched)
     assert launcher.scored == "1"
-    crown(platform, launched, 2)
+    crown(platform, prepared, 2)
     with pytest.raises(ChampionChangedError, match=r"compared with version 1, and the champion is version 2"):
         gate_decision(platform, prepared, launched)
     start_evaluator(platform, prepared, launched)
@@ -147,14 +152,14 @@ def test_a_caller_that_waits_compares_again_by_itself(
 ) -> None:
     start_evaluator(platform, prepared, launched)
     assert launcher.scored == ""
-    crown(platform, launched, 1)
+    crown(platform, prepared, 1)
     assert evaluate_and_gate(platform, prepared, launched).champion_version == launcher.scored == "1"
 
 
 def test_an_evaluator_that_has_scored_the_champion_is_not_started_again(
     platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
 ) -> None:
-    crown(platform, launched, 1)
+    crown(platform, prepared, 1)
     start_evaluator(platform, prepared, launched)
     first = launcher.find(evaluator_job(JOB_ID))
     start_evaluator(platform, prepared, launched)
@@ -257,15 +262,54 @@ def test_a_caller_that_waits_does_not_start_the_evaluator_of_a_job_that_was_stop
 def test_registering_again_does_not_take_the_alias_from_a_later_champion(
     platform: Platform, prepared: Prepared, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    crown(platform, launched, 1)
+    crown(platform, prepared, 1)
     decision = evaluate_and_gate(platform, prepared, launched)
     registry = ModelRegistry(platform.tracking_uri, EXPERIMENT)
     for _ in range(2):
         registered = register(platform, prepared, launched, decision)
         assert (registered.version, registered.is_champion, registered.note) == ("2", True, "")
-    later = crown(platform, launched, 3)
+    later = crown(platform, prepared, 3)
     cleared = register(platform, prepared, launched, decision)
     assert (cleared.version, cleared.is_champion) == ("2", False)
     assert cleared.note.startswith("version 3 has become champion since this model was compared with version 1")
     champion = registry.champion(MODEL)
     assert champion is not None and champion.version == later
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_job_that_is_published_again_after_an_interruption_keeps_its_version_and_its_comparison(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched, is_removed: bool
+) -> None:
+    """The caller was ended after the model was registered: with the job by Ctrl-C, or alone by a kill."""
+    before = crown(platform, prepared, 1)
+    decision = evaluate_and_gate(platform, prepared, launched)
+    first = register(platform, prepared, launched, decision)
+    evaluator = launcher.find(evaluator_job(JOB_ID))
+    if is_removed:
+        launcher.remove(evaluator_job(JOB_ID))
+        launcher.exported = "file:///models/exported-again"
+    again = evaluate_and_gate(platform, prepared, launched)
+    assert (again.passed, again.reason, again.champion_version) == (True, decision.reason, first.version)
+    if not is_removed:
+        assert launcher.find(evaluator_job(JOB_ID)) == evaluator
+    second = register(platform, prepared, launched, again)
+    assert (second.version, second.is_champion) == (first.version, True) and first.version != before
+    client = MlflowClient(platform.tracking_uri)
+    (version,) = client.search_model_versions(f"run_id = '{launched.run_id}'")
+    assert version.source == CANDIDATE_URI and version.tags["elastrec.gate_reason"] == decision.reason
+    run = client.get_run(launched.run_id).data
+    assert run.metrics["evaluation/auc_gain"] == pytest.approx(0.1)
+    assert run.tags["elastrec.gate_reason"] == decision.reason
+
+
+def test_a_model_that_is_compared_with_a_later_champion_keeps_its_version(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched
+) -> None:
+    crown(platform, prepared, 1)
+    version = register(platform, prepared, launched, evaluate_and_gate(platform, prepared, launched)).version
+    later = crown(platform, prepared, 2)
+    launcher.exported = "file:///models/exported-again"
+    decision = evaluate_and_gate(platform, prepared, launched)
+    assert decision.champion_version == launcher.scored == later
+    registered = register(platform, prepared, launched, decision)
+    assert (registered.version, registered.is_champion) == (version, True)
