@@ -9,6 +9,7 @@ import structlog
 from elastrec.platform.history.connection import Connection
 from elastrec.platform.history.records import (
     TAG_EARLIER_TERMS,
+    TAG_INTERVAL_END,
     TAG_JOB_ID,
     JobFilter,
     JobRecord,
@@ -70,6 +71,15 @@ class JobRuns(Connection):
             return False
         has_ended_badly = not _is_open(run) and run.info.status != "FINISHED"
         return not has_ended_badly or self._live_run(run.data.tags.get(TAG_JOB_ID, ""), begins=False) is None
+
+    def trained_until(self, run_id: str) -> str:
+        """The end of the training rows of a run's job, ISO 8601 with an offset; empty if it is unknown, because the run
+        is gone, is not of a job, or had rows without days."""
+        if not run_id:
+            return ""
+        with self._explained(f"read run {run_id}"):
+            run = self._known_run(run_id)
+        return "" if run is None else str(run.data.tags.get(TAG_INTERVAL_END, ""))
 
     def present_run(self, run_id: str) -> str:
         """The run itself; if somebody has deleted it, the job's open run in the same experiment, or an empty text."""

@@ -40,6 +40,8 @@ TAG_TURN = "elastrec.turn"
 """Of a model version while it may become champion."""
 TAG_CHAMPION_RUN = "elastrec.champion_run"
 """Run of the champion with which the model was compared on the evaluation rows."""
+TAG_INTERVAL_END = "elastrec.interval.end"
+"""End of the training rows."""
 TAG_EVALUATION_END = "elastrec.interval.evaluation_end"
 """End of the rows for evaluation, which begin where the training rows end."""
 TAG_AIRFLOW_URL = "airflow.url"
@@ -306,7 +308,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "elastrec.data.format": spec.data.format.value,
         "elastrec.data.label": ", ".join(label.name for label in spec.data.label_columns),
         "elastrec.interval.start": prepared.interval.start,
-        "elastrec.interval.end": prepared.interval.end,
+        TAG_INTERVAL_END: prepared.interval.end,
         TAG_EVALUATION_END: prepared.interval.evaluation_end,
         "elastrec.start": "continued" if prepared.start_record else "fresh",
         TAG_PHASE: Phase.STARTING.value,
@@ -364,7 +366,7 @@ def read_record(run: Any) -> JobRecord:
             architecture=tags["elastrec.architecture"],
             phase=Phase(tags[TAG_PHASE]),
             reason=tags.get(TAG_REASON, ""),
-            interval=(tags["elastrec.interval.start"], tags["elastrec.interval.end"]),
+            interval=(tags["elastrec.interval.start"], tags[TAG_INTERVAL_END]),
             asked=_sizes(params, "asked."),
             granted=(granted := _sizes(params, "granted.")),
             last=msgspec.json.decode(tags[TAG_SIZES], type=Sizes) if TAG_SIZES in tags else granted,

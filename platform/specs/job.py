@@ -325,7 +325,8 @@ class Gate(Spec):
     """The metric that is compared with the champion. For a label of kind `value` it must be `normalized_error`: the
     mean squared error divided by that of always predicting the mean label."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
-    """The accepted difference if the model is worse than the champion on the same rows."""
+    """The accepted difference if the model is worse than the champion on the same rows. The model of an older day than
+    the champion's must be better than the champion."""
     minimum_auc: Annotated[float, Field(ge=0, le=1)] = 0.5
     """A model with a lower AUC never becomes champion. Not used for a label of kind `value`."""
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import structlog
 
+from elastrec.checkpoints.commit import utc
 from elastrec.platform.clusters.pods import EndCause, EndReason, PodPhase, PodSpec, PodStatus, RestartPolicy
 from elastrec.platform.history import History, ModelRegistry
 from elastrec.platform.history.model_registry import Champion
@@ -178,17 +179,18 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
         raise ChampionChangedError(
             f"the model of job {prepared.job_id} was compared with {scored}, and the champion is {present} by now"
         )
+    history = History(platform.tracking_uri, job.spec.history.experiment)
     decision = decide(
         job.spec.gate,
         candidate,
         _score(exported.champion, job.spec.gate.metric) if exported.champion else None,
         champion_version=champion.version if champion else "",
         champion_problem=exported.champion_problem,
+        later_data=_later_data(history, prepared, champion),
         model_uri=exported.model_uri,
         head=exported.head,
     )
     judged_against = champion.run_id if champion and exported.champion else ""
-    history = History(platform.tracking_uri, job.spec.history.experiment)
     history.log_gate(run_id, decision, judged_against)
     log.info("gate", job_id=prepared.job_id, passed=decision.passed, reason=decision.reason)
     return decision
@@ -318,6 +320,12 @@ def _score(result: EvaluationResult, metric: str) -> ModelScore:
 
 def _champion(platform: Platform, job: TrainingJob) -> Champion | None:
     return _registry(platform, job).champion(job.registered_model)
+
+
+def _later_data(history: History, prepared: Prepared, champion: Champion | None) -> str:
+    """The end of the champion's training rows, if it is after that of the job's; empty if not, or if one is unknown."""
+    end = history.trained_until(champion.run_id) if champion and prepared.interval.end else ""
+    return end if utc(end) > utc(prepared.interval.end) else ""
 
 
 def _is_of(champion: Champion | None, run_id: str) -> bool:

@@ -22,7 +22,7 @@ from elastrec.platform.jobs.ending.evaluation import (
     start_evaluator,
 )
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared
+from elastrec.platform.jobs.types import GateDecision, Interval, Launched, ModelScore, Prepared
 from elastrec.platform.master.pods.launch import evaluator_job
 from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.specs.errors import ChampionChangedError, HistoryError, JobFailedError
@@ -111,12 +111,16 @@ def launched(platform: Platform, prepared: Prepared) -> Launched:
     return Launched(job_id=JOB_ID, master_pod="", run_id=run_id, run_url="", allocation=ALLOCATION)
 
 
-def crown(platform: Platform, prepared: Prepared, number: int) -> str:
-    """Another job registers a model that becomes champion."""
+def crown(platform: Platform, prepared: Prepared, number: int, interval: Interval | None = None) -> str:
+    """Another job registers a model that becomes champion.
+
+    Args:
+        interval: of its rows; None: that of the job.
+    """
     registry = ModelRegistry(platform.tracking_uri, EXPERIMENT)
     uri = f"file:///models/{number}"
     decision = GateDecision(passed=True, reason="better", candidate=ModelScore(0.7, 0.9, 9), model_uri=uri)
-    other = msgspec.structs.replace(prepared, job_id=f"other-{number}")
+    other = msgspec.structs.replace(prepared, job_id=f"other-{number}", interval=interval or prepared.interval)
     run_id = History(platform.tracking_uri, EXPERIMENT).start_run(other, ALLOCATION)
     version = registry.register(MODEL, uri, run_id, decision)
     champion = registry.champion(MODEL)
@@ -313,3 +317,16 @@ def test_a_model_that_is_compared_with_a_later_champion_keeps_its_version(
     assert decision.champion_version == launcher.scored == later
     registered = register(platform, prepared, launched, decision)
     assert (registered.version, registered.is_champion) == (version, True)
+
+
+@pytest.mark.parametrize(("end", "passed"), [("2026-01-03T00:00:00+01:00", False), ("2026-01-02T01:00:00+01:00", True)])
+def test_the_model_of_an_older_day_that_is_not_better_does_not_replace_the_champion_of_a_later_day(
+    platform: Platform, prepared: Prepared, launched: Launched, end: str, passed: bool
+) -> None:
+    """Both have the same normalised entropy. The job was trained until 2026-01-02T00:00:00+00:00."""
+    later = Interval("2026-01-01T00:00:00+01:00", end, "2026-01-05T00:00:00+01:00")
+    before = crown(platform, prepared, 1, later)
+    registered = register(platform, prepared, launched, evaluate_and_gate(platform, prepared, launched))
+    assert registered.is_champion is passed
+    champion = ModelRegistry(platform.tracking_uri, EXPERIMENT).champion(MODEL)
+    assert champion is not None and champion.version == (registered.version if passed else before)

@@ -53,6 +53,30 @@ def test_a_champion_that_cannot_read_the_rows_is_ignored() -> None:
     assert "C9" in decision.reason
 
 
+LATER = "2026-01-03T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("champion", "problem", "words"),
+    [
+        (score(entropy=0.8), "", "not better"),
+        (score(entropy=0.799), "", "not better"),
+        (None, "feature C9 is gone", "could not be scored"),
+        (ModelScore(0.7, None, 1000), "", "has no normalized_entropy"),
+    ],
+    ids=["equal", "tolerated", "unreadable", "without metric"],
+)
+def test_the_model_of_an_older_day_replaces_the_champion_of_a_later_one_only_if_it_is_better(
+    champion: ModelScore | None, problem: str, words: str
+) -> None:
+    """A day that was trained late or again; the champion may need columns that the older rows do not have."""
+    assert decide(GATE, score(), champion, champion_problem=problem).passed
+    refused = decide(GATE, score(), champion, champion_problem=problem, later_data=LATER)
+    assert not refused.passed and words in refused.reason
+    assert refused.reason.endswith(f"it was trained on later rows than this model, until {LATER}")
+    assert decide(GATE, score(entropy=0.79), score(), later_data=LATER).passed
+
+
 @given(st.floats(0.6, 1), st.floats(0, 2), st.floats(0.6, 1), st.floats(0, 2))
 def test_a_model_that_is_no_worse_always_passes(auc: float, entropy: float, gain: float, drop: float) -> None:
     better = ModelScore(max(auc, gain), min(entropy, drop), 10)
