@@ -133,6 +133,8 @@ class PrepareDataOperator(ElastrecOperator):
         self.log.info("continues from %s", prepared.start_record or "nothing")
         if prepared.start_note:
             self.log.info(prepared.start_note)
+        if prepared.untrained:
+            self.log.warning(prepared.untrained)
         for line in "\n".join(prepared.tables).splitlines():
             self.log.info(line)
         return give(prepared)

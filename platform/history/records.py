@@ -339,6 +339,8 @@ def note(prepared: Prepared) -> str:
         lines.append(f"Started by [this DAG run]({page}) in Airflow.")
     if prepared.start_record:
         lines.append(f"Continued from `{prepared.start_record}`.")
+    if prepared.untrained:
+        lines.append(f"{prepared.untrained}.")
     lines += [f"```\n{table}\n```" for table in prepared.tables]
     return masked("\n\n".join(lines))
 

@@ -51,6 +51,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         older_start_records: URIs of alternatives, in this order, if that record is damaged.
         start_positions: of the start record, if the job begins at them (see `master.resumption.start_positions`).
         start_note: for a job that starts from a periodic record: its position in the data and why, for people.
+        untrained: partitions of the log between the rows of the start record and those of this job, which neither has
+            trained, for people; empty if there are none.
         adaptation: what is kept, initialised again and dropped, as a table for people; empty without a start record.
         deduplication: a table of deduplicated features with reasons, for people; empty if it is off.
         fitted: a table of the figures of fitted or kept steps, for people; empty if there are none.
@@ -71,6 +73,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     older_start_records: list[str] = []
     start_positions: str = ""
     start_note: str = ""
+    untrained: str = ""
     adaptation: str = ""
     deduplication: str = ""
     fitted: str = ""

@@ -66,6 +66,7 @@ def validate(
             "evaluation_rows": prepared.evaluation_rows,
             "continues_from": prepared.start_record or None,
             "begins": prepared.start_note or None,
+            "untrained": prepared.untrained or None,
         }
     facts["steps"] = {name: [step.summary for step in steps] for name, steps in job.spec.data.features.items()}
     if output == "json":
@@ -84,6 +85,8 @@ def validate(
     click.echo(f"  continues from: {facts['continues_from'] or 'nothing (no checkpoint)'}")
     if facts["begins"]:
         click.echo(f"  {facts['begins']}")
+    if facts["untrained"]:
+        click.echo(f"  {facts['untrained']}")
     workers = job.spec.resources.worker.count
     if shards < workers:
         click.echo(

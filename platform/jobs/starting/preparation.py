@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -35,10 +35,11 @@ from elastrec.platform.specs.features import Vocabulary
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
 from elastrec.platform.specs.text.quantities import format_bytes
-from elastrec.platform.specs.text.some import counted
+from elastrec.platform.specs.text.some import counted, some
 
 log = structlog.get_logger(__name__)
 _LONGEST_JOB_ID = 45
+_NAMED = 8
 _START_RECORDS = 3
 """Number of the newest records of other jobs from which a job may continue."""
 _SHOW: dict[str, Callable[[float], str]] = {
@@ -109,6 +110,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
             job, deduplication = with_groups(job, rows.training)
             # Only now the order of the rows is known.
             begin = _begin(job, rows, start.first)
+            untrained = _untrained(job, rows, start.first)
         except ElastrecError:
             # Problems of the model are reported before problems of the data.
             model.wait()
@@ -133,6 +135,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
         older_start_records=older_start_records,
         start_positions=begin.positions,
         start_note=begin.note,
+        untrained=untrained,
         adaptation=start.adaptation,
         deduplication=deduplication,
         fitted=fitted,
@@ -330,6 +333,27 @@ def _begin(job: TrainingJob, rows: _Rows, first: Record | None) -> StartPosition
         return start_positions(first, job, rows.training.digest, rows.training.rows)
     except CheckpointError as error:
         raise _no_start(job.spec.continual.start_from, error) from None
+
+
+def _untrained(job: TrainingJob, rows: _Rows, first: Record | None) -> str:
+    """The partitions that exist between the rows of the newest record and those of the job: of a day that has failed,
+    or was not scheduled, later days have learned nothing."""
+    data = job.spec.data
+    if first is None or job.spec.continual.start_from != "latest" or data.partitioning is Partitioning.NONE:
+        return ""
+    start, end = rows.interval.moments()[0], first.manifest.interval_end
+    if not end or datetime.fromisoformat(end) >= start:
+        return ""
+    calendar, after = LogCalendar(data.timezone, data.partitioning), datetime.fromisoformat(end)
+    between = [partition for partition in existing_partitions(data) if after <= calendar.begin(partition) < start]
+    if not between:
+        return ""
+    names = some([str(partition) for partition in between], _NAMED)
+    log.warning("partitions_not_trained", record=first.uri, partitions=names)
+    return (
+        f"{counted(len(between), 'partition')} between the rows of the record that it continues from and its own rows "
+        f"not trained: {names}. To train on them, run them before this one, the earliest first"
+    )
 
 
 def _no_start(start_from: str, error: CheckpointError) -> SpecError:

@@ -12,7 +12,7 @@ import pytest
 
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.data.manifest import read_manifest
-from elastrec.platform.jobs import Platform, Prepared, prepare
+from elastrec.platform.jobs import Interval, Platform, Prepared, prepare
 from elastrec.platform.jobs.starting import preparation
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.features import Standardize, Steps
@@ -132,6 +132,30 @@ def test_the_order_of_rows_is_compared_once_it_is_known_whether_sessions_are_kep
     assert again.start_note.endswith("20 of 100 samples are trained")
     with pytest.raises(SpecError, match=r"spec.deduplication \(.*: 'user' is not allowed; allowed: '', as when"):
         prepare(platform, job(data=data, continual=continual, deduplication={"groups": [["user"]]}), "clicks-3")
+
+
+def test_days_that_were_left_out_since_the_record_that_a_job_continues_from_are_named(
+    platform: Platform, tmp_path: Path
+) -> None:
+    """A day failed, and the next ones ran: they have learned nothing of it."""
+    clicks = job()
+    in_store = job(checkpoint={"store": str(tmp_path / "work/checkpoints")})
+    final_record(tmp_path / "work/checkpoints", in_store, 1, ("2026-01-01T00:00Z", "2026-01-02T00:00Z"))
+    for day in (3, 5, 6):
+        write_day(tmp_path / "data", day, 10)
+
+    def untrained(day: int, job: TrainingJob = clicks) -> str:
+        return prepare(platform, job, f"clicks-{day}", Interval(f"2026-01-{day:02}T00:00:00")).untrained
+
+    assert untrained(2) == ""
+    assert untrained(5).startswith(
+        "2 partitions between the rows of the record that it continues from and its own rows not trained: "
+        "day=2026-01-02, day=2026-01-03. To train on them, run them before this one"
+    )
+    assert untrained(5, job(continual={"start_from": "nothing"})) == ""
+    final_record(tmp_path / "work/checkpoints", in_store, 2, ("2026-01-03T00:00Z", "2026-01-04T00:00Z"))
+    # There is no partition of the fourth.
+    assert untrained(5) == ""
 
 
 def test_a_job_that_continues_from_a_record_keeps_its_statistics(platform: Platform, tmp_path: Path) -> None:
