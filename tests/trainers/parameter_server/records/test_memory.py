@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,72 @@ def test_memory_that_another_process_writes_is_not_used(tmp_path: Path, memory: 
     saves.commit("save-2")
     opened = memory.opened()
     assert opened is not None and [part.uri.rpartition("/")[2] for part in opened.parts()] == ["save-2"]
+
+
+def killed_in_the_copy(saves: Saves, name: str) -> None:
+    """The server was killed while it copied its part into memory."""
+    opened = saves.memory.opened()
+    assert opened is not None
+    assert opened.begin(saves.uri(name), "torn.part", is_full=True).write(b"\x5a" * (opened.size_bytes // 4))
+
+
+def refused_by_the_store(saves: Saves, name: str) -> None:
+    """The part is whole in memory; the store takes no object of this record, as if it was full."""
+    folder = open_store(saves.uri(name)).local_path("part")
+    assert folder is not None
+    folder.parent.write_bytes(b"not a folder")
+    assert saves.save(name).problem
+
+
+def damaged_before_the_flush(saves: Saves, name: str) -> None:
+    """A byte of the part changes after the server has copied it into memory."""
+    assert saves.memory._flusher is not None and saves.memory._flusher._process is not None
+    process = saves.memory._flusher._process
+    os.kill(process.pid, signal.SIGSTOP)
+    saves.begin(name)
+    deadline = time.monotonic() + 60
+    while name not in saves.copied and time.monotonic() < deadline:
+        time.sleep(0.01)
+    opened = saves.memory.opened()
+    assert opened is not None
+    part = next(part for part in opened.parts() if part.uri.endswith(f"/{name}"))
+    opened._bytes[part.start] ^= 1
+    os.kill(process.pid, signal.SIGCONT)
+    assert "checksum differs" in saves.reported(name).problem
+
+
+@pytest.mark.services
+@pytest.mark.parametrize(
+    "failures",
+    [
+        (killed_in_the_copy, refused_by_the_store),
+        (refused_by_the_store, killed_in_the_copy),
+        (refused_by_the_store, damaged_before_the_flush),
+        (damaged_before_the_flush, killed_in_the_copy),
+        (refused_by_the_store, refused_by_the_store),
+    ],
+    ids=lambda failures: "-".join(failure.__name__ for failure in failures),
+)
+def test_after_two_failed_saves_in_a_row_the_last_record_is_restored_whole_and_the_next_one_is_made(
+    tmp_path: Path, memory: RecordMemory, failures: tuple[Callable[[Saves, str], None], ...]
+) -> None:
+    """Together they may overwrite both halves of the memory."""
+    saves = Saves(str(tmp_path / "store"), memory)
+    saves.commit("save-1")
+    saved, opened = rows(saves.server), memory.opened()
+    assert opened is not None
+    for number, fail in enumerate(failures, 2):
+        push(saves.server, "a", number - 1, IDS, 1.0)
+        fail(saves, f"save-{number}")
+    push(saves.server, "a", 3, IDS, 1.0)
+    newest = rows(saves.server)
+    assert not np.array_equal(newest, saved)
+    saves.commit("save-4", base="save-1")
+    for name, expected in (("save-1", saved), ("save-4", newest), ("save-1", saved)):
+        restore(saves.server, saves.uri(name), routing_of(["here:1"]), 1, memory=opened)
+        np.testing.assert_array_equal(rows(saves.server), expected)
+    push(saves.server, "a", 4, IDS, 1.0)
+    newest = rows(saves.server)
+    saves.commit("save-5")
+    restore(saves.server, saves.uri("save-5"), routing_of(["here:1"]), 1, memory=opened)
+    np.testing.assert_array_equal(rows(saves.server), newest)
