@@ -138,6 +138,8 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
     prepared = course.prepared
     allocation = course.allocation or jobs.warm_start(platform, prepared)
     if jobs.is_trained(platform, prepared):
+        if not course.is_resumed:
+            jobs.refuse_other_training(prepared)
         progress.say(f"Job {prepared.job_id} is already trained; continuing with its results")
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
     launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms)

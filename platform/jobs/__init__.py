@@ -33,7 +33,8 @@ from elastrec.platform.jobs.starting.launching import (
     take_over,
 )
 from elastrec.platform.jobs.starting.preparation import job_id_for, prepare
-from elastrec.platform.jobs.starting.resuming import prepare_again, remove_unsuccessful, resumable
+from elastrec.platform.jobs.starting.resuming import days_to_continue, prepare_again, remove_unsuccessful, resumable
+from elastrec.platform.jobs.starting.same_job import refuse_other_training
 from elastrec.platform.jobs.starting.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import Platform, checked_tls_folder, home_folder, tls_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
@@ -57,6 +58,7 @@ __all__ = [
     "Result",
     "away_message",
     "checked_tls_folder",
+    "days_to_continue",
     "evaluate_and_gate",
     "evaluator_pod",
     "evaluator_state",
@@ -79,6 +81,7 @@ __all__ = [
     "prepare",
     "prepare_again",
     "publish_patience_seconds",
+    "refuse_other_training",
     "register",
     "remove_unsuccessful",
     "report",

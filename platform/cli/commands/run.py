@@ -39,7 +39,8 @@ def run(
     model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
     Ctrl-C, SIGTERM and a closed terminal (SIGHUP) stop the job and remove its pods, unless another `run` with the same
     key is waiting for it. The first line of the output contains the key. If `run` was killed, or gave up waiting for
-    MLflow, call it again with this key: it attaches to the job, and nothing is trained twice.
+    MLflow, call it again with this key: it attaches to the job, on the days on which that was begun, and nothing is
+    trained twice.
     """
     job = load_job(file, parse_overrides(overrides))
     interval = parse_interval(since, until, evaluate_until)
@@ -48,12 +49,17 @@ def run(
     job_id = jobs.job_id_for(job.metadata.name, key)
     with interrupted_by_signals(), JobProgress() as progress:
         progress.say(f"To continue this job: {_command(file, overrides, since, until, evaluate_until, key)}")
+        if run_key and interval is None and (interval := jobs.days_to_continue(platform, job, job_id)) is not None:
+            days = f"{interval.start} to {interval.end}, evaluated to {interval.evaluation_end}"
+            progress.say(f"Job {job_id} was begun on the days from {days}: continuing with these")
         progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:
             progress.say(f"Continues from {prepared.start_record}\n{prepared.adaptation}")
         if prepared.start_note:
             progress.say(f"It {prepared.start_note}")
+        if prepared.untrained:
+            progress.say(f"Attention: {prepared.untrained}")
         progress.say(
             f"Job {job_id}: {prepared.training_rows:,} training rows, {prepared.evaluation_rows:,} to evaluate"
         )

@@ -7,16 +7,19 @@ from typing import Any
 
 import msgspec
 
-from elastrec.checkpoints import concluded_term
+from elastrec.checkpoints import concluded_term, newest_term
 from elastrec.platform.history.records import TAG_AIRFLOW_LOG
-from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch, launch_of
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import prepare, resolved
 from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.jobs.types import Prepared
+from elastrec.platform.jobs.types import Interval, Prepared
+from elastrec.platform.jobs.watching.masters import pod_of_master
 from elastrec.platform.jobs.watching.observation import observe
 from elastrec.platform.jobs.watching.past import DEFAULT_STORE
+from elastrec.platform.master.reporting.unsent_metrics import read_result
 from elastrec.platform.specs.errors import FieldProblem, JobNotFoundError, SpecError
+from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.loading import job_from_json, load_job
 
@@ -80,6 +83,25 @@ def prepare_again(
         raise SpecError(hidden, f"the launch of job {kept.job_id}")
     prepared = prepare(platform, job, kept.job_id, kept.prepared.interval)
     return msgspec.structs.replace(prepared, run_tags=kept.prepared.run_tags)
+
+
+def days_to_continue(platform: Platform, job: TrainingJob, job_id: str) -> Interval | None:
+    """The days of the job that a launch under this id attaches to or continues, so that it is not compared with days
+    that have arrived since; None if there is no such job, or its rows have no days.
+
+    Raises:
+        CheckpointError: the store could not be asked, or the launch cannot be read.
+    """
+    place = (resolved(job.spec.checkpoint.store, platform.work_uri), job.metadata.name, job_id)
+    kept = launch_of(*place)
+    if kept is None:
+        return None
+    newest, left = newest_term(*place), read_result(*place, kept.earlier_terms)
+    has_begun = newest is not None and newest.term > kept.earlier_terms >= concluded_term(*place)
+    begins_anew = job.spec.continual.resume == "never" and (left is None or left.phase is not Phase.SUCCEEDED)
+    if not has_begun or (begins_anew and pod_of_master(platform, job_id) is None):
+        return None
+    return kept.prepared.interval if kept.prepared.interval.start else None
 
 
 def remove_unsuccessful(platform: Platform, job_id: str) -> bool:

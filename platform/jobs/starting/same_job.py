@@ -1,4 +1,5 @@
-"""Compares the job that runs under an id with the job of the caller, before any request to its master."""
+"""Compares the job that runs or was trained under an id with the job of the caller, before any request to its
+master."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.clusters.pods import PodStatus
-from elastrec.platform.jobs.starting.kept_launch import launch_of
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, launch_of
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.specs.errors import CheckpointError, OtherJobError, SpecError
 from elastrec.platform.specs.text.loading import job_from_json
@@ -26,32 +27,72 @@ def job_digest(prepared: Prepared) -> str:
 
 
 def refuse_other_job(master: PodStatus, prepared: Prepared) -> None:
-    """Checks that the master's job has the job file of `prepared`. Jobs without a recorded digest pass.
+    """Checks that the master's job has the job file of `prepared`, and its days. Jobs without a recorded digest, or
+    without a recorded launch, pass.
 
     Raises:
-        OtherJobError: the job has another job file; names the fields that differ.
+        OtherJobError: the job has another job file, or other days; names what differs.
     """
-    digest = master.labels.get(JOB_LABEL, "")
-    if not digest or digest == job_digest(prepared):
+    digest, job_id = master.labels.get(JOB_LABEL, ""), prepared.job_id
+    if digest and digest != job_digest(prepared):
+        raise OtherJobError(
+            f"job {job_id} runs already, and with another job file: {_differences(prepared)}. To train this job file "
+            f"instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the one "
+            "that runs, restore its job file"
+        )
+    kept, _ = _launch(prepared)
+    if kept is not None and kept.prepared.interval != prepared.interval:
+        raise OtherJobError(
+            f"job {job_id} runs already, and {_other_days(kept, prepared)}. To train these days, use another run key, "
+            f"or end the one that runs with `elastrec stop {job_id}` and launch again"
+        )
+
+
+def refuse_other_training(prepared: Prepared) -> None:
+    """Checks that a job that was trained, and whose model is not published, had the job file and the days of
+    `prepared`. Jobs without a recorded launch pass.
+
+    Raises:
+        OtherJobError: as in `refuse_other_job`.
+    """
+    kept, _ = _launch(prepared)
+    if kept is None:
         return
-    job_id = prepared.job_id
-    raise OtherJobError(
-        f"job {job_id} runs already, and with another job file: {_differences(prepared)}. To train this job file "
-        f"instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the one that "
-        "runs, restore its job file"
+    what = ""
+    if job_digest(kept.prepared) != job_digest(prepared):
+        what = f"with another job file: {_differences(prepared)}"
+    elif kept.prepared.interval != prepared.interval:
+        what = _other_days(kept, prepared)
+    if what:
+        raise OtherJobError(
+            f"job {prepared.job_id} is trained already, and {what}. To publish that model, restore its job file and "
+            f"its days, or call `elastrec resume {prepared.job_id}`; to train this job, use another run key"
+        )
+
+
+def _other_days(kept: KeptLaunch, prepared: Prepared) -> str:
+    there, here = (
+        f"{interval.start} to {interval.end}, evaluated to {interval.evaluation_end},"
+        for interval in (kept.prepared.interval, prepared.interval)
     )
+    return f"on other days: {there} there and {here} here".removesuffix(",")
+
+
+def _launch(prepared: Prepared) -> tuple[KeptLaunch | None, str]:
+    """The job's last launch, or None and the reason."""
+    asked = job_from_json(prepared.job_json)
+    store = asked.spec.checkpoint.store
+    try:
+        kept = launch_of(store, asked.metadata.name, prepared.job_id)
+    except (CheckpointError, SpecError) as error:
+        return None, str(error)
+    return kept, "" if kept else f"the store {masked(store)} does not know its launch"
 
 
 def _differences(prepared: Prepared) -> str:
-    asked = job_from_json(prepared.job_json)
-    try:
-        kept = launch_of(asked.spec.checkpoint.store, asked.metadata.name, prepared.job_id)
-    except (CheckpointError, SpecError) as error:
-        return f"which fields differ is unknown ({error})"
+    kept, unknown = _launch(prepared)
     if kept is None:
-        return (
-            f"which fields differ is unknown (the store {masked(asked.spec.checkpoint.store)} does not know its launch)"
-        )
+        return f"which fields differ is unknown ({unknown})"
     runs, described = (
         dict(_flat(msgspec.json.decode(masked(launch.job_json)))) for launch in (kept.prepared, prepared)
     )

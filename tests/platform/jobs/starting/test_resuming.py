@@ -21,15 +21,25 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.history.records import TAG_AIRFLOW_LOG, TAG_AIRFLOW_URL
-from elastrec.platform.jobs import KeptLaunch, Platform, Prepared, launch, remove_unsuccessful, resumable
+from elastrec.platform.jobs import (
+    Interval,
+    KeptLaunch,
+    Platform,
+    Prepared,
+    days_to_continue,
+    launch,
+    remove_unsuccessful,
+    resumable,
+)
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering, own_records
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.splits import Positions, StreamPositions
-from elastrec.platform.specs.text.loading import job_to_json
+from elastrec.platform.specs.text.loading import job_from_json, job_to_json
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
@@ -198,6 +208,48 @@ def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: s
     # By the job file alone, what the second run has left would be forgotten, too.
     assert launch_request(never, ALLOCATION).earlier_terms == 2
     assert launch_request(never, ALLOCATION, earlier_terms=1).earlier_terms == 1
+
+
+def days(platform: Platform, job: Prepared) -> Interval | None:
+    return days_to_continue(platform, job_from_json(job.job_json), job.job_id)
+
+
+def test_a_job_that_has_begun_is_continued_on_its_days_until_its_model_is_published(
+    platform: Platform, store: str
+) -> None:
+    """`elastrec run` with the same key may be called again when the log has another day."""
+    job = prepared(store)
+    assert days(platform, job) is None
+    kept(store, "clicks-1")
+    assert days(platform, job) is None
+    term_taken(store, "clicks-1")
+    assert days(platform, job) == PREPARED.interval
+    conclude(store, "clicks", "clicks-1")
+    assert days(platform, job) is None
+    kept(store, "clicks-1", earlier_terms=1)
+    assert days(platform, job) is None
+    term_taken(store, "clicks-1", "the second run")
+    assert days(platform, job) == PREPARED.interval
+
+
+def test_a_job_that_begins_anew_keeps_its_days_only_if_it_runs_or_is_trained(
+    platform: Platform, cluster: FakeCluster, store: str
+) -> None:
+    from elastrec.platform.clusters.pods import PodSize, PodSpec
+
+    job = prepared(store, continual={"resume": "never"})
+    kept(store, "clicks-1")
+    term_taken(store, "clicks-1")
+    assert days(platform, job) is None
+    write_result(store, "clicks", "clicks-1", TrainingMetrics(job="clicks-1", phase=Phase.FAILED))
+    assert days(platform, job) is None
+    cluster.create(
+        PodSpec(name="clicks-1-master", job="clicks-1", role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+    )
+    assert days(platform, job) == PREPARED.interval
+    cluster.plane.pods.clear()
+    write_result(store, "clicks", "clicks-1", TrainingMetrics(job="clicks-1", phase=Phase.SUCCEEDED))
+    assert days(platform, job) == PREPARED.interval
 
 
 def test_the_pods_of_a_failed_job_are_removed_and_those_of_a_running_job_stay(

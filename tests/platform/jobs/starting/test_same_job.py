@@ -10,7 +10,7 @@ import pytest
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs import Interval, Prepared
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
-from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
+from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job, refuse_other_training
 from elastrec.platform.specs.errors import OtherJobError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
@@ -80,3 +80,32 @@ def test_another_job_file_is_refused_and_every_field_that_differs_is_named(click
 def test_another_job_file_is_refused_also_where_its_store_does_not_know_the_launch(clicks: TrainingJob) -> None:
     with pytest.raises(OtherJobError, match="which fields differ is unknown"):
         refuse_other_job(master(prepared(clicks, training__epochs=7)), prepared(clicks))
+
+
+DAYS = Interval("2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00")
+NEXT_DAYS = Interval("2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00", "2026-01-04T00:00:00+00:00")
+
+
+def test_a_job_on_other_days_than_those_of_the_one_that_runs_or_was_trained_is_refused(clicks: TrainingJob) -> None:
+    """Its model would be evaluated on rows for which the trainer has left no predictions."""
+    runs, asked = (msgspec.structs.replace(prepared(clicks), interval=days) for days in (DAYS, NEXT_DAYS))
+    refuse_other_job(master(runs), asked)
+    refuse_other_training(asked)
+    keep_launch(clicks.spec.checkpoint.store, runs, ALLOCATION, 0)
+    refuse_other_job(master(runs), runs)
+    refuse_other_training(runs)
+    words = r"on other days: 2026-01-01T00:00:00\+00:00 to .* there and 2026-01-02T00:00:00\+00:00 to .* here"
+    with pytest.raises(OtherJobError, match=f"job clicks-1 runs already, and {words}"):
+        refuse_other_job(master(runs), asked)
+    with pytest.raises(
+        OtherJobError, match=f"job clicks-1 is trained already, and {words}.* `elastrec resume clicks-1`"
+    ):
+        refuse_other_training(asked)
+
+
+def test_a_job_file_that_was_changed_after_the_training_does_not_publish_its_model(clicks: TrainingJob) -> None:
+    keep_launch(clicks.spec.checkpoint.store, prepared(clicks), ALLOCATION, 0)
+    with pytest.raises(
+        OtherJobError, match=r"is trained already, and with another job file: .*epochs is 1 there and 7 "
+    ):
+        refuse_other_training(prepared(clicks, training__epochs=7))
