@@ -45,7 +45,8 @@ task that waited for it. *Clear* and retries attach to the running job; there is
 date. If the job file has changed meanwhile, the task fails.
 
 **Days that were missed:** *Trigger* a run for each, the earliest first, with the logical date that it would have had.
-The runs wait for each other. A backfill is refused, because Airflow would run several of its days at the same time.
+The runs wait for each other. If later days were trained before, the model of a missed day becomes champion only if it
+is better than theirs. A backfill is refused, because Airflow would run several of its days at the same time.
 
 The schedule trains on one day and evaluates on the next, so a run needs two complete days of the click log. The DAG
 `click_log_arrived` starts the same run as soon as there is an event for a day.
