@@ -2,8 +2,9 @@
 
 Until the hand-over of rows, a change only delays later changes. If it makes no progress for
 `spec.faults.migration_timeout`, it is undone as if its requester had cancelled it; if a server reports that it can
-never copy its buckets, it is undone immediately. After the hand-over has begun, the change continues, because some of
-the rows are elsewhere, and only a rollback, which has its own limit (`migration.ticked`), can undo it.
+never copy its buckets, or is killed for memory meanwhile (`losses`), it is undone immediately. After the hand-over has
+begun, the change continues, because some of the rows are elsewhere, and only a rollback, which has its own limit
+(`migration.ticked`), can undo it.
 
 Progress is the beginning of a stage, a pod that becomes ready, or rows that were not copied before
 (`CopyProgress.advance`).
@@ -152,7 +153,7 @@ def undo(state: JobState, under_way: Migration, outcome: ShapeOutcome, reason: s
             succession.call_off(state, server)
     names_count = any(_names_count(request) for request in asking.values())
     if not (under_way.moves or under_way.count or names_count):
-        owned = PlacesChange(count=len(state.owners()))
+        owned = PlacesChange(count=len(state.ownership.servers))  # one of them may just have been lost
         shape.note(state, state.wanted_shape.changed({Role.PARAMETER_SERVER: owned}), "")
     migration.dismiss_spare(state, effects)
     goals = [requests.in_words(request.change, request.moves) for request in behind] or ["other parameter servers"]

@@ -18,6 +18,7 @@ from elastrec.platform.master.pods.loss_causes import is_taken_away
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
@@ -138,7 +139,8 @@ def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> No
     state.membership.memory_kills += 1
     # While a resize is awaited, the pod still has its earlier size.
     limit = member.memory_bytes if member.awaits_size else member.asked.memory_bytes
-    if member.oom_bytes == limit:
+    was_copying = _gives_up_copying(state, member, limit, effects)
+    if member.oom_bytes == limit and not was_copying:
         role = _SPEC_NAME[member.role]
         state.fail(
             f"pod {member.name} was killed for memory twice in a row at {format_bytes(limit)}; raise "
@@ -149,7 +151,28 @@ def _out_of_memory(state: JobState, member: Member, effects: list[Effect]) -> No
         return
     if succession.request_behind(state, member) is None:
         more_memory.double(state, member, limit, effects)
-    _lose(state, member, f"ended ({EndReason.OUT_OF_MEMORY})", effects, delete=False, oom_bytes=limit)
+    # Without the copies, its successor has the room that it had before.
+    oom_bytes = 0 if was_copying else limit
+    _lose(state, member, f"ended ({EndReason.OUT_OF_MEMORY})", effects, delete=False, oom_bytes=oom_bytes)
+
+
+def _gives_up_copying(state: JobState, member: Member, limit_bytes: int, effects: list[Effect]) -> bool:
+    """Undoes a change of servers for which an owner was killed for memory while it copied the buckets that it was to
+    take over, unless its successor has more memory: the change would begin again, and the next kill fail the job.
+
+    Returns whether it was undone.
+    """
+    under_way, role = state.migration, member.role
+    most = max(state.plan.most_memory_bytes.get(role, 0), state.wanted_shape[role].size.memory_bytes)
+    is_copying = under_way is not None and under_way.stage == migration.COPYING and member.name in under_way.sources
+    if under_way is None or not is_copying or member.name not in state.ownership.servers or most > limit_bytes:
+        return False
+    reason = (
+        f"{member.name} was killed for memory at {format_bytes(limit_bytes)} while it copied the rows that it was to "
+        "take over; ask for more memory per server, or for more servers"
+    )
+    stalls.undo(state, under_way, ShapeOutcome.FAILED, reason, effects)
+    return True
 
 
 def _lose(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING, may_relieve
@@ -115,6 +116,34 @@ def test_losing_a_server_without_buckets_yet_causes_no_rollback():
     go_on(world)
     check(world)
     assert world.state.recovery.rollbacks == 0 and len(set(owners(world))) == 3
+
+
+def test_a_change_for_which_servers_have_too_little_memory_is_given_up_and_the_job_goes_on():
+    world = long_job()
+    before = owners(world)
+    ask(world, 1)
+    go_on(world, until=COPYING)
+    assert world.state.migration is not None
+    (taker,) = world.state.migration.sources
+    world.kill(taker, end=EndReason.OUT_OF_MEMORY, exit_code=137)
+    request = world.state.shape_requests[-1]
+    assert request.outcome is ShapeOutcome.FAILED
+    assert request.reason.startswith(f"{taker} was killed for memory at 1000 while it copied")
+    assert world.state.migration is None and world.state.recovery.rollbacks == 1
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED
+    assert len(set(owners(world))) == len(set(before)) == 2
+
+
+def test_a_change_goes_on_with_the_memory_that_a_killed_server_gets_in_addition():
+    world = long_job(most_memory_bytes={Role.PARAMETER_SERVER: 4_000})
+    ask(world, 1)
+    go_on(world, until=COPYING)
+    world.kill(world.state.ownership.servers[0], end=EndReason.OUT_OF_MEMORY, exit_code=137)
+    assert world.state.shape_requests[-1].is_open
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and len(set(owners(world))) == 1
+    assert world.state.wanted_shape[Role.PARAMETER_SERVER].size.memory_bytes == 2_000
 
 
 @pytest.mark.parametrize("stage", [STARTING, COPYING, HANDING_OVER])
