@@ -24,6 +24,7 @@ from elastrec.trainers.worker.inputs import inputs_of
 from elastrec.trainers.worker.predictions import Predictions, PredictionsMetadata, write_predictions
 from tests.checkpoints.writing import write_bucket
 from tests.manifests import write_manifest
+from tests.suite.installed import parsed_once  # noqa: F401 (for all tests of the room)
 from tests.suite.migrated import migrated_once  # noqa: F401 (for all tests of the room)
 
 ROWS, SHARD = 300, 120

@@ -97,6 +97,14 @@ def test_a_champion_is_scored_by_its_own_version_of_the_users_code(tmp_path: Pat
     assert exported(build(again, "users_network:Network"), again).challenger == result.challenger
 
 
+@pytest.fixture(scope="module")
+def champion(finished: FinishedJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of `finished`, for tests that do not change it."""
+    folder = tmp_path_factory.mktemp("champion")
+    exported(finished, folder)
+    return folder
+
+
 def response(status: int) -> requests.HTTPError:
     answer = requests.Response()
     answer.status_code = status
@@ -133,30 +141,25 @@ def unreadable() -> DataError:
 
 @pytest.mark.parametrize("error", [MemoryError(), unreadable()], ids=["memory", "file"])
 def test_a_champion_is_not_passed_over_for_want_of_memory_or_files(
-    finished: FinishedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    finished: FinishedJob, champion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    exported(finished, tmp_path)
-    second = tmp_path / "second"
-    second.mkdir()
 
     def score(self: Champion, *values: object) -> None:
         raise error
 
     monkeypatch.setattr(Champion, "score", score)
     with pytest.raises(type(error)):
-        exported(finished, second, champion=tmp_path)
+        exported(finished, tmp_path, champion=champion)
 
 
 @pytest.mark.parametrize("unusable", [0, 1, 3, 4])
-def test_models_are_compared_on_the_rows_that_both_can_use(tmp_path: Path, unusable: int) -> None:
+def test_models_are_compared_on_the_rows_that_both_can_use(champion: Path, tmp_path: Path, unusable: int) -> None:
     raw = raw_rows(1, ROWS)
     prices = raw["price"].to_pylist()
     text = pa.array(["dear" if row < unusable else str(price or 0.0) for row, price in enumerate(prices)])
-    first, second = tmp_path / "first", tmp_path / "second"
-    exported(build(first), first)
-    data = parquet_log(second, raw.set_column(raw.column_names.index("price"), "price", text))
+    data = parquet_log(tmp_path, raw.set_column(raw.column_names.index("price"), "price", text))
     data = data.model_copy(update={"dense": ()})
-    result = exported(build(second, "wide_and_deep", data=data), second, champion=first)
+    result = exported(build(tmp_path, "wide_and_deep", data=data), tmp_path, champion=champion)
     assert result.challenger is not None
     if unusable > 3:  # one in a hundred of 300 rows
         assert result.champion is None and result.champion_problem == f"it cannot use {unusable} of the {ROWS} rows"

@@ -57,17 +57,20 @@ def contents(servers: Sequence[ParameterServer], *, versions: bool = True) -> Co
             for kind in (ROWS, CANDIDATES):
                 columns = columns_of(store, kind)
                 left_out = {"ids", "tables", "buckets"} | (set() if versions else {"versions"})
-                for number, (table, row_id) in enumerate(
-                    zip(columns.get("tables", ()), columns.get("ids", ()), strict=True)
-                ):
-                    key = "row" if kind == ROWS else "candidate", names[table], int(row_id)
-                    assert key not in found
-                    found[key] = tuple(
-                        np.asarray(column[number]).tobytes()
-                        for name, column in sorted(columns.items())
-                        if name not in left_out
-                    )
+                tables, ids = (np.asarray(columns.get(name, ())).tolist() for name in ("tables", "ids"))
+                what = "row" if kind == ROWS else "candidate"
+                keys = [(what, names[table], row_id) for table, row_id in zip(tables, ids, strict=True)]
+                assert len(set(keys)) == len(keys) and found.keys().isdisjoint(keys)
+                known = [_bytes_of(column) for name, column in sorted(columns.items()) if name not in left_out]
+                found |= zip(keys, zip(*known, strict=True), strict=True)
     return found
+
+
+def _bytes_of(column: Any) -> list[bytes]:
+    """The bytes of each row of a column; without a Python call for each of some 100,000 rows."""
+    array = np.ascontiguousarray(column)
+    rows = array.reshape(len(array), -1).view(np.uint8)
+    return rows.view(f"V{rows.shape[1]}")[:, 0].tolist() if rows.size else [b""] * len(array)
 
 
 def save(servers: Sequence[ParameterServer], job: TrainingJob, uri: str, cut: str = "save-1") -> str:
