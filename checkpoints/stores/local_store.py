@@ -11,20 +11,19 @@ under the mount point, and do not conclude that records were deleted.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elastrec.checkpoints.errors import StoreError
 from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key
+from elastrec.checkpoints.stores.uncached_file import UncachedFile
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 MARKER = f"{HIDDEN}store"
 """A file in the root of every store, which no listing shows."""
 _must_exist = False
-_GATHERED_BYTES = 2**20
-_SYNC_FILE_RANGE_WRITE = 2  # of Linux; the os module does not define it
 
 
 @contextmanager
@@ -47,27 +44,6 @@ def _explained(what: str, path: Path) -> Iterator[None]:
         if isinstance(error, FileExistsError | NotADirectoryError):
             remedy = "a folder is needed where there is a file; move the file away or choose another folder"
         raise StoreError(f"{what} {path}: {reason}; {remedy}") from error
-
-
-@functools.cache
-def _start_writeback_function() -> Callable[[int, int, int, int], int] | None:
-    """sync_file_range(2): descriptor, first byte, bytes, flags. None: the C library does not have it."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "sync_file_range"):
-        return None
-    function = libc.sync_file_range
-    function.argtypes = ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
-    return cast("Callable[[int, int, int, int], int]", function)
-
-
-def _start_writeback(descriptor: int, start: int, size: int) -> None:
-    """Starts writing a file's bytes to the disk while others are still being produced; only `fsync` makes them durable.
-
-    This is a hint: a file system that ignores it writes at the end, and `fsync` reports errors.
-    """
-    function = _start_writeback_function()
-    if function is not None:
-        function(descriptor, start, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def _synchronise_folder(folder: Path) -> None:
@@ -117,26 +93,17 @@ class _LocalWriter(StoreWriter):
         self._temporary = path.parent / f"{HIDDEN}{uuid.uuid4().hex}.tmp"
         with _explained("could not write", path):
             _make_folder(path.parent)
-            # Parts consist of thousands of small arrays, which are buffered; larger pieces are written directly.
-            self._file = self._temporary.open("xb", buffering=_GATHERED_BYTES)
-        self._written = self._started = 0
+            self._file = UncachedFile(self._temporary)
         self._open = True
 
     def write(self, data: Buffer) -> None:
         with _explained("could not write", self._path):
-            self._written += self._file.write(data)
-
-    def begin_writeback(self) -> None:
-        # The buffer, at most a mebibyte, is not in the file yet and is written at the end.
-        _start_writeback(self._file.fileno(), self._started, self._written - self._started)
-        self._started = self._written
+            self._file.write(data)
 
     def synchronise(self) -> Path:
         """Makes the temporary file durable and returns its path; the caller moves it into place."""
         with _explained("could not write", self._path):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            self._file.synchronise()
         self._open = False
         return self._temporary
 
@@ -154,7 +121,6 @@ class _LocalWriter(StoreWriter):
 
     def abort(self) -> None:
         self._open = False
-        # Flushing the buffer may fail; it is not needed any more, and the file is closed in any case.
         with contextlib.suppress(OSError):
             self._file.close()
         self._temporary.unlink(missing_ok=True)

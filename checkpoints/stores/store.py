@@ -41,12 +41,6 @@ class StoreWriter(abc.ABC):
     def write(self, data: Buffer) -> None:
         """Appends bytes. The buffer may be reused when this returns."""
 
-    def begin_writeback(self) -> None:  # noqa: B027  # most stores send what they get at once
-        """Starts writing to the disk, so that `close` takes less time. A hint.
-
-        Kernel threads do the work. Not for writers for which requests wait.
-        """
-
     @abc.abstractmethod
     def close(self) -> None:
         """Makes the object durable and visible.

@@ -17,7 +17,6 @@ from elastrec.checkpoints.catalog import prune
 from elastrec.checkpoints.commit import commit_record, new_record_uri
 from elastrec.checkpoints.manifest import MANIFEST
 from elastrec.checkpoints.parts import PartWriter
-from elastrec.checkpoints.stores import local_store
 from elastrec.checkpoints.stores.store import open_store
 from elastrec.platform.specs.job import TrainingJob
 
@@ -123,29 +122,3 @@ def test_a_record_that_is_pruned_loses_its_manifest_first_and_durably(
         ("delete tree", str(folder)),
     ]
     assert ("synchronise folder", str(folder.parent)) in effects.done[3:]
-
-
-def test_the_disk_begins_with_a_file_before_its_last_byte_is_written(
-    tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[tuple[int, int]] = []
-    monkeypatch.setattr(local_store, "_start_writeback", lambda descriptor, *run: begun.append(run))
-    with open_store(tmp_path).open_write("part") as writer:
-        writer.write(bytes(600))
-        writer.write(bytes(600))
-        assert not begun
-        writer.begin_writeback()
-        writer.write(bytes(600))
-        writer.begin_writeback()
-        assert begun == [(0, 1200), (1200, 600)] and not effects.done
-    assert (tmp_path / "part").stat().st_size == 1800
-    effects.check_created("part")
-
-
-def test_the_system_takes_the_advice_to_begin_with_a_file(tmp_path: Path) -> None:
-    function = local_store._start_writeback_function()
-    if function is None:
-        pytest.skip("the C library has no sync_file_range")
-    with (tmp_path / "file").open("wb", buffering=0) as file:
-        file.write(bytes(10_000))
-        assert function(file.fileno(), 0, 10_000, local_store._SYNC_FILE_RANGE_WRITE) == 0

@@ -39,7 +39,6 @@ def copy_part(memory: PartMemory, part: HeldPart) -> None:
                 raise CheckpointError(f"{part.uri}/{part.file}: the memory holds another part by now")
             checksum.update(data)
             writer.write(data)
-            writer.begin_writeback()
             _say(FlushReport(written_bytes=start + len(data)))
         if checksum.intdigest() != part.checksum:
             raise CheckpointError(f"{part.uri}/{part.file}: the copy in memory is damaged (checksum differs)")
