@@ -236,8 +236,8 @@ def copy_frozen_cells(  # type: ignore[no-untyped-def]
 def copy_frozen(store: RowStore, buckets: Array, chunk_bytes: int, since: Array | None = None) -> Iterator[Copied]:
     """Copies frozen buckets [b] chunk by chunk, and thaws them.
 
-    Requests are served during the copy. A stripe's lock is held for some thousand cells at a time, or for some hundred
-    if a request waits for it.
+    Requests are served during the copy. A stripe's lock is held for some thousand cells at a time, for fewer if a
+    request waits for it.
 
     Args:
         chunk_bytes: largest size of a chunk's cells. All tombstones of a bucket are in one chunk, whatever their size.

@@ -299,7 +299,7 @@ def evict(  # type: ignore[no-untyped-def]
 ):
     """Checks at most `steps` cells of a bucket, and removes those that were not seen for more than `keep_seconds`.
 
-    Pauses after some hundred cells if a thread waits for the stripe's lock. Cells are checked from the last to the
+    Pauses earlier, after some of them, if a thread waits for the stripe's lock. Cells are checked from the last to the
     first, so a cell that moves into the place of a removed one was already checked.
 
     Args:
@@ -339,7 +339,7 @@ def insert_cells(  # type: ignore[no-untyped-def]
 ):
     """Inserts cells [U, W] uint32 of a request's ids, or replaces the present ones.
 
-    Reports PAUSED after `most` cells, or after some hundred if a thread waits for the stripe's lock.
+    Reports PAUSED after `most` cells, or earlier, after some of them, if a thread waits for the stripe's lock.
 
     Args:
         kind: 0: cells are rows; `other` is the pool of candidates, from which each id is removed. 1: cells are
