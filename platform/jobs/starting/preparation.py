@@ -30,7 +30,7 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.service.resumption import StartPositions, start_positions
 from elastrec.platform.specs.data import Partitioning
-from elastrec.platform.specs.errors import MISSING, CheckpointError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import MISSING, CheckpointError, DataError, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.features import Vocabulary
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
@@ -345,7 +345,12 @@ def _untrained(job: TrainingJob, rows: _Rows, first: Record | None) -> str:
     if not end or datetime.fromisoformat(end) >= start:
         return ""
     calendar, after = LogCalendar(data.timezone, data.partitioning), datetime.fromisoformat(end)
-    between = [partition for partition in existing_partitions(data) if after <= calendar.begin(partition) < start]
+    try:
+        between = [partition for partition in existing_partitions(data) if after <= calendar.begin(partition) < start]
+    except DataError as error:
+        # A folder with an odd name beside the job's own ones is no reason to refuse the job.
+        log.warning("partitions_not_compared", record=first.uri, reason=str(error))
+        return ""
     if not between:
         return ""
     names = some([str(partition) for partition in between], _NAMED)

@@ -156,6 +156,8 @@ def test_days_that_were_left_out_since_the_record_that_a_job_continues_from_are_
     final_record(tmp_path / "work/checkpoints", in_store, 2, ("2026-01-03T00:00Z", "2026-01-04T00:00Z"))
     # There is no partition of the fourth.
     assert untrained(5) == ""
+    (tmp_path / "data/day=2026-1-4").mkdir()
+    assert untrained(5) == "", "a job is not refused for a folder that is not its own"
 
 
 def test_a_job_that_continues_from_a_record_keeps_its_statistics(platform: Platform, tmp_path: Path) -> None:
