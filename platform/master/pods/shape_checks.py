@@ -22,11 +22,16 @@ MOST_WORKERS = 10_000
 _NAMES = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "parameter server"}
 
 
-def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] | None = None) -> str:
+def refusal(
+    state: JobState,
+    asked: ChangeShape,
+    used_bytes: Mapping[str, int] | None = None,
+    row_bytes: Mapping[str, int] | None = None,
+) -> str:
     """Why the running job cannot have the requested shape; empty if it can.
 
     Args:
-        used_bytes: memory of each pod that has reported it.
+        used_bytes: memory of each pod that has reported it; row_bytes: that of a server's rows.
     """
     for role, places in asked.change.items():
         if words := _impossible_places(state, role, places):
@@ -37,7 +42,7 @@ def refusal(state: JobState, asked: ChangeShape, used_bytes: Mapping[str, int] |
     if not 0 < asked.timeout_seconds <= LONGEST_REQUEST_TIMEOUT_SECONDS:
         allowed = f"above 0, at most {LONGEST_REQUEST_TIMEOUT_SECONDS:g}"
         return f"timeout_seconds: {asked.timeout_seconds:g} is not allowed; allowed: {allowed}"
-    too_small = _too_small(state, asked.change, used_bytes or {})
+    too_small = _too_small(state, asked.change, used_bytes or {}) or _too_few(state, asked.change, row_bytes or {})
     return too_small or _too_late(state, asked)
 
 
@@ -88,6 +93,22 @@ def _too_small(state: JobState, change: ShapeChange, used_bytes: Mapping[str, in
                 f"{fullest.name} uses {format_bytes(used)}; allowed: more than that"
             )
     return ""
+
+
+def _too_few(state: JobState, change: ShapeChange, row_bytes: Mapping[str, int]) -> str:
+    """Refuses so few servers that the rows alone do not fit, because they would be killed while they copy them."""
+    places, owners = change.get(Role.PARAMETER_SERVER, PlacesChange()), {server.name for server in state.owners()}
+    if places.count is None or places.count >= len(owners) or not owners <= row_bytes.keys():
+        return ""
+    memory_bytes = state.wanted_shape[Role.PARAMETER_SERVER].changed(places).size.memory_bytes
+    held_bytes = sum(row_bytes[name] for name in owners)
+    if held_bytes <= places.count * memory_bytes:
+        return ""
+    return (
+        f"{field_name(Role.PARAMETER_SERVER, 'count')}: {places.count} is not allowed: all rows together have "
+        f"{format_bytes(held_bytes)}, and a server has {format_bytes(memory_bytes)}; allowed: at least "
+        f"{-(-held_bytes // memory_bytes)}, or more memory per server"
+    )
 
 
 def _too_late(state: JobState, asked: ChangeShape) -> str:

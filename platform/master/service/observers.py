@@ -221,7 +221,8 @@ class ObserverCalls(ServicePart):
             earlier = requests.of_plan(self.state, message.plan_id)
             used_bytes = {name: sample.memory_bytes for name, sample in self._seen.monitor.pods.items()}
             version = self.state.shape_version
-            reason = "" if earlier is not None else shape_checks.refusal(self.state, message, used_bytes)
+            row_bytes = {use.pod: use.table_bytes for use in server_use(self.state, self._seen.monitor)}
+            reason = "" if earlier is not None else shape_checks.refusal(self.state, message, used_bytes, row_bytes)
         if earlier is not None:
             return _same_plan(earlier, message)
         if message.dry_run and not reason and message.expected_version not in (None, version):

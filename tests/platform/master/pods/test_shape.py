@@ -357,6 +357,20 @@ def test_only_workers_and_servers_can_be_requested():
     assert "at least 0.01" in refusal(world.state, ChangeShape(change=change(worker_cores=float("nan"))))
 
 
+def test_so_few_servers_that_the_rows_do_not_fit_are_refused():
+    world = long_job()
+    fewer, rows = change(parameter_servers=1), {"j-ps-0": 700, "j-ps-1": 600}
+    assert refusal(world.state, ChangeShape(change=fewer), row_bytes=rows) == (
+        "parameter_servers: 1 is not allowed: all rows together have 1300, and a server has 1000; allowed: at least 2, "
+        "or more memory per server"
+    )
+    assert not refusal(world.state, ChangeShape(change=change(parameter_servers=2)), row_bytes=rows)
+    assert not refusal(world.state, ChangeShape(change=fewer), row_bytes={"j-ps-0": 700, "j-ps-1": 300})
+    assert not refusal(world.state, ChangeShape(change=fewer), row_bytes={"j-ps-0": 1300})
+    larger = change(parameter_servers=1, parameter_server_memory_bytes=2**27)
+    assert not refusal(world.state, ChangeShape(change=larger), row_bytes=rows)
+
+
 @pytest.mark.parametrize(
     ("asked", "field"),
     [

@@ -13,6 +13,7 @@ import pytest
 from elastrec.platform.clusters.pods import PodSpec
 from elastrec.platform.data.entries import DataFile, DataManifest
 from elastrec.platform.history.points import Costs
+from elastrec.platform.master.service import observers
 from elastrec.platform.master.service.history_sink import HistorySink, Report
 from elastrec.platform.master.service.journal import Journal
 from elastrec.platform.master.service.timed_work import TimedWork
@@ -32,6 +33,7 @@ from elastrec.platform.transport.messages.observer import (
     StopJob,
     TakeOver,
 )
+from elastrec.platform.transport.messages.profile import ServerUse
 from tests.manifests import write_manifest
 from tests.platform.master.fakes import ScriptedPod, job
 from tests.platform.master.stage import Stage
@@ -231,6 +233,22 @@ def test_a_plan_for_a_job_that_has_just_ended_is_refused_and_changes_nothing(sta
         answer = s.call(message, ShapeAnswer)
         assert not answer.accepted and not answer.request_id and answer.reason == "the job has succeeded"
     assert not s.service.state.shape_requests and s.service.state.wanted_shape == wanted
+
+
+@not_about_pods
+def test_a_request_for_servers_that_cannot_hold_the_rows_is_refused(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    s = stage(rows=20_000)
+    s.wait_for(Phase.TRAINING)
+    uses = [
+        ServerUse(pod=server.name, used_bytes=1, limit_bytes=1, table_bytes=server.memory_bytes * 2 // 3)
+        for server in s.service.state.owners()
+    ]
+    monkeypatch.setattr(observers, "server_use", lambda state, monitor: uses)
+    answer = s.call(ChangeShape(change=change(parameter_servers=1)), ShapeAnswer)
+    assert answer.reason.startswith("parameter_servers: 1 is not allowed: all rows together have ")
+    assert not answer.accepted and not s.service.state.shape_requests
 
 
 @about_pods
