@@ -8,6 +8,7 @@ import click
 
 from elastrec.platform.cli.data_files import described_data, progress_bar, write_job
 from elastrec.platform.cli.options import NotBlank, echo_json, output_option
+from elastrec.platform.specs.text.some import counted
 
 _brokers_option = click.option(
     "--brokers", required=True, metavar="HOST:PORT,...", help="Addresses of the Kafka cluster."
@@ -112,7 +113,7 @@ def land(
     for file in report.landed:
         click.echo(
             f"partition {file.partition}: {file.rows:,} rows of the messages {file.begin:,} to {file.end - 1:,}, "
-            f"{file.bytes:,} bytes in {len(file.days)} days"
+            f"{file.bytes:,} bytes in {counted(len(file.days), 'day')}"
         )
     if not report.landed:
         click.echo(f"{topic}: nothing new")

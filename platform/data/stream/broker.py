@@ -125,7 +125,7 @@ def describe_topic(servers: str, name: str, settings: Mapping[str, str], *, crea
             others = ", ".join(sorted(topic for topic in known.topics if not topic.startswith("__"))) or "none"
             raise DataError(
                 f"topic: {name!r} does not exist at {servers}; there are: {others}; correct the name, or make it with "
-                "--partitions"
+                "`elastrec data publish --partitions NUMBER`"
             )
         described = _described(library, admin, name)
         policy = _cleanup_policy(library, admin, name)

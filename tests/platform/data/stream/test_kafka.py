@@ -144,7 +144,7 @@ def test_a_topic_that_is_not_as_expected_is_refused_before_anything_is_sent(brok
     data = small_log(tmp_path / "log", rows=20)
     with pytest.raises(DataError, match="'nowhere' does not exist"):
         publish(data, "nowhere", servers=broker.servers)
-    with pytest.raises(DataError, match="'nowhere' does not exist"):
+    with pytest.raises(DataError, match=r"'nowhere' does not exist.*`elastrec data publish --partitions NUMBER`"):
         land(data, "nowhere", str(tmp_path / "landed"), servers=broker.servers)
     describe_topic(broker.servers, "narrow", {}, create_partitions=2)
     with pytest.raises(DataError, match="has 2 partitions, not 4"):
