@@ -134,7 +134,8 @@ def test_a_waiting_step_has_the_lock_before_later_requests() -> None:
         unlock(locks.words, 0)
 
     assert try_lock(locks.words, 0)
-    threads = [threading.Thread(target=step), threading.Thread(target=request)]
+    # Daemons, which end with the tests if the lock is never released.
+    threads = [threading.Thread(target=step, daemon=True), threading.Thread(target=request, daemon=True)]
     threads[0].start()
     wait_for(lambda: bool(locks.words[2]))
     threads[1].start()
