@@ -147,9 +147,10 @@ def _exit_code(arguments: list[str] | None) -> int:
         error.show()
         return EXIT_BAD_INPUT
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo("interrupted", err=True)
         # click replaces the interrupting exception with Abort.
-        return int(getattr(error.__cause__ or error, "exit_code", EXIT_INTERRUPTED))
+        interrupt = error.__cause__ or error
+        click.echo("; ".join(["interrupted", *getattr(interrupt, "__notes__", [])]), err=True)
+        return int(getattr(interrupt, "exit_code", EXIT_INTERRUPTED))
     except (SpecError, DataError, OtherJobError, ScalingError) as error:
         click.echo(f"Error: {error}", err=True)
         return EXIT_BAD_INPUT

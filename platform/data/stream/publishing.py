@@ -69,6 +69,7 @@ def publish(
         DataError: the data has no session or timestamp, a session is empty or neither an integer nor text, the rows are
             not in order of time, a row is bad, or the topic is not as expected. Then nothing was sent.
         TransportError: the broker does not answer or acknowledge; the message contains the number of rows it has.
+        KeyboardInterrupt: as usual, with the same number as a note.
     """
     form = MessageForm(data)
     manifest = build_manifest(data, partitions, try_rows=False)
@@ -78,20 +79,24 @@ def publish(
     ledger = BadRowLedger(data.bad_rows)
     rows_P = np.zeros(described.partitions, np.int64)
     size = 0
-    for table in rows_as_written(data, manifest, ledger):
-        sessions = _session_column(combined(table[form.session]), form.session)
-        if text:
-            sessions = sessions.cast(pa.string())
-        keys, code_B = session_keys(sessions)
-        partition_B = partitions_of(keys, described.partitions)[code_B]
-        place = table.schema.get_field_index(form.session)
-        messages = form.messages(table.set_column(place, form.session, sessions))
-        sender.send([keys[code] for code in code_B.tolist()], messages, partition_B.tolist())
-        rows_P += np.bincount(partition_B, minlength=described.partitions)
-        size += sum(map(len, messages))
-        if progress is not None:
-            progress(int(rows_P.sum()), manifest.rows)
-    sender.finish()
+    try:
+        for table in rows_as_written(data, manifest, ledger):
+            sessions = _session_column(combined(table[form.session]), form.session)
+            if text:
+                sessions = sessions.cast(pa.string())
+            keys, code_B = session_keys(sessions)
+            partition_B = partitions_of(keys, described.partitions)[code_B]
+            place = table.schema.get_field_index(form.session)
+            messages = form.messages(table.set_column(place, form.session, sessions))
+            sender.send([keys[code] for code in code_B.tolist()], messages, partition_B.tolist())
+            rows_P += np.bincount(partition_B, minlength=described.partitions)
+            size += sum(map(len, messages))
+            if progress is not None:
+                progress(int(rows_P.sum()), manifest.rows)
+        sender.finish()
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(sender.left())
+        raise
     report = PublishReport(
         topic=topic, rows=int(rows_P.sum()), skipped_rows=ledger.rows, message_bytes=size,
         partition_rows=tuple(rows_P.tolist()),
@@ -142,6 +147,15 @@ class _Sender:
         if len(self._producer):
             self._failures.append("no answer")
             self._check()
+
+    def left(self) -> str:
+        """What the topic has after an interruption, for people: a log that is sent again is there twice."""
+        waiting = len(self._producer) + self._undelivered
+        self._producer.purge()
+        return (
+            f"topic {self._topic.name}: {max(0, self._sent - waiting):,} to {self._sent:,} rows of the log are sent; "
+            "send the whole log to a new topic, because rows that are sent again are in the topic twice"
+        )
 
     def _on_delivery(self, error: Any, _message: Any) -> None:
         if error is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from elastrec.platform.cli import main
 from elastrec.platform.data.stream import publishing
 from elastrec.platform.data.stream.broker import Topic
 from elastrec.platform.data.stream.publishing import publish
@@ -82,3 +85,35 @@ def test_rows_that_are_not_acknowledged_are_counted(tmp_path: Path, monkeypatch:
     said = r"not acknowledged \(timed out\); of 20 rows sent up to 7 are missing"
     with pytest.raises(TransportError, match=said):
         publish(small_log(tmp_path / "log", rows=20), "clicks", servers="none")
+
+
+class Interrupted(Producer):
+    """Ctrl-C comes with the 16th message, when the broker has acknowledged ten."""
+
+    def produce(self, topic: str, message: bytes, key: bytes, *, partition: int, on_delivery: Any) -> None:
+        if len(self.waiting) == 15:
+            del self.waiting[:10]
+            raise KeyboardInterrupt
+        super().produce(topic, message, key, partition=partition, on_delivery=on_delivery)
+
+
+def test_an_interrupted_call_says_how_many_rows_are_in_the_topic_and_that_another_call_would_double_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = small_log(tmp_path / "log", rows=20)
+    (tmp_path / "job.yaml").write_text(data.model_dump_json(exclude_defaults=True))
+    library = SimpleNamespace(Producer=None, KafkaException=KeyError)
+    monkeypatch.setattr(publishing, "client_library", lambda: library)
+    monkeypatch.setattr(publishing, "open_client", lambda *_: Interrupted(refused=0))
+    monkeypatch.setattr(publishing, "describe_topic", lambda *_, **__: Topic("clicks", "cluster", "first", 2))
+    code, said = ended("data", "publish", str(tmp_path / "job.yaml"), "clicks", "--brokers", "none")
+    assert code == 130
+    assert "interrupted; topic clicks: 10 to 15 rows of the log are sent; send the whole log to a new topic" in said
+
+
+def ended(*arguments: str) -> tuple[int, str]:
+    """Exit code and standard error of a command."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(str(end.value.code)), said.getvalue()
