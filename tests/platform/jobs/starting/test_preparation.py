@@ -10,14 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from elastrec.checkpoints import take_term
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.data.manifest import read_manifest
-from elastrec.platform.jobs import Interval, Platform, Prepared, prepare
+from elastrec.platform.jobs import Interval, Platform, Prepared, days_to_continue, prepare
 from elastrec.platform.jobs.starting import preparation
+from elastrec.platform.jobs.starting.kept_launch import keep_launch
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.features import Standardize, Steps
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
+from tests.operators.steps import ALLOCATION
 from tests.platform.jobs.records import final_record, periodic_record
 from tests.platform.master.fakes import FakeLauncher, job
 
@@ -67,6 +70,23 @@ def test_preparing_other_rows_under_the_same_key_keeps_the_files_of_the_running_
     assert [read_manifest(uri) for uri in uris] == before
     assert read_manifest(later.training_manifest).rows == later.training_rows == 300
     assert read_manifest(later.evaluation_manifest).rows == later.evaluation_rows == 300
+
+
+def test_a_job_that_was_begun_has_the_same_files_after_the_log_has_got_another_day(
+    platform: Platform, tmp_path: Path
+) -> None:
+    (tmp_path / "users.txt").write_text("3\n5\n")
+    clicks = _with_steps(tmp_path, PRICE)
+    begun = prepare(platform, clicks, "clicks-1")
+    place = (job_from_json(begun.job_json).spec.checkpoint.store, "clicks", "clicks-1")
+    keep_launch(place[0], begun, ALLOCATION, earlier_terms=0)
+    take_term(*place, holder="h", address="127.0.0.1:1", base=lambda: "")
+    write_day(tmp_path / "data", 3, 300)
+    assert prepare(platform, clicks, "clicks-1") != begun
+    interval = days_to_continue(platform, clicks, "clicks-1")
+    assert interval == begun.interval
+    # The figures of its steps are those of its own rows, too.
+    assert prepare(platform, clicks, "clicks-1", interval) == begun
 
 
 def test_preparing_the_same_rows_again_makes_no_other_manifests(platform: Platform, tmp_path: Path) -> None:
