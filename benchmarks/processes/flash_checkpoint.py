@@ -21,6 +21,7 @@ from benchmarks.processes.checkpoint import ROUTING, capacity_for, full_server, 
 from benchmarks.processes.parameter_server import FEATURES, ROW, job_of
 from elastrec.checkpoints import PartManifest, commit_record, new_record_uri, open_store
 from elastrec.checkpoints.flash import MemoryStore
+from elastrec.platform.memory import make_pages
 from elastrec.platform.specs.job import Metadata, TrainingJob
 from elastrec.platform.transport.server import end_process
 from elastrec.trainers.parameter_server.records.memory import RecordMemory
@@ -51,8 +52,8 @@ class FlashCheckpoints:
         self._ids = [np.arange(rows // FEATURES, dtype=np.int64) * 7919 + table for table in range(FEATURES)]
         self._server: ParameterServer = full_server(rows, self._spec)
         self._random = np.random.default_rng(1)
-        with volume.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, int(_MEMORY_PER_PART * rows * 4 * (ROW + 3)))
+        with volume.open("x+b") as file:
+            make_pages(file.fileno(), int(_MEMORY_PER_PART * rows * 4 * (ROW + 3)))
         self._memory = RecordMemory(volume)
         self._memory.opened()
         self._step, self._uri, self._cut = 0, "", ""

@@ -17,10 +17,12 @@ contains copies of parts that are in the store or will be written to it, so no d
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
 import struct
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from elastrec.platform.memory import AlignedMap
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.text.decoders import msgpack_decoder
 
@@ -114,26 +117,20 @@ class PartMemory:
                         f"{path}: {status.st_blocks * _BLOCK_BYTES} of {status.st_size} bytes are there; the node has "
                         f"not made all of it, or has no room for it (at least {LEAST_BYTES} are needed)"
                     )
-                access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
-                flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if writes else 0)
-                self._map = mmap.mmap(descriptor, status.st_size, flags, access)
+                self._bytes = _mapped(descriptor, status.st_size, writes=writes)
             except BlockingIOError:
                 raise MemoryUnusableError(f"{path}: another process writes this memory") from None
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 raise MemoryUnusableError(f"{path}: the memory cannot be used: {error}") from error
             # The lock lasts as long as the descriptor.
             stack.pop_all()
         self._descriptor = descriptor
-        self._bytes = memoryview(self._map)
         self.size_bytes = status.st_size
         self._half_bytes = status.st_size // 2 // PAGE_BYTES * PAGE_BYTES
 
     def close(self) -> None:
-        """Gives the view back; the memory stays."""
+        """Gives the view back; the memory stays. Arrays that were read and are still referenced keep their pages."""
         self._bytes.release()
-        # Arrays that were read and are still referenced keep their pages.
-        with contextlib.suppress(BufferError):
-            self._map.close()
         os.close(self._descriptor)
 
     def parts(self) -> list[HeldPart]:
@@ -221,10 +218,20 @@ class PartMemory:
             raise CheckpointError(f"{place.uri}: a URI of {len(place.uri)} characters is too long for the memory")
         header_checksum = xxhash.xxh3_64_intdigest(_sealed(place.chain, place.number, text))
         self._put(place.at + _HEADER.size, text)
-        _HEADER.pack_into(self._map, place.at, _MAGIC, place.chain, place.number, len(text), header_checksum)
+        _HEADER.pack_into(self._bytes, place.at, _MAGIC, place.chain, place.number, len(text), header_checksum)
         part = self._part(place.at, place.end)
         assert part is not None, "a header that was just written"
         return part
+
+
+def _mapped(descriptor: int, size_bytes: int, *, writes: bool) -> memoryview:
+    """The bytes of a file, which are unmapped with the last array or view of them."""
+    mapped = AlignedMap(descriptor, size_bytes, writes=writes, populate=writes)
+    owner = (ctypes.c_uint8 * size_bytes).from_address(mapped.address)
+    # Threads may use it until the process ends.
+    weakref.finalize(owner, mapped.unmap).atexit = False
+    view = np.ctypeslib.as_array(owner).data
+    return view if writes else view.toreadonly()
 
 
 def _sealed(chain: int, number: int, text: bytes) -> bytes:

@@ -212,3 +212,23 @@ def test_a_damaged_copy_without_another_one_is_an_error(memory: PartMemory, tmp_
     assert store.get_range("part", 0, 1) == b"2" and store.distrust("part")
     with pytest.raises(Exception, match="no such file"):
         store.get_range("part", 0, 10)
+
+
+def test_what_was_read_stays_readable_when_the_memory_is_closed(path: Path) -> None:
+    memory = PartMemory(path, writes=True)
+    data = bytes(range(256)) * 64
+    part = put(memory, "a", data)
+    kept = memory.read(part, 0, part.size_bytes)
+    array = np.frombuffer(kept, np.uint8)
+    memory.close()
+    del memory, kept
+    assert array.tobytes() == data
+
+
+def test_a_memory_that_only_reads_cannot_be_changed(memory: PartMemory, path: Path) -> None:
+    put(memory, "a", b"rows")
+    reader = PartMemory(path, writes=False)
+    with pytest.raises(TypeError, match="read-only"):
+        reader._wipe(0)
+    assert names(reader) == ["a"]
+    reader.close()

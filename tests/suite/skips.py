@@ -18,6 +18,7 @@ ALLOWED = {
     r"^builds whole environments: `make spikes` runs it$": "gigabytes from an index",
     r"^the (hdfs|gcs|azure|s3) server is not here: `python -m tools\.stores fetch`$": "fetched by `make spikes`",
     r"^pyspark is installed$": "of a run of `make spark`, what is tested without it",
+    r"^this system makes no huge pages of memory files$": "Linux before 6.1, or without huge pages",
     r"is not installed: tools/stores/requirements\.txt$": "libraries of stores are installed by `make spikes`",
     r"^confluent-kafka is installed$": "the one for machines without it",
     r"^an agent's memory limits have their own tests$": "another file tests it",

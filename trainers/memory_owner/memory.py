@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from elastrec.platform.memory import make_pages
 from elastrec.trainers.memory_owner.log import say
 
 
@@ -41,7 +42,7 @@ def make_memory(size_bytes: int, limit_bytes: int | None) -> str:
     # Its size at once, so that a memory whose pages cannot be made is seen to be incomplete.
     os.ftruncate(descriptor, size_bytes)
     try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
+        make_pages(descriptor, size_bytes)
     except OSError as error:
         say("error", "memory_not_made", bytes=size_bytes, reason=error.strerror)
         os.ftruncate(descriptor, 0)

@@ -22,6 +22,7 @@ import structlog
 import xxhash
 
 from elastrec.platform.clusters.pods import PodSpec
+from elastrec.platform.memory import make_pages
 from elastrec.platform.specs.errors import ClusterError
 
 log = structlog.get_logger(__name__)
@@ -167,8 +168,8 @@ class MemoryVolumes:
 
 def _make_pages(descriptor: int, path: Path, size_bytes: int) -> None:
     try:
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        log.info("memory_volume_made", volume=str(path), bytes=size_bytes)
+        huge_bytes = make_pages(descriptor, size_bytes)
+        log.info("memory_volume_made", volume=str(path), bytes=size_bytes, huge_bytes=huge_bytes)
     except OSError as error:
         _note_not_made(path, size_bytes, error)
         os.truncate(descriptor, 0)
