@@ -348,6 +348,9 @@ class HistorySpec(Spec):
     report and on the pages in Airflow. Absent: only core-hours and GiB-hours are shown."""
 
 
+_TABLE_DEFAULTS = TableSpec()
+
+
 class JobSpec(Spec):
     """The body of a TrainingJob."""
 
@@ -425,7 +428,7 @@ class JobSpec(Spec):
 
     def table(self, name: str) -> TableSpec:
         """The settings of one table, with defaults for absent fields."""
-        return self.tables.get(name, TableSpec())
+        return self.tables.get(name, _TABLE_DEFAULTS)
 
     def embedding_dimension(self, table: str) -> int:
         """Numbers per embedding of a table."""
