@@ -12,7 +12,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_VECTOR_WORDS = 8
+from elastrec.trainers.parameter_server.prefetch import prefetch_of
+
+_LINE_WORDS = 16
+"""A cache line: a processor writes whole ones past its caches, and combines smaller pieces first."""
 
 
 def _addresses(context: Any, builder: Any, signature: Any, arguments: Any, first: Any) -> tuple[Any, Any]:
@@ -58,20 +61,21 @@ def stream_words(typing_context: Any, target: Any, start: Any, source: Any, firs
     """As `copy_words`, of 32-bit words, past the processor's caches: for many bytes that nobody reads soon.
 
     The memory of the target is then not read before it is written. Other threads may read it once this thread has
-    called `end_streams`.
+    called `end_streams`. Meanwhile, as many words after the copied ones are prefetched: a caller reads them next.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         long, word = ir.IntType(64), ir.IntType(32)
-        vector = ir.VectorType(word, _VECTOR_WORDS)
+        line, byte_pointer = ir.VectorType(word, _LINE_WORDS), ir.IntType(8).as_pointer()
         to, origin = _addresses(context, builder, signature, arguments, arguments[3])
         words = arguments[4]
-        # A vector is stored past the caches only where it is aligned.
-        offset = builder.and_(builder.lshr(builder.ptrtoint(to, long), long(2)), long(_VECTOR_WORDS - 1))
-        head = builder.and_(builder.sub(long(_VECTOR_WORDS), offset), long(_VECTOR_WORDS - 1))
+        prefetch = prefetch_of(builder)
+        # A line is stored past the caches only where it is aligned.
+        offset = builder.and_(builder.lshr(builder.ptrtoint(to, long), long(2)), long(_LINE_WORDS - 1))
+        head = builder.and_(builder.sub(long(_LINE_WORDS), offset), long(_LINE_WORDS - 1))
         head = builder.select(builder.icmp_unsigned("<", head, words), head, words)
-        vectors = builder.udiv(builder.sub(words, head), long(_VECTOR_WORDS))
-        tail = builder.add(head, builder.mul(vectors, long(_VECTOR_WORDS)))
+        lines = builder.udiv(builder.sub(words, head), long(_LINE_WORDS))
+        tail = builder.add(head, builder.mul(lines, long(_LINE_WORDS)))
 
         def copy(begin: Any, end: Any) -> None:
             cgutils.raw_memcpy(
@@ -79,13 +83,14 @@ def stream_words(typing_context: Any, target: Any, start: Any, source: Any, firs
             )
 
         copy(long(0), head)
-        with cgutils.for_range(builder, vectors) as loop:
-            at = builder.add(head, builder.mul(loop.index, long(_VECTOR_WORDS)))
-            read = builder.load(builder.bitcast(builder.gep(origin, [at]), vector.as_pointer()), align=4)
+        with cgutils.for_range(builder, lines) as loop:
+            at = builder.add(head, builder.mul(loop.index, long(_LINE_WORDS)))
+            read = builder.load(builder.bitcast(builder.gep(origin, [at]), line.as_pointer()), align=4)
             written = builder.store(
-                read, builder.bitcast(builder.gep(to, [at]), vector.as_pointer()), align=4 * _VECTOR_WORDS
+                read, builder.bitcast(builder.gep(to, [at]), line.as_pointer()), align=4 * _LINE_WORDS
             )
             written.set_metadata("nontemporal", builder.module.add_metadata([word(1)]))
+            prefetch(builder.bitcast(builder.gep(origin, [builder.add(at, words)]), byte_pointer), 2)
         copy(tail, words)
         return context.get_dummy_value()
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elastrec.trainers.parameter_server.words import copy_row, copy_words, end_streams, stream_words
 
-LONGEST = 40
+LONGEST = 80
 
 
 @numba.njit
