@@ -124,9 +124,9 @@ def resume(platform: jobs.Platform, job_id: str, overrides: Mapping[str, Any], r
     launch(platform, prepared, allocation, room_seconds, kept.earlier_terms)
 
 
-def happened(trained: Trained, word: str) -> list[str]:
-    """The events of the job's explanation that contain a word, each with its time."""
-    return [f"{entry.seconds:.0f} s: {entry.what}" for entry in trained.explanation.timeline if word in entry.what]
+def events(trained: Trained) -> str:
+    """The job's explanation, a line for each event, with its time since the launch."""
+    return "".join(f"\n  {entry.seconds:.0f} s: {entry.what}" for entry in trained.explanation.timeline)
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,12 @@ class Sides:
 
     Attributes:
         done: the platform's reaction, in the past tense: the name of its side.
-        word: in the events of the reaction in a job's explanation.
         helped, alone: functions that train the job once.
         restarted: the same, with a restart after a number of seconds of training.
         decided_after: seconds of training until the platform's decision.
     """
 
     done: str
-    word: str
     helped: Callable[[], Trained]
     alone: Callable[[], Trained]
     restarted: Callable[[float], Trained]
@@ -156,7 +154,7 @@ class Sides:
         def side(name: str, run: Callable[[], Trained]) -> Callable[[], float]:
             def timed() -> float:
                 trained = run()
-                print(f"{name}: {trained.seconds:.1f} s {happened(trained, self.word)}", file=sys.stderr)
+                print(f"{name}: {trained.seconds:.1f} s{events(trained)}", file=sys.stderr)
                 if name == self.done:
                     decided.append(self.decided_after(trained))
                 return trained.seconds

@@ -115,7 +115,6 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
         continue_model(platform, [content, alone], _LOG, Path(folder) / "model", _MODEL_ROWS)
         sides = Sides(
             "relieved",
-            "hot buckets",
             helped=lambda: train(platform, content, leave_alone),
             alone=lambda: train(platform, alone, leave_alone),
             restarted=lambda seconds: train(platform, alone, Restart(platform, seconds, _RESTART)),

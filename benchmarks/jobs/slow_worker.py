@@ -203,7 +203,6 @@ def measure(arguments: argparse.Namespace) -> list[Figure]:
             continue_model(around.platform, [content, alone], _LOG, around.folder / "model", _MODEL_ROWS)
         sides = Sides(
             "moved",
-            _WORDS[role],
             helped=lambda: run(around, content, role, leave_alone),
             alone=lambda: run(around, alone, role, leave_alone),
             restarted=lambda seconds: run(around, alone, role, Restart(around.without_slow, seconds)),

@@ -10,8 +10,8 @@ difference.
 Every server is a process of its own. The sides alternate in short slices in one worker process. `tcp` is the transport
 to servers on other machines, `local` is shared memory with servers on the same machine.
 
-Both goals are missed. A push that is sent at once, instead of with the next pull (`ParameterClient.push` that ignores
-`hold`), makes both figures larger by about a third, and them red also where they would just be met.
+The goal is met over TCP and missed with local servers. A push that is sent at once, instead of with the next pull
+(`ParameterClient.push` that ignores `hold`), makes both figures larger by about a third, and both of them red.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def sides_of(helped: list[float], alone: list[float], restarts: list[float]) -> 
         return trained(2 * after_seconds)
 
     return Sides(
-        "moved", "worker-", helped=lambda: trained(helped.pop(0)), alone=lambda: trained(alone.pop(0)),
+        "moved", helped=lambda: trained(helped.pop(0)), alone=lambda: trained(alone.pop(0)),
         restarted=restarted, decided_after=lambda each: each.seconds - 10.0,
     )  # fmt: skip
 
