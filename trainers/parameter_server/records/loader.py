@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import compress
 from typing import Any, TypeVar
 
@@ -46,37 +45,39 @@ from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 Array = np.ndarray[Any, Any]
 _T = TypeVar("_T")
 
+_PROGRESS_SECONDS = 0.05
+"""Between two reports of progress, by which a master distinguishes a slow restore from one that hangs."""
+
 
 def _side_by_side(readers: Sequence[Iterator[_T]], enter: Callable[[_T], None]) -> Iterator[None]:
-    """Loads all chunks of several readers, each in a thread of its own; yields after each chunk.
+    """Loads all chunks of several readers, each in a thread of its own; yields now and then if chunks were loaded.
 
     After the end of all readers, raises the first error of one of them.
     """
-    entered: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    entered = [0] * len(readers)
     is_over = threading.Event()
 
-    def run(reader: Iterator[_T]) -> None:
+    def run(number: int, reader: Iterator[_T]) -> None:
         try:
             for chunk in reader:
                 enter(chunk)
-                entered.put(True)
+                entered[number] += 1
                 if is_over.is_set():
                     return
         except BaseException:
             is_over.set()
             raise
-        finally:
-            entered.put(False)
 
     with ThreadPoolExecutor(max(1, len(readers)), "restore") as pool:
-        running = [pool.submit(run, reader) for reader in readers]
-        left = len(running)
+        running = [pool.submit(run, number, reader) for number, reader in enumerate(readers)]
+        left, seen = set(running), 0
         try:
             while left:
-                if entered.get():
+                # Not woken for each chunk: it would take the core of one of the readers.
+                _, left = wait(left, _PROGRESS_SECONDS)
+                if (count := sum(entered)) != seen:
+                    seen = count
                     yield
-                else:
-                    left -= 1
         finally:
             is_over.set()
     for each in running:

@@ -121,8 +121,24 @@ def test_a_restore_has_as_many_readers_as_threads_up_to_a_limit(
 def test_readers_run_side_by_side() -> None:
     both = threading.Barrier(2, timeout=60)
     readers = [iter([CHUNK] * 3), iter([CHUNK] * 3)]
-    assert len(list(_side_by_side(readers, lambda rows: both.wait() and None))) == 6
+    entered: list[int] = []
+    assert list(_side_by_side(readers, lambda rows: entered.append(both.wait())))
+    assert sorted(entered) == [0, 0, 0, 1, 1, 1]
     assert list(_side_by_side([], lambda rows: None)) == []
+
+
+def test_progress_is_reported_before_the_readers_have_ended() -> None:
+    goes_on = threading.Event()
+
+    def long() -> Iterator[BucketRows]:
+        yield CHUNK
+        assert goes_on.wait(60)
+        yield CHUNK
+
+    progress = _side_by_side([long(), iter([CHUNK])], lambda rows: None)
+    next(progress)
+    goes_on.set()
+    assert list(progress)
 
 
 def test_a_reader_that_fails_ends_the_others() -> None:
