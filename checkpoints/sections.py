@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -48,6 +49,11 @@ class SectionKey(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.kind}/{self.name}/{self.bucket}"
 
 
+@functools.cache
+def _item_bytes(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
+
+
 class ArrayEntry(msgspec.Struct, frozen=True, array_like=True):
     """Where one array lies: numpy dtype string (`<f4`), shape, first byte in the part, xxh3-64 of its bytes."""
 
@@ -59,7 +65,7 @@ class ArrayEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * _item_bytes(self.dtype)
 
 
 class SectionEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -93,10 +99,10 @@ class SectionEntry(msgspec.Struct, frozen=True, array_like=True):
     @property
     def span(self) -> tuple[int, int]:
         """First byte and one past the last byte of the section's arrays in the part; (0, 0) without bytes."""
-        filled = [entry for entry in self.arrays if entry.nbytes]
+        filled = [(entry.offset, entry.offset + size) for entry in self.arrays if (size := entry.nbytes)]
         if not filled:
             return (0, 0)
-        return min(entry.offset for entry in filled), max(entry.offset + entry.nbytes for entry in filled)
+        return min(start for start, _ in filled), max(end for _, end in filled)
 
 
 def stored_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:

@@ -124,20 +124,29 @@ def _count_cells(handle, buckets, slabs, entered):  # type: ignore[no-untyped-de
 
 
 @kernel
-def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, tops):  # type: ignore[no-untyped-def]
-    """Copies lines [n, 16] into the runs of their buckets [b], and counts their places.
+def _copy_lines(index, shape, lines, longs, buckets, counts, slab_of, rows, has_lines):  # type: ignore[no-untyped-def]
+    """Copies lines [n, 16] into the runs of their buckets [b].
+
+    Returns the first bucket whose lines do not fit its run, before any is copied, or its rows; else -1.
 
     Args:
-        counts: [b] lines of each bucket, which its run has, too.
-        slabs: see `_stream_cells`.
-        entries, tops: [b] out: number of places in each bucket's lines, and the highest of these places.
+        counts: [b] lines of each bucket.
+        slab_of: [V] the first slab of each bucket; -1: its lines are skipped.
+        rows: [V] of each bucket.
+        has_lines: [V] set for buckets whose lines were copied.
     """
-    first = 0
     for run in range(buckets.shape[0]):
-        if slabs[run] < 0:
+        bucket = buckets[run]
+        if slab_of[bucket] >= 0 and index.runs[bucket, LINES] != counts[run]:
+            return bucket
+    first, odd = 0, -1
+    for run in range(buckets.shape[0]):
+        bucket = buckets[run]
+        slab = slab_of[bucket]
+        if slab < 0:
             first += counts[run]
             continue
-        begin, base = np.uint64(index.runs[buckets[run], START]), np.uint32(slabs[run] << shift)
+        begin, base = np.uint64(index.runs[bucket, START]), np.uint32(slab << shape.shift)
         held, top = 0, np.uint32(0)
         for line in range(counts[run]):
             to, source = begin + np.uint64(line), np.uint64(first + line)
@@ -148,8 +157,11 @@ def _copy_lines(index, shift, lines, longs, buckets, counts, slabs, entries, top
                 place = lines[source, np.uint64(word)]
                 top = max(top, place)
                 index.lines[to, np.uint64(word)] = place + base
-        entries[run], tops[run] = held, top
+        if odd < 0 and (held != rows[bucket] or np.int64(top >> shape.shift) * shape.per_slab >= rows[bucket]):
+            odd = bucket
+        has_lines[bucket] = True
         first += counts[run]
+    return odd
 
 
 def _numbers(numbers: Array) -> Array:
@@ -221,16 +233,9 @@ class SlabLoader:
         """
         buckets, counts = _numbers(buckets), _numbers(counts)
         slots, shape = self._store.rows_memory.indexed.hash_index, self._store.rows_memory.indexed.pool.shape
-        slabs, rows = self._slab_of[buckets], self._rows[buckets]
-        is_mine = slabs >= 0
-        differs = is_mine & (slots.runs[buckets, LINES] != counts)
-        if not differs.any():
-            entries, tops = np.zeros(len(buckets), np.int64), np.zeros(len(buckets), np.int64)
-            lines = read_only_view(lines)
-            _copy_lines(slots, shape.shift, lines, lines.view(np.uint64), buckets, counts, slabs, entries, tops)
-            differs = is_mine & ((entries != rows) | ((tops >> shape.shift) * shape.per_slab >= rows))
-            self._has_lines[buckets[is_mine]] = True
-        return int(buckets[differs][0]) if differs.any() else -1
+        lines = read_only_view(lines)
+        longs, rows = lines.view(np.uint64), self._rows
+        return int(_copy_lines(slots, shape, lines, longs, buckets, counts, self._slab_of, rows, self._has_lines))
 
     def finish(self) -> None:
         """Assigns the loaded slabs to their buckets, and builds the lines of buckets for which none were loaded."""
