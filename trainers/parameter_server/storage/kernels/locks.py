@@ -166,10 +166,7 @@ def yield_to_waiter(locks, number):  # type: ignore[no-untyped-def]
     tries = 0
     while has_waiter(locks, number) and _load(locks, number * _WORDS + _HELD) == 0 and tries < _YIELDS + _MOST_NAPS:
         tries += 1
-        if tries > _YIELDS:
-            _usleep(_NAP_MICROSECONDS)
-        else:
-            _sched_yield()
+        _wait(_SPINS + tries)
 
 
 @kernel
