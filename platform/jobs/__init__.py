@@ -36,12 +36,12 @@ from elastrec.platform.jobs.starting.preparation import job_id_for, prepare
 from elastrec.platform.jobs.starting.resuming import days_to_continue, prepare_again, remove_unsuccessful, resumable
 from elastrec.platform.jobs.starting.same_job import refuse_other_training
 from elastrec.platform.jobs.starting.starting_sizes import warm_start
-from elastrec.platform.jobs.surroundings import Platform, checked_tls_folder, home_folder, tls_folder
+from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform, checked_tls_folder, home_folder, tls_folder
 from elastrec.platform.jobs.types import Allocation, GateDecision, Interval, Launched, Prepared, Registered, Result
 from elastrec.platform.jobs.watching.job_pods import pods_of_job
 from elastrec.platform.jobs.watching.masters import wait_for_master
 from elastrec.platform.jobs.watching.observation import Observation, failure_report, jobs, observe
-from elastrec.platform.jobs.watching.past import DEFAULT_STORE, explanation, is_trained, ledger, report, result_of
+from elastrec.platform.jobs.watching.past import explanation, is_trained, ledger, report, result_of
 
 __all__ = [
     "DEFAULT_STORE",

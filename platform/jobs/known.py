@@ -8,8 +8,7 @@ import structlog
 
 from elastrec.platform.jobs.starting.kept_launch import launched
 from elastrec.platform.jobs.starting.preparation import resolved
-from elastrec.platform.jobs.surroundings import Platform
-from elastrec.platform.jobs.watching.past import DEFAULT_STORE
+from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, FieldProblem, SpecError
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.text.some import some

@@ -21,6 +21,8 @@ TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 CLUSTER_VARIABLE = "ELASTREC_CLUSTER"
 TLS_VARIABLE = "ELASTREC_TLS"
 WORK_VARIABLE = "ELASTREC_WORK_URI"
+DEFAULT_STORE = "checkpoints"
+"""Where jobs are looked for that the cluster no longer has, unless the caller names a store."""
 
 
 class NoAgentError(ClusterError):

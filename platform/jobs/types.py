@@ -40,6 +40,10 @@ class Interval(msgspec.Struct, frozen=True):
         )
         return start, end, evaluation_end
 
+    def in_words(self) -> str:
+        """Of a resolved interval, for people."""
+        return f"{self.start} to {self.end}, evaluated to {self.evaluation_end}"
+
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """The result of all checks before a pod starts.

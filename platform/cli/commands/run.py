@@ -50,8 +50,7 @@ def run(
     with interrupted_by_signals(), JobProgress() as progress:
         progress.say(f"To continue this job: {_command(file, overrides, since, until, evaluate_until, key)}")
         if run_key and interval is None and (interval := jobs.days_to_continue(platform, job, job_id)) is not None:
-            days = f"{interval.start} to {interval.end}, evaluated to {interval.evaluation_end}"
-            progress.say(f"Job {job_id} was begun on the days from {days}: continuing with these")
+            progress.say(f"Job {job_id} was begun on the days from {interval.in_words()}: continuing with these")
         progress.say("Checking job, data and model")
         prepared = jobs.prepare(platform, job, job_id, interval)
         if prepared.adaptation:

@@ -12,11 +12,10 @@ from elastrec.platform.history.records import TAG_AIRFLOW_LOG
 from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch, launch_of
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import prepare, resolved
-from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform
 from elastrec.platform.jobs.types import Interval, Prepared
 from elastrec.platform.jobs.watching.masters import pod_of_master
 from elastrec.platform.jobs.watching.observation import observe
-from elastrec.platform.jobs.watching.past import DEFAULT_STORE
 from elastrec.platform.master.reporting.unsent_metrics import read_result
 from elastrec.platform.specs.errors import FieldProblem, JobNotFoundError, SpecError
 from elastrec.platform.specs.job import TrainingJob

@@ -71,11 +71,8 @@ def refuse_other_training(prepared: Prepared) -> None:
 
 
 def _other_days(kept: KeptLaunch, prepared: Prepared) -> str:
-    there, here = (
-        f"{interval.start} to {interval.end}, evaluated to {interval.evaluation_end},"
-        for interval in (kept.prepared.interval, prepared.interval)
-    )
-    return f"on other days: {there} there and {here} here".removesuffix(",")
+    there, here = (each.interval.in_words() for each in (kept.prepared, prepared))
+    return f"on other days: {there}, there and {here}, here"
 
 
 def _launch(prepared: Prepared) -> tuple[KeptLaunch | None, str]:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from elastrec.platform.jobs.known import without_run
 from elastrec.platform.jobs.starting.kept_launch import launch_of
 from elastrec.platform.jobs.starting.preparation import resolved
-from elastrec.platform.jobs.surroundings import Platform
+from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.jobs.watching.masters import is_gone, live_master, pod_of_master
 from elastrec.platform.jobs.watching.observation import observe
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = structlog.get_logger(__name__)
-DEFAULT_STORE = "checkpoints"
 Left = TypeVar("Left")
 
 
@@ -85,8 +85,6 @@ def report(platform: Platform, job_id: str, experiment: str, store: str = DEFAUL
     history = History(platform.tracking_uri, experiment, platform.ui_url)
     records = history.job_records(JobFilter(job_id=job_id), 1)
     if not records:
-        from elastrec.platform.jobs.known import without_run
-
         raise without_run(platform, job_id, experiment, store)
     try:
         story = story_of(explanation(platform, job_id, store))
