@@ -1,8 +1,8 @@
 """A new file whose bytes go to the disk past the page cache, where its file system allows that.
 
 A record is read again only after a fault or on another node, so it need not be in the page cache. Writing through the
-cache costs the server's own cores: 530 MB took 0.13 CPU seconds of the kernel with pages that this machine's host had
-given it, and 1.0 with pages that it had not; past the cache, 0.02, and 0.06 for gathering them. A busy server with few
+cache costs the server's own cores: in a virtual machine, 530 MB took 0.13 CPU seconds of the kernel with pages that its
+host had supplied before, and 1.0 with others; past the cache, 0.02, and 0.06 for gathering them. A busy server with few
 cores serves requests in that time (compare FastPersist, Wang et al. 2024, which writes records in the same way).
 """
 
@@ -87,7 +87,8 @@ class UncachedFile:
                 if error.errno != errno.EINVAL or not self._is_direct:
                     raise
                 # Some file systems accept the flag and refuse the write.
-                self._refuse()
+                self._is_refused = True
+                self._set_direct(False)
         self._count = 0
 
     def _set_direct(self, is_direct: bool) -> None:
@@ -102,7 +103,3 @@ class UncachedFile:
             self._is_refused = True
         else:
             self._is_direct = is_direct
-
-    def _refuse(self) -> None:
-        self._is_refused = True
-        self._set_direct(False)

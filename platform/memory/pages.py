@@ -1,7 +1,7 @@
 """Pages of a memory file: made in advance, and mapped where huge ones can be used.
 
-One huge page has 2 MiB. A checksum of bytes in huge pages takes about half as long as in pages of 4 KiB, which lie
-all over the memory. By default, Linux gives memory files no huge pages (`shmem_enabled` is `never`), but joins
+One huge page has 2 MiB. A checksum of bytes in pages of 4 KiB, which lie all over the memory, takes about half as long
+again as in huge pages. By default, Linux gives memory files no huge pages (`shmem_enabled` is `never`), but joins
 existing small pages on request (MADV_COLLAPSE, since Linux 6.1).
 """
 
@@ -72,6 +72,8 @@ class AlignedMap:
 
 def make_pages(descriptor: int, size_bytes: int) -> int:
     """Has the system create all pages of a memory file; its contents, zeros where nothing was written, stay.
+
+    The file has its size before its pages, so that one whose pages cannot be made is seen to be incomplete.
 
     Returns the number of bytes in huge pages, 0 on systems that make none of such files.
 

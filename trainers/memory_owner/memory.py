@@ -39,8 +39,6 @@ def make_memory(size_bytes: int, limit_bytes: int | None) -> str:
             f"{field} on this machine: memfd_create: {error.strerror}; allow the call in the sandbox of the pods "
             "(seccomp), else leave the field out"
         ) from None
-    # Its size at once, so that a memory whose pages cannot be made is seen to be incomplete.
-    os.ftruncate(descriptor, size_bytes)
     try:
         make_pages(descriptor, size_bytes)
     except OSError as error:

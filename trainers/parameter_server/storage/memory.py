@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from elastrec.platform.memory import HUGE_PAGE_BYTES
 from elastrec.platform.specs.errors import ElastrecError
 from elastrec.trainers.parameter_server.storage.kernels.arrays import OWNER, Index, Pool, Shape
 
 Array = np.ndarray[Any, Any]
 
 _MAP_NORESERVE = 0x4000  # Linux; the mmap module does not name it
-_HUGE_PAGE_BYTES = 2 * 2**20
 PAGE_BYTES = mmap.PAGESIZE
 LINE_BYTES = 64
 LINES_PER_PAGE = PAGE_BYTES // LINE_BYTES
@@ -59,7 +59,7 @@ def reserve(size_bytes: int, *, huge: bool) -> mmap.mmap:
         ) from error
     # Only a hint: kernels without huge pages refuse it.
     with contextlib.suppress(OSError):
-        region.madvise(mmap.MADV_HUGEPAGE if huge and size_bytes >= _HUGE_PAGE_BYTES else mmap.MADV_NOHUGEPAGE)
+        region.madvise(mmap.MADV_HUGEPAGE if huge and size_bytes >= HUGE_PAGE_BYTES else mmap.MADV_NOHUGEPAGE)
     return region
 
 
