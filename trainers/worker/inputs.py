@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.data.deduplicating.deduplicated_batch import PREFIX
 from elastrec.platform.data.reading.batches import JaggedIds, dense_of, ids_of, targets_of
 from elastrec.platform.data.reading.encode import LABEL
+from elastrec.platform.specs.data import GROUP_PREFIX
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
 
@@ -33,7 +33,7 @@ def inputs_of(batch: pa.RecordBatch, ids: JaggedIds | None = None) -> Inputs:
     Args:
         ids: `ids_of(batch)`, if available.
     """
-    deduplicated = any(name.startswith(PREFIX) for name in batch.schema.names)
+    deduplicated = any(name.startswith(GROUP_PREFIX) for name in batch.schema.names)
     with warnings.catch_warnings():
         # torch warns because Arrow's buffers are read-only; inputs are never written to.
         warnings.simplefilter("ignore", UserWarning)

@@ -16,7 +16,6 @@ import pyarrow as pa
 from elastrec.platform.data.deduplicating.deduplication import InverseJagged, deduplicate
 from elastrec.platform.specs.data import GROUP_PREFIX
 
-PREFIX = GROUP_PREFIX
 _ORDER = b"elastrec.columns"
 
 
@@ -42,7 +41,7 @@ def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], lists: M
     """
     columns = {name: plain.column(name) for name in plain.schema.names}
     for index, group in enumerate(groups):
-        columns[f"{PREFIX}{index}"] = group.to_arrow()
+        columns[f"{GROUP_PREFIX}{index}"] = group.to_arrow()
     schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()])
     metadata = {**(plain.schema.metadata or {}), _ORDER: json.dumps(dict(lists)).encode()}
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema.with_metadata(metadata))
@@ -50,12 +49,14 @@ def with_groups(plain: pa.RecordBatch, groups: Sequence[InverseJagged], lists: M
 
 def groups_of(batch: pa.RecordBatch) -> list[InverseJagged]:
     """The deduplicated groups of a batch, in order; none for a plain batch."""
-    return [InverseJagged.from_arrow(batch.column(name)) for name in batch.schema.names if name.startswith(PREFIX)]
+    return [
+        InverseJagged.from_arrow(batch.column(name)) for name in batch.schema.names if name.startswith(GROUP_PREFIX)
+    ]
 
 
 def plain_part(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns that are not deduplicated."""
-    return batch.select([name for name in batch.schema.names if not name.startswith(PREFIX)])
+    return batch.select([name for name in batch.schema.names if not name.startswith(GROUP_PREFIX)])
 
 
 def expand_batch(batch: pa.RecordBatch) -> pa.RecordBatch:

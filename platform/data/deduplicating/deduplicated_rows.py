@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from elastrec.platform.data.clustering.session_order import session_order
-from elastrec.platform.data.deduplicating.deduplicated_batch import PREFIX, plain_part, with_groups
+from elastrec.platform.data.deduplicating.deduplicated_batch import plain_part, with_groups
 from elastrec.platform.data.deduplicating.deduplication import (
     InverseJagged,
     Longs,
@@ -32,7 +32,7 @@ from elastrec.platform.data.features.steps import Column
 from elastrec.platform.data.reading.encode import DENSE, LABEL, EncodedRows, Mark, RowEncoder
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.raw import RawRows
-from elastrec.platform.specs.data import TrainingData
+from elastrec.platform.specs.data import GROUP_PREFIX, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 Parts = tuple[tuple[Values, Longs], ...]
@@ -101,7 +101,7 @@ class DeduplicatedRows:
         """The batch in which the distinct rows of each group replace their numbers."""
         groups = []
         for g, (keys, pool) in enumerate(zip(self.groups, pools, strict=True)):
-            encoded = batch.column(f"{PREFIX}{g}").dictionary_encode()
+            encoded = batch.column(f"{GROUP_PREFIX}{g}").dictionary_encode()
             groups.append(pool.taken(keys, np.asarray(encoded.dictionary), np.asarray(encoded.indices)))
         return with_groups(plain_part(batch), groups, self.are_lists)
 
@@ -120,7 +120,7 @@ class DeduplicatedShard:
         marks, ids = list(rows.marks), dict(rows.ids)
         for g, (encoder, pool) in enumerate(zip(self._stage.encoders, self._pools, strict=True)):
             code_B, parts, group_marks = self._distinct(piece, encoder, self._stage.groups[g])
-            ids[f"{PREFIX}{g}"] = Column(code_B.astype(np.int64) + pool.add(parts))
+            ids[f"{GROUP_PREFIX}{g}"] = Column(code_B.astype(np.int64) + pool.add(parts))
             marks += group_marks
         if self._stage.session:
             self._sessions.append(self._session_of(piece, self._stage.session))
