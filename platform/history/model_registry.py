@@ -90,9 +90,8 @@ class ModelRegistry(Connection):
                 **{name: f"{value:.6f}" for name, value in compared_figures(decision.candidate).items()},
             }
             if before := self._versions(model_name, run_id):
-                version = before[0]
-                self._retag(model_name, version, {key: tags[key] for key in tags if version.tags.get(key) != tags[key]})
-                return str(version.version)
+                self._retag(before[0], tags)
+                return str(before[0].version)
             created = self._client.create_model_version(
                 model_name,
                 model_uri,
@@ -106,12 +105,12 @@ class ModelRegistry(Connection):
                 self._client.delete_model_version(model_name, mine)
         return first
 
-    def _retag(self, model_name: str, version: Any, changed: Mapping[str, str]) -> None:
-        number = str(version.version)
+    def _retag(self, version: Any, tags: Mapping[str, str]) -> None:
+        number, changed = str(version.version), dict(tags.items() - version.tags.items())
         for key, value in changed.items():
-            self._client.set_model_version_tag(model_name, number, key, value)
-        if (reason := changed.get(TAG_GATE_REASON)) is not None:
-            self._client.update_model_version(model_name, number, reason)
+            self._client.set_model_version_tag(version.name, number, key, value)
+        if TAG_GATE_REASON in changed:
+            self._client.update_model_version(version.name, number, changed[TAG_GATE_REASON])
 
     def _versions(self, model_name: str, run_id: str) -> list[Any]:
         """Versions of one run, the earliest first."""

@@ -1,7 +1,7 @@
 """The metadata of installed packages, which is parsed once in a process of tests.
 
-Whoever exports a model reads the versions and needs of 160 packages, and so does MLflow when it loads one, to compare
-them with its requirements: half a second each, for files that do not change. One that is written anew is read again.
+An export of a model reads the versions and needs of 160 packages, and so does MLflow when it loads one, to compare them
+with its requirements: half a second each, for files that do not change. One that is written anew is read again.
 Rooms whose tests export or load models have the fixture in their conftest.
 """
 

@@ -19,16 +19,18 @@ from tests.platform.history.gates import gate_decision, ready_model
 pytestmark = pytest.mark.services
 
 
+@pytest.fixture
+def run_id(history: History, make_prepared: Callable[..., Prepared], allocation: Allocation) -> str:
+    return history.start_run(make_prepared(), allocation)
+
+
 def test_a_model_is_registered_once_and_promoted(
     tracking_server,  # type: ignore[no-untyped-def]
-    history: History,
     client: MlflowClient,
-    make_prepared: Callable[..., Prepared],
-    allocation: Allocation,
+    run_id: str,
 ) -> None:
     registry = ModelRegistry(tracking_server.uri, "registered once")
     assert registry.champion("click-model") is None
-    run_id = history.start_run(make_prepared(), allocation)
     model = ready_model(client, run_id)
     gate = gate_decision(f"models:/{model.model_id}")
     version = registry.register("click-model", gate.model_uri, run_id, gate)
@@ -44,14 +46,11 @@ def test_a_model_is_registered_once_and_promoted(
 
 def test_two_callers_at_once_register_one_version(
     tracking_server,  # type: ignore[no-untyped-def]
-    history: History,
     client: MlflowClient,
-    make_prepared: Callable[..., Prepared],
-    allocation: Allocation,
+    run_id: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two `elastrec run` with the same key see the end of the evaluator at the same time."""
-    run_id = history.start_run(make_prepared(), allocation)
     model = ready_model(client, run_id)
     gate = gate_decision(f"models:/{model.model_id}")
     earlier, later = (ModelRegistry(tracking_server.uri, "two callers") for _ in range(2))
@@ -68,13 +67,10 @@ def test_two_callers_at_once_register_one_version(
 
 def test_a_run_whose_model_was_exported_again_keeps_its_version_with_the_tags_of_the_last_decision(
     tracking_server,  # type: ignore[no-untyped-def]
-    history: History,
     client: MlflowClient,
-    make_prepared: Callable[..., Prepared],
-    allocation: Allocation,
+    run_id: str,
 ) -> None:
     registry = ModelRegistry(tracking_server.uri, "exported again")
-    run_id = history.start_run(make_prepared(), allocation)
     models = [f"models:/{ready_model(client, run_id).model_id}" for _ in range(2)]
     before = msgspec.structs.replace(gate_decision(models[0]), passed=False, reason="worse")
     assert registry.register("again", models[0], run_id, before) == "1"
@@ -85,13 +81,10 @@ def test_a_run_whose_model_was_exported_again_keeps_its_version_with_the_tags_of
 
 
 @pytest.fixture
-def versions(
-    history: History, client: MlflowClient, make_prepared: Callable[..., Prepared], allocation: Allocation
-) -> Callable[[str, int], None]:
+def versions(client: MlflowClient, run_id: str) -> Callable[[str, int], None]:
     """Registers versions of a model; the first one is champion."""
 
     def make(name: str, count: int) -> None:
-        run_id = history.start_run(make_prepared(), allocation)
         client.create_registered_model(name)
         for _ in range(count):
             model_id = ready_model(client, run_id).model_id
@@ -168,11 +161,9 @@ def test_a_long_reason_of_the_gate_is_cut_to_what_mlflows_databases_hold_and_has
     tracking_server,  # type: ignore[no-untyped-def]
     history: History,
     client: MlflowClient,
-    make_prepared: Callable[..., Prepared],
-    allocation: Allocation,
+    run_id: str,
 ) -> None:
     """It contains why the champion could not be scored, which may be any error of its code."""
-    run_id = history.start_run(make_prepared(), allocation)
     model = ready_model(client, run_id)
     reason = "the champion could not be scored: hdfs://ann:s3cret@host/x " + "feature, " * 2000
     gate = msgspec.structs.replace(gate_decision(f"models:/{model.model_id}"), reason=reason)
