@@ -108,6 +108,10 @@ class PodOperations:
         except ClusterError as error:
             if error.retryable:
                 raise
+            if before is not None and size == before.size:
+                # An earlier request is taken back, so there is no other size for the pod: as an event, the refusal
+                # would lead to the same request again, immediately.
+                raise ClusterError(str(error), retryable=True) from error
             self._refuse_resize(name, uid, size, str(error))
             return
         with self._lock:

@@ -14,8 +14,9 @@ from elastrec.platform.master.pods.reconciler import Reconciler
 from elastrec.platform.master.pods.wanted import Wanted
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation
-from elastrec.platform.transport.messages.observer import ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
+from elastrec.platform.transport.messages.observer import CancelShape, ChangeShape, SaveNow, ShapeAnswer, ShapeOutcome
 from elastrec.platform.transport.messages.profile import GetProfile, Profile
 from tests.platform.master.fakes import FakeCluster, job
 from tests.platform.master.stage import Stage
@@ -138,6 +139,26 @@ def test_a_deferred_resize_costs_and_counts_when_it_is_granted(stage: Stage) -> 
     s.wait(lambda: {worker.cores for worker in membership.workers()} == {4.0})
     assert s.call(GetProfile(), Profile).configuration[Role.WORKER].size.cores == 4.0
     assert words not in {pod.reason for pod in s.metrics().pods}
+
+
+def test_a_resize_that_cannot_be_taken_back_is_tried_again_after_pauses(stage: Stage) -> None:
+    s, asked = training(stage), list[str]()
+    if not s.cluster.plane.can_defer:
+        pytest.skip("this cluster refuses what has no room")
+    s.cluster.plane.defers_resizes = True
+    request = s.call(ChangeShape(change=change(worker_cores=4.0)), ShapeAnswer).request_id
+    s.wait(lambda: len(s.cluster.resized) == 2)
+
+    def gone(operation: str, name: str) -> None:
+        if operation == "resize":
+            asked.append(name)
+            raise ClusterError(f"{name} is not there")
+
+    s.cluster.before = gone
+    assert s.call(CancelShape(request_id=request), Done).accepted
+    s.wait(lambda: f"{WORKER} is not resized: {WORKER} is not there (tried again)" in s.metrics().reason)
+    s.wait(lambda: asked.count(WORKER) == 4)
+    assert story(s).count("is not there") == 0, "each refusal was an event, which led to the next request"
 
 
 def test_a_pod_that_vanished_between_two_watches_is_replaced(stage: Stage) -> None:
