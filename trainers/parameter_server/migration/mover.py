@@ -23,7 +23,8 @@ _ROUND_SECONDS, _LONGEST_ROUND_SECONDS = 0.2, 5.0
 """Pauses between two rounds. The longer one is used after the order is copied, if rounds take long: each copies the
 changes since the last one, which are all rows if these are hot, and takes this time from requests until the hand-over.
 """
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 5.0
+"""Pauses after a failure; in a hand-over that must copy everything again, each is twice the one before it."""
 _PERMANENT = (IncompatibleError, AuthenticationError)
 """Permanent errors of two incompatible processes. Others are temporary or end with another order: a server that
 restarts is unreachable, and one that restores has another generation."""
@@ -105,11 +106,14 @@ class Mover:
     def take_over(
         self, order: TakeOrder, generation: int, routing: RoutingTable, is_wanted: Callable[[], bool]
     ) -> bool:
-        """Takes over the buckets of an order, however often a server is unreachable; false when the order was
-        cancelled."""
+        """Takes over the buckets of an order, however often this fails; false when the order was cancelled.
+
+        Nobody serves the buckets until then, and no other directive comes before the master gives the hand-over up.
+        """
         self.follow(order, generation)
         if (at_work := self._taker) is not None:
             at_work.hurry()
+        pause = _RETRY_SECONDS
         while self.taken != order.order_id and is_wanted() and self._is_in_force(order):
             with self._working:
                 try:
@@ -117,15 +121,17 @@ class Mover:
                 except TransportError as error:
                     log.warning("take_over_failed", order=order.order_id, reason=str(error))
                     self._note_problem(error)
+                    again = _RETRY_SECONDS
                 except ElastrecError as error:
-                    log.warning("not_taken_over", order=order.order_id, reason=str(error))
+                    log.warning("not_taken_over", order=order.order_id, reason=str(error), next_try_seconds=pause)
                     self._note_problem(error)
-                    return False
+                    self._drop_taker()
+                    again, pause = pause, min(2 * pause, _LONGEST_RETRY_SECONDS)
                 else:
                     self._taker, self.taken = None, order.order_id
                     self._report()
                     break
-            self._wait(order, _RETRY_SECONDS)
+            self._wait(order, again)
         return self.taken == order.order_id
 
     def _taker_of(self, order: TakeOrder, generation: int) -> Taker:

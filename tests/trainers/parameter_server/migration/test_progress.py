@@ -13,6 +13,7 @@ from elastrec.platform.transport.messages.job import CopyProgress
 from elastrec.trainers.parameter_server.migration import giving, mover
 from elastrec.trainers.parameter_server.migration.mover import Mover
 from elastrec.trainers.parameter_server.migration.taking import Taker
+from elastrec.trainers.parameter_server.storage import ServerMemoryError
 from elastrec.trainers.parameter_server.warm_up import warm_kernels
 from tests.processes import wait_for
 from tests.trainers.parameter_server.migration.moving import BUCKETS, Cluster, Worker, cluster
@@ -150,9 +151,13 @@ def test_a_retryable_error_is_reported_until_the_order_makes_progress(
         worker.client.close()
 
 
-def test_a_hand_over_continues_after_every_wire_error_and_names_it() -> None:
+@pytest.mark.parametrize("kind", [IncompatibleError, ServerMemoryError])
+def test_a_hand_over_is_tried_again_after_every_error_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ElastrecError]
+) -> None:
+    monkeypatch.setattr(mover, "_RETRY_SECONDS", 0.01)
     asked: list[str] = []
-    errors: dict[str, Exception | None] = {"ps-0": IncompatibleError("other code")}
+    errors: dict[str, Exception | None] = {"ps-0": kind("other code")}
     with cluster(2, 1) as moved:
         after = moved.table(2, moved.routing.owners)
         copier, order = moving(moved, 2, errors, asked)
