@@ -101,6 +101,8 @@ def save_part(
     frozen = server.freeze()
     dense = frozen.dense
     try:
+        # Who cancels a save thaws what is frozen after it has become unwanted, and nothing was until here.
+        check()
         groups = [
             (store, np.array(buckets, np.int64), store.cuts.since(base, np.array(buckets, np.int64)))
             for store, buckets in frozen.stores

@@ -20,7 +20,9 @@ from elastrec.trainers.parameter_server.messages import Applied, Rows
 from elastrec.trainers.parameter_server.records import share as records
 from elastrec.trainers.parameter_server.records.saver import Saver
 from elastrec.trainers.parameter_server.serving import handlers
-from elastrec.trainers.parameter_server.serving.server import ParameterServer
+from elastrec.trainers.parameter_server.serving.server import Frozen, ParameterServer
+from elastrec.trainers.parameter_server.storage.kernels.arrays import FROZEN
+from tests.processes import wait_for
 from tests.trainers.parameter_server.calls import SGD, pull, push, server_of
 from tests.trainers.parameter_server.running import routing_of, training_job
 
@@ -143,6 +145,24 @@ def test_a_server_whose_store_hangs_serves_again_when_the_save_is_abandoned(
     reports.wait(1)
     assert [part.order_id for part in reports.parts] == ["save-2"] and not reports.parts[0].problem
     assert not open_store(tmp_path / "record-1").keys() and open_store(tmp_path / "record-2").keys()
+
+
+def test_a_save_cancelled_immediately_before_its_cut_leaves_no_bucket_frozen_while_the_store_hangs(
+    trained: ParameterServer, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freeze = trained.freeze
+
+    def cancel_and_freeze() -> Frozen:
+        saver.cancel()
+        return freeze()
+
+    monkeypatch.setattr(trained, "freeze", cancel_and_freeze)
+    reports = Reports()
+    saver = Saver(trained, reports.frozen.append, reports.part, reports.errors.append)
+    saver.begin(order(tmp_path, 1))
+    wait_for(lambda: gate.reached.is_set() or (not saver.order_id and not saver.writing), 60, "the end of the save")
+    assert not any((store.marks[:, FROZEN] >= 0).any() for store in trained.stores)
+    assert not gate.reached.is_set() and not reports.frozen and not reports.parts and not reports.errors
 
 
 def test_only_the_newest_order_received_while_the_store_hung_is_executed(
