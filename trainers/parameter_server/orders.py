@@ -64,9 +64,13 @@ class Orders:
         Returns both, and whether it waited.
         """
         with self._changed:
-            if waits := self.directive is done and self.failure is None:
+            if waits := not self.has_news(done):
                 self._changed.wait(seconds)
             return self.directive, self.failure, waits
+
+    def has_news(self, done: Directive | None) -> bool:
+        """Whether there is another directive than `done`, or a failure."""
+        return self.directive is not done or self.failure is not None
 
     def failed(self, error: Exception) -> None:
         """Records a failure that ends the process."""

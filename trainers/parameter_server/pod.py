@@ -210,6 +210,10 @@ class ServerPod:
         assert self._server is not None
         done: Directive | None = None
         next_eviction = _EVICTION_SECONDS
+
+        def may_evict() -> bool:
+            return not (self._stopped.is_set() or self._orders.has_news(done))
+
         while not self._stopped.is_set():
             directive, failure, waited = self._orders.wait(done, 1.0)
             next_eviction -= 1.0 if waited else 0.0
@@ -218,10 +222,10 @@ class ServerPod:
                     self._report_failure(f"a push was applied in part: {failure}", retryable=True)
                 raise failure
             assert directive is not None
-            if next_eviction <= 0:
-                self._server.evict()
-                next_eviction = _EVICTION_SECONDS
             if directive is done:
+                # It stops for another directive, because the job may be waiting until that one is reached.
+                if next_eviction <= 0 and self._server.evict(may_evict):
+                    next_eviction = _EVICTION_SECONDS
                 continue
             if directive.mode is Mode.EXIT:
                 log.info("exit", version=directive.version)

@@ -33,7 +33,8 @@ from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
-from elastrec.trainers.parameter_server.storage import ServerMemoryError
+from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
+from tests.processes import wait_for
 from tests.splits import origin_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
@@ -285,6 +286,31 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
         running.join(15)
     finally:
         pod.stop()
+        master.close()
+
+
+def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = itertools.count()
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    monkeypatch.setattr(server_pod, "_EVICTION_SECONDS", 0.0)
+    monkeypatch.setattr(RowStore, "eviction_steps", lambda *_: (0 * step for step in steps))  # without end
+    master = ScriptedMaster(training_job(), servers=1)
+    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
+    running = threading.Thread(target=pod.run, daemon=True)
+    running.start()
+    try:
+        addresses = master.wait_for_registrations(1)
+        for order in ("r1", "r2"):
+            directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder(order, ""))
+            master.wait_until_reached(directive, ["ps-0"])
+            begun = next(steps)
+            wait_for(lambda begun=begun: next(steps) > begun + 10, 30, "an eviction")
+        master.direct(mode=Mode.EXIT)
+        running.join(15)
+        assert not running.is_alive()
+    finally:
+        pod.stop()
+        running.join(15)
         master.close()
 
 

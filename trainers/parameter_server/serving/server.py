@@ -65,6 +65,8 @@ class ParameterServer(RequestHandlers):
         self.transfers = 0
         # Future buckets that it does not serve yet, and their stores.
         self._staged: tuple[Array, list[RowStore]] | None = None
+        # The table group and bucket with which the next eviction begins.
+        self._evicted_to = (0, 0)
         # A save that copies it keeps a reference, and releases it at its end.
         self._frozen: weakref.ref[Frozen] | None = None
 
@@ -340,27 +342,44 @@ class ParameterServer(RequestHandlers):
         if frozen is not None:
             frozen.thaw()
 
-    def evict(self) -> None:
+    def evict(self, may_continue: Callable[[], bool] = lambda: True) -> bool:
         """Evicts rows that were not seen for long, in steps between which requests are served.
 
         Only rows of buckets that this server serves: those in `left` must not change, because a removed row's place is
         filled with another row, which a copy of the last changes would miss.
-        """
 
-        def serves(bucket: int) -> bool:
-            place = self.place
-            return place is not None and bool(place.owned[bucket])
+        Args:
+            may_continue: called after each step; if it returns False, the next call begins with the bucket after this
+                one.
+
+        Returns whether the last bucket was reached.
+        """
+        first = reached = self._evicted_to
+
+        def is_due(bucket: int) -> bool:
+            nonlocal reached
+            place, here = self.place, (store.group.index, bucket)
+            if place is None or not place.owned[bucket] or here < first:
+                return False
+            reached = (store.group.index, bucket + 1)
+            return True
 
         for store in list(self.stores):
-            steps, dropped = store.eviction_steps(self.now_seconds(), serves), 0
-            while True:
+            steps, dropped, goes_on = store.eviction_steps(self.now_seconds(), is_due), 0, True
+            while goes_on:
                 with self.gate.passed():
                     step = next(steps, None)
                 if step is None:
                     break
                 dropped += step
+                goes_on = may_continue()
             if dropped:
                 log.info("evicted", entries=dropped, rows_left=store.rows, group=store.group.index)
+            if not goes_on:
+                self._evicted_to = reached
+                return False
+        self._evicted_to = (0, 0)
+        return True
 
 
 def _drop(stores: Sequence[RowStore], buckets: Array) -> None:

@@ -46,6 +46,7 @@ from tests.trainers.parameter_server.calls import (
     server_of,
     stamp,
 )
+from tests.trainers.parameter_server.filled import push as fill
 from tests.trainers.parameter_server.running import DIMENSION, job_spec, routing_of
 
 
@@ -272,6 +273,22 @@ def test_rows_found_by_a_pull_are_looked_up_again_after_an_eviction() -> None:
     push(server, "a", 1, [5], 0.5)
     np.testing.assert_array_equal(pull(server, "b", [6])[1][0], other)
     np.testing.assert_allclose(pull(server, "a", [5])[1][0], first - 0.5, atol=1e-6)
+
+
+def test_an_eviction_that_is_stopped_again_and_again_comes_to_all_buckets() -> None:
+    now = [0.0]
+    tables = {"user": {"evict_after": 100.0}, "item": {"evict_after": 100.0, "dimension": 8}}
+    server = ParameterServer("ps-0", job_spec(tables=tables), clock=lambda: now[0], capacity_rows=1000)
+    server.start_empty(routing_of(["here:1"]), 1)
+    fill([server], range(450), 1.0, now[0])
+    now[0] = 1000.0
+    fill([server], range(450, 900), 1.0, now[0])
+    buckets = sum(len(store.buckets_in_use()) for store in server.stores)
+    assert len(server.stores) == 2 and buckets > 400
+    # A bucket with rows that stay is looked at by each eviction.
+    assert any(server.evict(lambda: False) for _ in range(2 * buckets))
+    assert [store.rows for store in server.stores] == [450, 450]
+    assert server.evict(lambda: True)
 
 
 def test_a_worker_that_has_pulled_ahead_pushes_to_the_rows_of_its_older_pull() -> None:
