@@ -36,6 +36,8 @@ from elastrec.platform.transport.messages.profile import Measured
 
 _MOST_UNREAD = 1024
 _SETTLE_SECONDS = 0.5
+_MOVED = ("migration_hands_over", "migration_ended")
+"""Decisions after which earlier reports of servers count moved rows at their earlier owners."""
 
 
 class Remembered(msgspec.Struct, kw_only=True):
@@ -72,6 +74,8 @@ class Observations:
         self.migrations = MigrationProfile()
         self.window: Window | None = None
         self._is_trained = False
+        # Pods that have reported since buckets last changed servers.
+        self._current: set[str] = set()
         self._unread: list[tuple[Heartbeat, JobState, bool, float]] = []
 
     @property
@@ -117,6 +121,8 @@ class Observations:
             if isinstance(effect, Decided):
                 if effect.decision == "slow_pod_moved":
                     self._slow_pods[Role(effect.inputs["role"])].moved(now)
+                if effect.decision in _MOVED:
+                    self._current.clear()
                 # Only durations of this profile are used, so no wall clock is needed.
                 self.migrations.decided(now, 0.0, effect.decision, effect.inputs)
         if state.membership.revision != self._starts.revision:
@@ -130,6 +136,7 @@ class Observations:
 
     def heartbeat(self, message: Heartbeat, state: JobState, now: float) -> None:
         """Adds a member's heartbeat; each window counts once."""
+        self._current.add(message.pod)
         self._unread.append((message, state, state.phases.phase is Phase.TRAINING, now))
         if len(self._unread) >= _MOST_UNREAD:
             self.settle()
@@ -152,6 +159,11 @@ class Observations:
         """Discards the figures of all other pods."""
         for gone in self._monitor.pods.keys() - members.keys():
             self.monitor.forget(gone)
+
+    def is_current(self, state: JobState) -> bool:
+        """Whether the figures of all servers are of the present owners: none is of another process of the master, and
+        no row counts twice because only one of two servers has reported since it moved."""
+        return all(server.name in self._current for server in state.owners())
 
     def relief(self, state: JobState, now: float) -> Relief | None:
         """Buckets that should leave a hot server, if it was hot for long enough and nothing else changes."""
@@ -232,5 +244,5 @@ class Observations:
         if state.phase is Phase.TRAINING:
             self.speed.add(window.samples, window.seconds)
         # Rows also count during a save and while workers start or end, because the forecast does not wait for these.
-        if are_servers_settled(state):
+        if are_servers_settled(state) and self.is_current(state):
             self.growth.add(state.training.samples, state.phases.generation, self.monitor.tables())

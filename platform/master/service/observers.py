@@ -132,7 +132,7 @@ class ObserverCalls(ServicePart):
                 job_json=self._job_json,
                 phase=str(self.state.phase),
                 configuration=configuration,
-                is_settled=is_settled(self.state),
+                is_settled=is_settled(self.state) and self._seen.is_current(self.state),
                 measured=self._seen.profile.measured(),
                 remaining_samples=queue.splits.total_rows - queue.covered_rows(),
                 dense_bytes=self._seen.monitor.dense_bytes(),
@@ -153,7 +153,7 @@ class ObserverCalls(ServicePart):
                 ],
                 worker_used_bytes=worker_use(self.state, self._seen.monitor),
                 servers_move=migration.is_possible(self.state),
-                are_servers_settled=are_servers_settled(self.state),
+                are_servers_settled=are_servers_settled(self.state) and self._seen.is_current(self.state),
                 samples_per_second=self._seen.speed.samples_per_second,
                 speed_deviation=self._seen.speed.deviation,
             )

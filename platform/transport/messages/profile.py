@@ -81,7 +81,8 @@ class Profile(Message, frozen=True):
 
     Attributes:
         configuration: the present or wanted configuration of the job.
-        is_settled: whether every pod of it is running and nothing is being changed.
+        is_settled: whether every pod of it is running, nothing is being changed, and every server has reported since
+            rows last moved.
         measured: one entry per configuration that the job has had, the oldest first.
         remaining_samples: rows still to be trained, all epochs.
         dense_bytes: of the dense parameters, all servers together; 0 before the first worker has sent them.
@@ -93,7 +94,8 @@ class Profile(Message, frozen=True):
         shape_version: of the job's wanted shape (see ChangeShape).
         shape_changes: the latest changes of it, the oldest first.
         worker_used_bytes: memory in use by the worker that uses most; 0: none has reported it.
-        are_servers_settled: whether every server is running with its wanted size, even if other pods are changing.
+        are_servers_settled: whether every server is running with its wanted size and has reported since rows last
+            moved, even if other pods are changing.
         servers_move: whether the number of parameter servers can change now.
         samples_per_second: mean of its last windows, in any configuration; 0: not known yet.
         speed_deviation: standard deviation of single windows, in samples/s.

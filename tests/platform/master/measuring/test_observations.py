@@ -6,11 +6,12 @@ import pytest
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
+from elastrec.platform.master.machine.effects import Effect
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.speed_profile import is_settled
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.job import BucketLoad, Heartbeat, ServerLoad, TableUsage, WindowMetrics
-from tests.platform.master.machine.test_migration import long_job
+from tests.platform.master.machine.test_migration import ask, go_on, long_job
 from tests.platform.master.world import World, running
 
 
@@ -77,9 +78,10 @@ def test_a_job_with_constant_changes_still_measures_growth_and_speed():
     world.handle(events.SaveAsked(time=world.time))
     for second in range(1, 5):
         world.state.training.samples = 128 * second
-        tables = [TableUsage(table="user", rows=100 * second, bytes=8000 * second)]
-        beat = Heartbeat(pod="j-ps-0", incarnation="i", generation=0, reached_version=1, tables=tables)
-        seen.heartbeat(beat, world.state, world.time)
+        tables = [TableUsage(table="user", rows=50 * second, bytes=4000 * second)]
+        for server in ("j-ps-0", "j-ps-1"):
+            beat = Heartbeat(pod=server, incarnation="i", generation=0, reached_version=1, tables=tables)
+            seen.heartbeat(beat, world.state, world.time)
         report(world, seen, second)
         assert not is_settled(world.state)
         assert seen.close_window(world.state, world.time + second)
@@ -87,6 +89,45 @@ def test_a_job_with_constant_changes_still_measures_growth_and_speed():
     assert len(user.samples) >= 3 and user.rows[-1] == 400
     assert seen.speed.samples_per_second == pytest.approx(128.0)
     assert seen.profile.measured() == []
+
+
+def rows_of(world: World, seen: Observations, counts: dict[str, int]) -> list[int]:
+    """The counted rows of all servers together, after reports of some of them and a window of training."""
+    for server, rows in counts.items():
+        tables = [TableUsage(table="user", rows=rows, bytes=80 * rows)]
+        beat = Heartbeat(pod=server, incarnation="i", generation=0, reached_version=1, tables=tables)
+        seen.heartbeat(beat, world.state, world.time)
+    world.state.training.samples *= 2
+    world.time += 5.0
+    assert seen.close_window(world.state, world.time)
+    return [rows for table in seen.growth.tables() for rows in table.rows]
+
+
+def test_rows_that_have_moved_count_once_although_servers_report_one_after_the_other() -> None:
+    world = long_job()
+    seen = Observations(world.time)
+    note = world.note
+
+    def note_and_measure(event: events.Event, effects: list[Effect]) -> None:
+        note(event, effects)
+        seen.handled(world.state, effects, world.time)
+
+    world.note = note_and_measure  # type: ignore[method-assign]
+    assert rows_of(world, seen, {"j-ps-0": 300, "j-ps-1": 300}) == [600]
+    ask(world, 3)
+    go_on(world)
+    # The new server's rows are still in the last reports of the two others.
+    assert rows_of(world, seen, {"j-ps-2": 200}) == [600]
+    assert not seen.is_current(world.state)
+    assert rows_of(world, seen, {"j-ps-0": 200, "j-ps-1": 200}) == [600, 600]
+    assert seen.is_current(world.state)
+
+
+def test_a_restarted_master_counts_no_rows_before_all_servers_have_reported() -> None:
+    world = long_job()
+    seen = Observations(world.time)
+    assert rows_of(world, seen, {"j-ps-0": 300}) == [] and not seen.is_current(world.state)
+    assert rows_of(world, seen, {"j-ps-1": 300}) == [600]
 
 
 @pytest.mark.parametrize("trouble", ["", "a server is resized", "nothing is trained", "the job is nearly done"])
