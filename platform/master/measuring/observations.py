@@ -208,10 +208,10 @@ class Observations:
         return [slow for slow in found if slow is not None]
 
     def _training(self, state: JobState) -> dict[str, PodSample]:
-        """Workers that stay and have trained something."""
+        """Workers that stay, have trained something, and may train now: figures of others are of the past."""
         known = self._monitor.pods
-        workers = {worker.name: known[worker.name] for worker in state.membership.workers()
-                   if worker.stays and worker.name in known}  # fmt: skip
+        at_work = (worker for worker in state.membership.workers() if worker.stays and not worker.is_idle)
+        workers = {worker.name: known[worker.name] for worker in at_work if worker.name in known}
         return {name: sample for name, sample in workers.items() if sample.compute_seconds_per_row > 0}
 
     def _left_seconds(self, state: JobState) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from elastrec.platform.clusters.nodes import Node, NodeCondition
-from elastrec.platform.master.machine.events import ServerHot, ShapeAsked
+from elastrec.platform.master.machine.events import PodOrdered, ServerHot, ShapeAsked
 from elastrec.platform.master.measuring.hot_servers import HOT_RATIO, LEAST_ROWS_PER_SECOND, Load
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.slow_pods import (
@@ -25,6 +25,7 @@ from elastrec.platform.master.measuring.slow_pods import (
 from elastrec.platform.master.pods.requests import open_requests
 from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, WindowMetrics
+from elastrec.platform.transport.messages.observer import WorkerOrder
 from tests.platform.master.machine.test_migration import long_job, owners
 from tests.platform.master.world import World
 from tests.shapes import change
@@ -171,6 +172,20 @@ def test_figures_of_heartbeats_find_a_slow_worker_where_the_job_file_lets_it_mov
         pass_window(world, seen)
         found |= {slow.pod: slow.ratio for slow in seen.slow_pods(world.state, world.time)}
     assert found == ({"j-worker-1": pytest.approx(5.0)} if allowed else {})
+
+
+def test_a_slow_worker_that_was_ordered_to_be_idle_is_not_moved():
+    world = long_job(slow_pod_moves=1)
+    seen, found = Observations(world.time), []
+    for number in range(1, 40):
+        report(world, seen, "j-worker-0", 0.1, number)
+        if number == 3:
+            world.handle(PodOrdered(time=world.time, pod="j-worker-1", order=WorkerOrder(is_idle=True)))
+        if number <= 3:
+            report(world, seen, "j-worker-1", 0.5, number)
+        pass_window(world, seen)
+        found += seen.slow_pods(world.state, world.time)
+    assert found == [], "its last figures, of the time before the order, counted in every window"
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
