@@ -210,7 +210,7 @@ def _lose(
         return
     if member.name in state.membership.members:
         dismiss(state, member, effects, delete=delete)
-    successor = _successor(state, member)
+    successor = _successor(state, member, oom_bytes)
     # If the pod never worked, the last kill remains that of its predecessor.
     successor.oom_bytes = oom_bytes or (0 if member.is_registered else member.oom_bytes)
     successor.reason = reason
@@ -237,19 +237,24 @@ def replaced(
     effects.append(Decided(decision="pod_replaced", inputs=inputs))
 
 
-def _successor(state: JobState, member: Member) -> Member:
+def _successor(state: JobState, member: Member, oom_bytes: int) -> Member:
     """The pod that replaces a lost one.
 
     If the lost pod was being replaced: its successor if that works, otherwise a pod of the same kind, which is then
-    replaced. If the lost pod was ended after a notice: the server that is starting for it, because the node was not the
-    cause.
+    replaced. The successor that is starting takes its place at once if the lost pod was ended after a notice, because
+    the node was not the cause, or if it was killed for memory and the successor has more, because another pod of its
+    size would be killed again.
+
+    Args:
+        oom_bytes: memory limit at which it was killed for memory; 0: it ended otherwise.
     """
-    if member.outgoing and member.name in state.ownership.servers:
-        spare = succession.spare_server(state, may_be_starting=member.has_notice)
-        if spare is not None:
-            return spare
+    size = state.wanted_shape[member.role].size
+    takes_starting = member.has_notice or 0 < oom_bytes < size.memory_bytes
+    if member.outgoing:
+        stand_in = succession.stand_in(state, member, may_be_starting=takes_starting)
+        if stand_in is not None:
+            return stand_in
     if not member.outgoing or member.has_notice:
-        size = state.wanted_shape[member.role].size
         return state.membership.add(member.role, member.index, size, state.time, avoids_nodes=member.avoids_nodes)
     successor = state.membership.add(member.role, member.index, member.asked, state.time)
     successor.outgoing, successor.outgoing_for = member.outgoing, member.outgoing_for

@@ -165,11 +165,22 @@ def newcomer_lost(
     losses.replaced(state, member, again, reason, effects)
 
 
-def spare_server(state: JobState, *, may_be_starting: bool = False) -> Member | None:
-    """A working server that owns nothing and is to stay, or a starting one if there is no other."""
-    spare = [s for s in state.membership.servers() if s.stays and s.name not in state.ownership.servers]
-    spare.sort(key=lambda server: not server.is_registered)
-    return next((server for server in spare if server.is_registered or may_be_starting), None)
+def stand_in(state: JobState, lost: Member, *, may_be_starting: bool) -> Member | None:
+    """The successor of a pod that was lost while it was being replaced, if it can take its place now.
+
+    For a server: a working server that owns nothing and is to stay, or a starting one if there is no other. For a
+    worker: a starting one, because a worker leaves when its successor works.
+    """
+    members = state.membership
+    if lost.role is Role.WORKER:
+        made = [w for w in members.workers() if w.stays and w.made_for == lost.outgoing_for and not w.oom_bytes]
+        new = [worker for worker in made if not worker.is_registered]
+    elif lost.name in state.ownership.servers:
+        new = [server for server in members.servers() if server.stays and server.name not in state.ownership.servers]
+    else:
+        return None
+    new.sort(key=lambda member: not member.is_registered)
+    return next((member for member in new if member.is_registered or may_be_starting), None)
 
 
 def waiting(state: JobState) -> str:

@@ -8,6 +8,7 @@ from elastrec.platform.clusters.pods import EndReason, PodSize
 from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
+from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.master.pods.operations import PodOperations
 from elastrec.platform.master.pods.shape import IN_PLACE_SECONDS
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
@@ -50,6 +51,10 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_role(world: World, role: Role) -> set[str]:
     return {member.name for member in world.state.membership.members.values() if member.role is role}
+
+
+def members(world: World, role: Role) -> list[Member]:
+    return [member for member in world.state.membership.members.values() if member.role is role]
 
 
 @pytest.mark.usefixtures("fleet")
@@ -374,6 +379,23 @@ def test_a_server_that_is_lost_before_its_successor_works_is_replaced_and_still_
     assert replacement.outgoing and world.state.recovery.rollbacks == 1
     world.live_on(20)
     assert outcome(world) is ShapeOutcome.DONE and replacement.name not in world.state.membership.members
+    check(world)
+
+
+@pytest.mark.usefixtures("fleet", "crowded")
+@pytest.mark.parametrize("role", [Role.PARAMETER_SERVER, Role.WORKER])
+def test_a_pod_killed_for_memory_before_its_larger_successor_works_is_replaced_by_that_one(role: Role):
+    world = long_job()
+    ask(world, **{f"{role.replace('-', '_')}_memory_bytes": LARGE.memory_bytes})
+    small = by_role(world, role) & set(world.up)
+    assert len(small) == 2 and len(by_role(world, role)) == 4, "its successors wait for a node"
+    for pod in sorted(small):
+        world.kill(pod, end=EndReason.OUT_OF_MEMORY)
+    # Another pod of the small size would be killed again, which fails the job.
+    assert {member.asked.memory_bytes for member in members(world, role)} == {LARGE.memory_bytes}
+    world.live_on(20)
+    assert world.state.phase is Phase.TRAINING and outcome(world) is ShapeOutcome.DONE
+    assert len(by_role(world, role)) == 2
     check(world)
 
 
