@@ -8,18 +8,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
 
-from elastrec.checkpoints import Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind, adapt
+from elastrec.checkpoints import Adaptation, Attribute, BucketRows, DamagedRecordError, RecordManifest, SectionKind
 from elastrec.checkpoints.rows import CELLS, chunk
 from elastrec.checkpoints.sections import SectionEntry
 from elastrec.checkpoints.shares import KINDS, Share
 from elastrec.checkpoints.summary import SegmentSummary
 from elastrec.platform.specs.errors import CheckpointError
-from elastrec.platform.specs.job import JobSpec
 from elastrec.trainers.parameter_server.plan import TablePlan
 from elastrec.trainers.parameter_server.storage import RowStore
 from elastrec.trainers.parameter_server.storage.columns import (
@@ -91,21 +90,36 @@ def _fitting(
     if not entries:
         return []
     buckets, counts = [entry.buckets for entry in entries], [entry.counts for entry in entries]
-    lengths = np.array([len(each) for each in buckets])
+    lengths, count_lengths = (np.array([len(each) for each in lists]) for lists in (buckets, counts))
     number_of, bucket_of = np.repeat(np.arange(len(entries)), lengths), np.concatenate(buckets).astype(np.int64)
-    is_odd = np.zeros(len(entries), np.bool_)
+    number_of_count, count = np.repeat(np.arange(len(entries)), count_lengths), np.concatenate(counts)
+    is_odd, totals = lengths != count_lengths, np.zeros(len(entries), np.int64)
     is_odd[number_of[(bucket_of < 0) | (bucket_of >= len(store.owned))]] = True
+    is_odd[number_of_count[count < 0]] = True
+    np.add.at(totals, number_of_count, count)
     # A section contains a bucket once.
     keys = np.sort(number_of * len(store.owned) + np.clip(bucket_of, 0, len(store.owned) - 1))
     is_odd[keys[1:][keys[1:] == keys[:-1]] // len(store.owned)] = True
     return [
         not odd
-        and len(each) == length
-        and bool((each >= 0).all())
         and entry.attributes == attributes
-        and [(array.name, array.dtype, *array.shape) for array in entry.arrays] == [(name, "<u4", each.sum(), width)]
-        for entry, each, length, odd in zip(entries, counts, lengths.tolist(), is_odd.tolist(), strict=True)
+        and [(array.name, array.dtype, *array.shape) for array in entry.arrays] == [(name, "<u4", total, width)]
+        for entry, total, odd in zip(entries, totals.tolist(), is_odd.tolist(), strict=True)
     ]
+
+
+class _Fresh(NamedTuple):
+    """Rows of a share that replace nothing, all in one store.
+
+    Attributes:
+        number: of the store; numbers: [T] int64, numbers of the share's tables there.
+        buckets, counts: [b] int64, buckets with rows, and the number of rows of each.
+    """
+
+    number: int
+    numbers: Array
+    buckets: Array
+    counts: Array
 
 
 class Loader:
@@ -113,7 +127,7 @@ class Loader:
 
     Args:
         stores: one per group of the plan; the restored buckets are empty.
-        manifest: of the record.
+        manifest: of the record; adaptation: what the job keeps of it.
         now_seconds: replaces a missing `last_seen`.
         threads: for loading rows that replace nothing.
 
@@ -126,9 +140,9 @@ class Loader:
     def __init__(
         self,
         plan: TablePlan,
-        spec: JobSpec,
         stores: Sequence[RowStore],
         manifest: RecordManifest,
+        adaptation: Adaptation,
         now_seconds: float,
         threads: int,
     ) -> None:
@@ -143,9 +157,7 @@ class Loader:
         self._lock = threading.Lock()
         # Rows of a delta may replace others, so that their number is no measure.
         self._has_changes = False
-        # Rows of the share replace nothing: the store of all of them, and their tables' numbers there.
-        self._fresh: tuple[int, Array] | None = None
-        kept = adapt(manifest.model, spec).kept_tables
+        kept = adaptation.kept_tables
         for number, store in enumerate(stores):
             for index in range(store.group.first_table, store.group.end_table):
                 table = plan.tables[index]
@@ -166,25 +178,24 @@ class Loader:
         if share.tables and not any(table in self._tables for table in share.tables):
             return
         self._has_changes |= bool(share.first.any())
-        self._fresh = None
-        if self.has_same_buckets:
-            self._expect(share)
+        fresh = self._expect(share) if self.has_same_buckets else None
         kinds: Sequence[SectionKind] = KINDS
-        if self._fresh is not None:
+        if fresh is not None:
             # A full part deletes nothing.
             kinds = (SectionKind.CANDIDATES,)
-            if (slabs := self._slabs(share, *self._fresh)) is not None:
-                yield from self._copy_slabs(share, self._fresh[0], slabs)
+            if (slabs := self._slabs(share, fresh)) is not None:
+                yield from self._copy_slabs(share, fresh.number, slabs)
             else:
-                self._clear_lines(share, self._fresh[0])
-                enter = functools.partial(self._enter_fresh, *self._fresh)
+                store = self._stores[fresh.number]
+                store.rows_memory.clear_lines(fresh.buckets[store.owned[fresh.buckets]])
+                enter = functools.partial(self._enter_fresh, fresh.number, fresh.numbers)
                 yield from _side_by_side(share.readers(SectionKind.ROWS, self._threads), enter)
         for rows in share.read(kinds):
             self._enter(rows)
             yield
 
-    def _expect(self, share: Share) -> None:
-        """Restores the versions of the buckets and reserves memory for their rows."""
+    def _expect(self, share: Share) -> _Fresh | None:
+        """Restores the versions of the buckets and reserves memory for their rows; None: these may replace others."""
         targets = {self._tables[table][0] if table in self._tables else -1 for table in share.tables}
         buckets = share.answered
         for number in targets - {-1}:
@@ -192,25 +203,23 @@ class Loader:
             versions[buckets] = np.maximum(versions[buckets], share.last + 1)
         if len(targets) == 1 and -1 not in targets and not share.first.any():
             number = targets.pop()
-            if reserve_rows(self._stores[number], *share.row_counts(), clear=False):
-                self._fresh = number, np.array([self._tables[table][1] for table in share.tables], np.int64)
+            buckets, counts = share.row_counts()
+            if reserve_rows(self._stores[number], buckets, counts, clear=False):
+                numbers = np.array([self._tables[table][1] for table in share.tables], np.int64)
+                return _Fresh(number, numbers, buckets, counts)
+        return None
 
-    def _clear_lines(self, share: Share, number: int) -> None:
-        store, (buckets, _) = self._stores[number], share.row_counts()
-        store.rows_memory.clear_lines(buckets[store.owned[buckets]])
-
-    def _slabs(self, share: Share, number: int, numbers: Array) -> SlabLoader | None:
+    def _slabs(self, share: Share, fresh: _Fresh) -> SlabLoader | None:
         """A loader that copies the share's cells unchanged; None: rows of the store have other cells or buckets."""
-        store = self._stores[number]
-        is_here = np.array_equal(numbers, np.arange(len(store.salts)))
+        store = self._stores[fresh.number]
+        is_here = np.array_equal(fresh.numbers, np.arange(len(store.salts)))
         if not is_here or not all(is_kept(self._segments[table], store.group.segments) for table in share.tables):
             return None
         rows = share.entries(SectionKind.ROWS)
         if not all(_fitting(rows, CELLS, store.layout.width, store, cell_words(store.layout))):
             return None
-        buckets, counts = share.row_counts()
-        mine = store.owned[buckets]
-        slabs = SlabLoader(store, buckets[mine], counts[mine])
+        mine = store.owned[fresh.buckets]
+        slabs = SlabLoader(store, fresh.buckets[mine], fresh.counts[mine])
         return slabs if slabs.has_room else None
 
     def _copy_slabs(self, share: Share, number: int, slabs: SlabLoader) -> Iterator[None]:

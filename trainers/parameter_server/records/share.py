@@ -17,6 +17,7 @@ import structlog
 
 from elastrec.checkpoints import (
     CHUNK_BYTES,
+    Adaptation,
     Attribute,
     DamagedRecordError,
     GroupPart,
@@ -234,10 +235,11 @@ def restore(
     before_bytes = memory.read_bytes if memory is not None else 0
     record = open_record(uri) if memory is None else open_record(uri, lambda store: MemoryStore(store, memory))
     stores = server.empty_stores(place, used)
-    loader = _load(server, record, stores, np.flatnonzero(place.owned), threads)
+    adaptation = adapt(record.manifest.model, server.spec)
+    loader = _load(server, record, adaptation, stores, np.flatnonzero(place.owned), threads)
     for store in stores:
         store.trim()
-    source = DenseOfRecord(server, uri, record)
+    source = DenseOfRecord(server, uri, (record, adaptation))
     dense, marks = source.store_of(place), []
     if with_marks:
         numbers = np.flatnonzero(place.owned), np.flatnonzero(place.dense_owned)
@@ -251,11 +253,16 @@ def restore(
 
 
 def _load(
-    server: ParameterServer, record: Record, stores: Sequence[RowStore], buckets: Array, threads: int | None
+    server: ParameterServer,
+    record: Record,
+    adaptation: Adaptation,
+    stores: Sequence[RowStore],
+    buckets: Array,
+    threads: int | None,
 ) -> Loader:
     """Loads buckets [b] from a record and its bases into stores without their contents."""
     readers = min(_MOST_READERS, threads or os.cpu_count() or 1)
-    loader = Loader(server.plan, server.spec, stores, record.manifest, server.now_seconds(), readers)
+    loader = Loader(server.plan, stores, record.manifest, adaptation, server.now_seconds(), readers)
     for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
         for _ in loader.take(share):
             server.transfers += 1
@@ -267,24 +274,27 @@ class DenseOfRecord:
     """The dense parameters of a record that the job keeps, for servers with any dense buckets of any layout.
 
     Args:
-        record: None: it is opened when it is needed.
+        read: the record and what the job keeps of it; None: it is opened when it is needed.
     """
 
-    def __init__(self, server: ParameterServer, uri: str, record: Record | None = None) -> None:
+    def __init__(self, server: ParameterServer, uri: str, read: tuple[Record, Adaptation] | None = None) -> None:
         self.uri = uri
         self._server = server
         self._optimizer = server.spec.optimizers.dense
-        self._opened = record
+        self._given = read
 
     @cached_property
-    def _record(self) -> Record:
-        return self._opened or open_record(self.uri)
+    def _read(self) -> tuple[Record, Adaptation]:
+        if self._given is not None:
+            return self._given
+        record = open_record(self.uri)
+        return record, adapt(record.manifest.model, self._server.spec)
 
     @cached_property
     def _layout(self) -> list[Parameter]:
-        model = self._record.manifest.model
-        is_anew = adapt(model, self._server.spec).dense("*") is Verdict.NEW
-        return [] if is_anew else [Parameter(dense.name, tuple(dense.shape)) for dense in model.dense]
+        record, adaptation = self._read
+        is_anew = adaptation.dense("*") is Verdict.NEW
+        return [] if is_anew else [Parameter(dense.name, tuple(dense.shape)) for dense in record.manifest.model.dense]
 
     def store_of(self, place: Place) -> DenseStore | None:
         """The place's buckets in the record's own order, so that a save before the first worker loses nothing."""
@@ -298,7 +308,8 @@ class DenseOfRecord:
     def __call__(self, dense: DenseStore) -> list[str]:
         """See DenseSource."""
         shapes = {parameter.name: parameter.shape for parameter in self._layout}
-        keep_state = self._record.manifest.model.dense_optimizer == self._optimizer.kind
+        record, _ = self._read
+        keep_state = record.manifest.model.dense_optimizer == self._optimizer.kind
         unknown = []
         for parameter, group in itertools.groupby(dense.pieces(), key=lambda piece: piece.parameter):
             if shapes.get(parameter.name) != tuple(parameter.shape):
@@ -307,12 +318,12 @@ class DenseOfRecord:
             pieces = list(group)
             needed = pieces[0].start, pieces[-1].start + pieces[-1].length
             lacking = sum(piece.length for piece in pieces)
-            for start, arrays in self._record.dense_runs(parameter.name, needed):
+            for start, arrays in record.dense_runs(parameter.name, needed):
                 for piece in pieces:
                     lacking -= dense.take(piece, start, arrays, keep_state=keep_state)
                 self._server.transfers += 1
             if lacking:
                 raise DamagedRecordError(
-                    f"{self._record.uri}: {lacking} elements of the dense parameter {parameter.name} are not held"
+                    f"{record.uri}: {lacking} elements of the dense parameter {parameter.name} are not held"
                 )
         return unknown
