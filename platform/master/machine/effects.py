@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.master.machine.shards import Ended
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions
 from elastrec.platform.transport.messages.job import LeaseState, SavedPart, Shard
 
@@ -23,6 +24,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
 
     Attributes:
         base: URI of the record on which the parts may build.
+        shape: with which another master would continue the job from it; None: that of the launch.
     """
 
     order_id: str
@@ -34,6 +36,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     positions: Positions
     damaged: list[str] = []
     base: str = ""
+    shape: Shape | None = None
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
-from elastrec.platform.specs.shape import PlacesChange, PodSize
+from elastrec.platform.specs.shape import PlacesChange, PodSize, Shape
 from elastrec.platform.transport.messages.job import CopyProgress, RestoreProblem, SavedPart, ShardProgress
 from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove, WorkerOrder
@@ -29,10 +29,12 @@ class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         records: complete records, oldest first; the last one is the first choice.
         trained_rows: counted by earlier masters; 0 if unknown.
+        shape: of the job when the last of them was saved; None: unknown, or this launch names other sizes.
     """
 
     records: list[CompleteRecord]
     trained_rows: int
+    shape: Shape | None = None
 
 
 class TermBegun(_Event, frozen=True, kw_only=True):

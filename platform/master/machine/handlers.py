@@ -63,6 +63,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     state.is_resumed = True
     # Discarded rows count as trained, too, so the steps of this term's records are higher than that of the one before.
     state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
+    state.wanted_shape = event.resumed.shape or state.wanted_shape
     effects.append(
         Decided(
             decision="job_resumed",
@@ -79,15 +80,15 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
 
 def _begun(state: JobState, event: Begun, effects: list[Effect]) -> None:
     plan = state.plan
-    for role, places in plan.shape.places.items():
+    for role, places in state.wanted_shape.places.items():
         for index in range(places.count):
             member = state.membership.add(role, index, places.size, event.time)
             if role is Role.PARAMETER_SERVER:
                 state.recovery.order(member.name, event.time)
     state.ownership.assign([server.name for server in state.membership.servers()], plan.virtual_buckets)
     inputs = {
-        "workers": plan.shape[Role.WORKER].count,
-        "parameter_servers": plan.shape[Role.PARAMETER_SERVER].count,
+        "workers": state.wanted_shape[Role.WORKER].count,
+        "parameter_servers": state.wanted_shape[Role.PARAMETER_SERVER].count,
         "record": state.recovery.uri,
         "samples": state.samples_before,
     }

@@ -8,7 +8,7 @@ from elastrec.platform.master.machine import leasing, migration, notice, stages
 from elastrec.platform.master.machine.effects import CommitRecord, Decided, Effect
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.machine.saves import COMMITTING, PAUSING, WRITING, Base, Save
-from elastrec.platform.master.pods import orders
+from elastrec.platform.master.pods import orders, shape
 from elastrec.platform.specs.metrics import Phase, Role
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
         positions=save.positions,
         damaged=state.recovery.damaged,
         base=save.base.uri if save.base else "",
+        shape=shape.reached(state),
     )
 
 

@@ -178,6 +178,30 @@ def note(state: JobState, wanted: Shape, asked_by: str) -> None:
     state.shape_changes = [*state.shape_changes, changed][-_KEPT_CHANGES:]
 
 
+def reached(state: JobState) -> Shape:
+    """The shape with which a master without this journal is to continue the job: as wanted, as far as it was reached.
+
+    Servers: those that own rows, in their largest size, because they have to hold these rows again. Workers: not more
+    than have joined, or than the job began with.
+    """
+    began, workers = state.plan.shape, [w for w in state.membership.workers() if w.is_registered and not w.retiring]
+    owners, joined = state.owners(), max(len(workers), began[Role.WORKER].count)
+    return Shape(
+        {
+            Role.PARAMETER_SERVER: Places(len(owners), _largest(owners, began[Role.PARAMETER_SERVER].size)),
+            Role.WORKER: Places(
+                min(state.wanted_shape[Role.WORKER].count, joined), _largest(workers, began[Role.WORKER].size)
+            ),
+        }
+    )
+
+
+def _largest(members: list[Member], without: PodSize) -> PodSize:
+    """The largest size of pods; `without`: if there are none."""
+    sizes = [PodSize(m.cores, m.memory_bytes) if m.awaits_size else m.asked for m in members if m.is_registered]
+    return max(sizes, key=lambda size: (size.memory_bytes, size.cores), default=without)
+
+
 def _is_reached(state: JobState, request: RequestedShape) -> bool:
     """Whether every wanted pod of its roles works, and all other pods belong to other requests."""
     roles = request.roles or list(state.wanted_shape.places)

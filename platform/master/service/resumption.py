@@ -22,11 +22,13 @@ from elastrec.platform.master.reporting.unsent_metrics import read_result
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.row_ranges import RowRanges
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 
 log = structlog.get_logger(__name__)
 ATTRIBUTE = "numbering"
 """Attribute of a record's manifest that holds its Numbering."""
+_SHAPE = "shape"
 
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,30 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
             seed=splits.seed,
             kept_together=(job.spec.data.session or "") if moves_sessions else "",
         )
+
+
+class KeptShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Attribute of a record's manifest: the sizes of the job's launch, and those that it had at the record."""
+
+    launched: Shape
+    reached: Shape
+
+    @staticmethod
+    def attribute(request: LaunchRequest, reached: Shape | None) -> dict[str, str]:
+        """For the manifest of a record."""
+        kept = KeptShape(launched=Shape.of(request.training_job.spec.resources), reached=reached) if reached else None
+        return {_SHAPE: msgspec.json.encode(kept).decode()} if kept else {}
+
+
+def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
+    """The shape that the job had at a record; None if it is unknown, or the launch names other sizes than before.
+
+    With the sizes of the launch, servers would have to hold rows again for which they were enlarged.
+    """
+    text = record.manifest.attributes.get(_SHAPE, "")
+    kept = msgspec.json.decode(text, type=KeptShape) if text else None
+    is_same = kept is not None and kept.launched == Shape.of(request.training_job.spec.resources)
+    return kept.reached if kept is not None and is_same else None
 
 
 _FIELDS = {
@@ -214,10 +240,12 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
     Raises:
         CheckpointError, SpecError: as in `own_records`.
     """
-    complete = []
+    complete: list[CompleteRecord] = []
+    shape = None
     for record in own_records(request, plan.kept_records):
         try:
             positions = Positions.decode(record.positions())
+            shape = shape if complete else _shape_of(record, request)
         except (DamagedRecordError, msgspec.MsgspecError) as error:
             log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
             continue
@@ -225,7 +253,7 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
         complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step))
     if not complete:
         return None
-    return ResumedFrom(records=complete[::-1], trained_rows=_trained(request))
+    return ResumedFrom(records=complete[::-1], trained_rows=_trained(request), shape=shape)
 
 
 def _trained(request: LaunchRequest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,21 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.jobs.watching.past import _pages
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
+from elastrec.platform.master.pods.requests import open_requests
 from elastrec.platform.master.reporting.explanation import read_explanation
 from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
 from elastrec.platform.master.service import observers, service, term_watch
 from elastrec.platform.master.service.resumption import resumed_from
 from elastrec.platform.master.service.service import JobService
 from elastrec.platform.specs.errors import SpecError, TransportError
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, StreamNow
-from elastrec.platform.transport.messages.observer import GetStatus, SaveNow, Status, StopJob
+from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, SaveNow, ShapeAnswer, Status, StopJob
 from tests.platform.master.masters import Make, committed, counted, rival, saved, stage_fixture, trained  # noqa: F401
 from tests.platform.master.stage import Stage
+from tests.shapes import change
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -260,6 +264,33 @@ def test_a_master_without_its_journal_continues_from_the_newest_record(stage: Ma
     timeline = [entry.what for entry in successor.call(GetExplanation(), Explanation).timeline]
     assert any(line.startswith(f"resumed from {uri} at ") for line in timeline), timeline
     assert successor.metrics().samples_trained >= 4000
+
+
+@pytest.mark.parametrize("is_enlarged_by_launch", [False, True])
+def test_a_master_without_its_journal_continues_with_the_pods_that_the_job_had(
+    stage: Make, is_enlarged_by_launch: bool
+):
+    s = stage()
+    s.start()
+    trained(s, 20)
+    asked = change(parameter_servers=3, parameter_server_memory_bytes=3 * 2**30, workers=3)
+    assert s.call(ChangeShape(change=asked), ShapeAnswer).accepted
+    s.wait(lambda: not open_requests(s.service.state))
+    saved(s)
+    s.stop()
+    successor = stage("another")
+    began = Shape.of(successor.request.training_job.spec.resources)
+    if is_enlarged_by_launch:
+        content = copy.deepcopy(successor.request.job)
+        content["spec"]["resources"]["parameter_server"]["memory"] = 2**32
+        successor.request = msgspec.structs.replace(successor.request, job=content)
+        began = Shape.of(successor.request.training_job.spec.resources)
+    successor.start()
+    state = successor.service.state
+    assert state.wanted_shape == (began if is_enlarged_by_launch else began.changed(asked))
+    successor.wait_for(Phase.TRAINING)
+    assert len(state.owners()) == state.wanted_shape[Role.PARAMETER_SERVER].count
+    successor.wait_for(Phase.SUCCEEDED)
 
 
 @pytest.mark.parametrize(
