@@ -43,6 +43,16 @@ class Record:
         self._indices: dict[str, list[SectionEntry]] = {}
         self._lock = threading.Lock()
 
+    @property
+    def name(self) -> str:
+        """The last part of the URI."""
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def base_uri(self) -> str:
+        """URI of the record on which this one builds; empty: none."""
+        return f"{self.uri.rpartition('/')[0]}/{self.manifest.base}" if self.manifest.base else ""
+
     def positions(self) -> bytes:
         """The shard states given to `commit_record`.
 
@@ -92,8 +102,8 @@ class Record:
             DamagedRecordError: one of them is missing, or its manifest is damaged.
         """
         records = [self]
-        while name := records[0].manifest.base:
-            records.insert(0, open_record(f"{self.uri.rpartition('/')[0]}/{name}", self._through))
+        while uri := records[0].base_uri:
+            records.insert(0, open_record(uri, self._through))
             if len(records) > _LONGEST_CHAIN:
                 raise DamagedRecordError(f"{self.uri}: builds on more than {_LONGEST_CHAIN} records, or on itself")
         return records

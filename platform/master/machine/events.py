@@ -180,9 +180,14 @@ class PodRefused(_Event, frozen=True, kw_only=True):
 
 
 class RecordCommitted(_Event, frozen=True, kw_only=True):
-    """The record of a save order is complete. May arrive after the job stopped waiting for it."""
+    """The record of a save order is complete. May arrive after the job stopped waiting for it.
+
+    Attributes:
+        base: see CompleteRecord.
+    """
 
     order_id: str
+    base: str = ""
 
 
 class RecordFailed(_Event, frozen=True, kw_only=True):

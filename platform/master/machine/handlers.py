@@ -188,7 +188,7 @@ def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
 
 
 def _record_committed(state: JobState, event: RecordCommitted, effects: list[Effect]) -> None:
-    saving.committed(state, event.order_id, effects)
+    saving.committed(state, event.order_id, event.base, effects)
 
 
 def _record_failed(state: JobState, event: RecordFailed, effects: list[Effect]) -> None:

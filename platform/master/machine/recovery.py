@@ -15,12 +15,17 @@ from elastrec.platform.transport.messages.directive import RestoreOrder
 
 
 class CompleteRecord(msgspec.Struct, frozen=True):
-    """A record of this job that a rollback can return to."""
+    """A record of this job that a rollback can return to.
+
+    Attributes:
+        base: URI of the record on which it builds; empty: none.
+    """
 
     uri: str
     positions: Positions
     is_final: bool
     step: int
+    base: str = ""
 
 
 class Restore(msgspec.Struct, kw_only=True):
@@ -40,7 +45,8 @@ class Recovery(msgspec.Struct, kw_only=True):
         number: of the rollback whose orders are valid; part of their ids.
         uri: of the record in the orders; empty: without a record.
         with_marks: whether shards are at the positions of that record.
-        records: the newest complete records of this job that are not known to be damaged, oldest first.
+        records: the newest complete records of this job that are not known to be damaged, and those on which they
+            build, oldest first.
         damaged: URIs of damaged records.
         saved_rows: the largest number of trained rows in a record, all epochs.
         servers: orders by pod name.
@@ -69,8 +75,13 @@ class Recovery(msgspec.Struct, kw_only=True):
         return next((uri for uri in self.start_records if uri not in self.damaged), None)
 
     def add_record(self, record: CompleteRecord, keep: int) -> None:
-        """Adds a complete record; a limited number is kept."""
-        self.records = [*self.records, record][-keep:]
+        """Adds a complete record. The newest `keep` ones stay, and those on which they build, as in the store."""
+        records = [*self.records, record]
+        self.records, bases = records[-keep:], {each.base for each in records[-keep:]}
+        for older in reversed(records[:-keep]):
+            if older.uri in bases:
+                self.records.insert(0, older)
+                bases.add(older.base)
 
     def give_up_record(self, uri: str) -> None:
         """A record is damaged: no rollback returns to it."""

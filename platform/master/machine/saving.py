@@ -155,16 +155,20 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
     )
 
 
-def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
-    """The record is complete: rollbacks return to it, and the job continues."""
+def committed(state: JobState, order_id: str, base: str, effects: list[Effect]) -> None:
+    """The record is complete: rollbacks return to it, and the job continues.
+
+    Args:
+        base: see CompleteRecord.
+    """
     save = state.saves.under_way.get(order_id)
     if save is None or save.positions is None:
-        _found_late(state, order_id, effects)
+        _found_late(state, order_id, base, effects)
         return
     _end_save(state, save)
     state.reason = ""
     state.times.saved(save.unsaved)
-    _keep_record(state, save, effects)
+    _keep_record(state, save, base, effects)
     if save.is_final:
         _move(state, Phase.EVALUATING, effects)
     else:
@@ -172,11 +176,11 @@ def committed(state: JobState, order_id: str, effects: list[Effect]) -> None:
         _schedule(state)
 
 
-def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
+def _keep_record(state: JobState, save: Save, base: str, effects: list[Effect]) -> None:
     saves = state.saves
     assert save.positions is not None
     _count_progress(state, save)
-    record = CompleteRecord(save.uri, save.positions, save.is_final, save.step)
+    record = CompleteRecord(save.uri, save.positions, save.is_final, save.step, base)
     state.recovery.add_record(record, state.plan.kept_records)
     if save.in_memory:
         saves.held_in_memory(save)
@@ -189,7 +193,7 @@ def _keep_record(state: JobState, save: Save, effects: list[Effect]) -> None:
     effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
 
 
-def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
+def _found_late(state: JobState, order_id: str, base: str, effects: list[Effect]) -> None:
     """A commit has succeeded after the job stopped waiting for it."""
     saves = state.saves
     if saves.committing_has_ended(order_id):
@@ -198,7 +202,7 @@ def _found_late(state: JobState, order_id: str, effects: list[Effect]) -> None:
     if save is None or state.phase.is_final:
         return
     state.times.saved(save.unsaved)
-    _keep_record(state, save, effects)
+    _keep_record(state, save, base, effects)
     if not save.is_final:
         _schedule_sooner(state)
         return

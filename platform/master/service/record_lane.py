@@ -11,6 +11,7 @@ import structlog
 
 from elastrec.checkpoints import (
     PartManifest,
+    RecordManifest,
     StoreError,
     SupersededError,
     commit_record,
@@ -104,7 +105,7 @@ class RecordLane:
                 for feature in self._job.spec.data.sparse
                 if feature.name not in self._job.spec.data.features
             }
-            commit_record(
+            manifest = commit_record(
                 effect.uri,
                 parts,
                 msgspec.json.encode(effect.positions),
@@ -127,13 +128,16 @@ class RecordLane:
         except SupersededError:
             return
         except Exception as error:
-            if not self._is_committed(effect.uri):
+            committed = self._committed(effect.uri)
+            if committed is None:
                 reason, away = f"{type(error).__name__}: {error}", isinstance(error, StoreError)
                 self._submit_unless_closing(
                     lambda now: events.RecordFailed(time=now, order_id=effect.order_id, reason=reason, store_away=away)
                 )
                 return
-        self._submit_unless_closing(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id))
+            manifest = committed
+        base = effect.base if manifest.base else ""
+        self._submit_unless_closing(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id, base=base))
         try:
             prune(
                 self._request.store,
@@ -165,9 +169,10 @@ class RecordLane:
             # It is pruned after the next complete record.
             log.warning("torn_record_not_discarded", record=effect.uri, reason=str(error))
 
-    def _is_committed(self, uri: str) -> bool:
-        # A master that was killed after writing the manifest and before journalling it finds its own record.
+    def _committed(self, uri: str) -> RecordManifest | None:
+        """The manifest that a master of this job has written, but not journalled before it was killed."""
         try:
-            return open_record(uri).manifest.job_id == self._request.job_id
+            manifest = open_record(uri).manifest
         except CheckpointError:
-            return False
+            return None
+        return manifest if manifest.job_id == self._request.job_id else None

@@ -8,7 +8,6 @@ start record (`checkpoints.mismatch`). The same holds for a periodic record of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 import msgspec
 import structlog
@@ -202,14 +201,25 @@ def _records(request: LaunchRequest) -> Iterator[Record]:
     return (record for record in records if record.manifest.term > request.earlier_terms)
 
 
-def own_records(request: LaunchRequest, count: int) -> list[Record]:
+def own_records(request: LaunchRequest, count: int, *, with_bases: bool = False) -> list[Record]:
     """The undamaged records that belong to this run of the job, the newest one first.
+
+    Args:
+        count: at most so many; `with_bases`: and those on which they build.
 
     Raises:
         CheckpointError: the store could not be asked.
         SpecError: the positions or the model of the newest one are not valid for the present launch.
     """
-    records = list(islice(_records(request), count))
+    records, bases = list[Record](), set[str]()
+    for record in _records(request):
+        if record.name in bases or len(records) < count:
+            records.append(record)
+            bases.discard(record.name)
+            if with_bases and record.manifest.base:
+                bases.add(record.manifest.base)
+        if not bases and len(records) >= count:
+            break
     numbering = Numbering.of(request)
     if records:
         check_numbering(records[0], numbering)
@@ -242,7 +252,7 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
     """
     complete: list[CompleteRecord] = []
     shape = None
-    for record in own_records(request, plan.kept_records):
+    for record in own_records(request, plan.kept_records, with_bases=True):
         try:
             positions = Positions.decode(record.positions())
             shape = shape if complete else _shape_of(record, request)
@@ -250,7 +260,7 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
             log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
             continue
         is_final = record.manifest.kind is RecordKind.FINAL
-        complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step))
+        complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step, record.base_uri))
     if not complete:
         return None
     return ResumedFrom(records=complete[::-1], trained_rows=_trained(request), shape=shape)

@@ -153,6 +153,22 @@ def test_the_state_keeps_as_many_records_as_the_store():
     assert len(world.state.recovery.records) == 2 and world.state.saves.completed == 3
 
 
+def test_a_job_goes_back_to_the_records_on_which_its_kept_records_build():
+    world = running(plan(save_interval_seconds=0.0, kept_records=1, deltas=2))
+    chain = []
+    for _ in range(3):
+        trained(world)
+        chain.append(world.state.recovery.record)
+    assert world.state.recovery.records == chain and chain[0] is not None
+    # The newest two are damaged, so the third one is the base of the chain.
+    world.damaged.update(record.uri for record in chain[1:] if record is not None)
+    lose_a_server(world)
+    act(world, 2)
+    assert world.state.recovery.uri == chain[0].uri and world.state.positions() == chain[0].positions
+    trained(world)
+    assert [record.base for record in world.state.recovery.records] == [""], "a full record follows, and is enough"
+
+
 def test_pruning_is_given_the_damaged_records():
     world = running(plan(save_interval_seconds=0.0))
     trained(world)

@@ -377,9 +377,10 @@ class World:
 
     def commit(self, succeed: bool = True) -> None:
         if self.commits:
-            order = self.commits.pop(0).order_id
+            commit = self.commits.pop(0)
+            order = commit.order_id
             if succeed:
-                self.handle(events.RecordCommitted(time=self.time, order_id=order))
+                self.handle(events.RecordCommitted(time=self.time, order_id=order, base=commit.base))
             else:
                 self.handle(events.RecordFailed(time=self.time, order_id=order, reason="disk full"))
 

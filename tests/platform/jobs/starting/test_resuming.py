@@ -33,9 +33,10 @@ from elastrec.platform.jobs import (
 )
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.starting.launching import launch_request
+from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import write_result
-from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering, own_records
+from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering, own_records, resumed_from
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.splits import Positions, StreamPositions
@@ -78,16 +79,18 @@ def term_taken(store: str, job_id: str, holder: str = "h") -> None:
     take_term(store, "clicks", job_id, holder=holder, address="127.0.0.1:1", base=lambda: "")
 
 
-def saved(request: LaunchRequest, step: int, kind: str = "periodic", term: int = 1) -> str:
-    """A complete record of a term of the job; returns its URI."""
+def saved(request: LaunchRequest, step: int, kind: str = "periodic", term: int = 1, base: str = "") -> str:
+    """A complete record of a term of the job, with all buckets or the second changes since its base; returns its
+    URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
-    groups = [answer(request.training_job.spec.data.tables, range(64))]
+    first, last = (2, 2) if base else (0, 1)
+    groups = [answer(request.training_job.spec.data.tables, range(64), first=first, last=last)]
     writer = PartWriter(uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0)
     writer.write_dense("w", (4,), 0, {"value": np.zeros(4, np.float32)})
     commit_record(
         uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),
         job=request.training_job, job_id=request.job_id,
-        kind=kind, step=step, generation=0, term=term,
+        kind=kind, step=step, generation=0, term=term, base=base,
         attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
     )  # fmt: skip
     return uri
@@ -198,6 +201,18 @@ def test_a_run_that_was_trained_to_its_end_is_continued_on_the_same_rows_alone(s
     found = launch_request(again, ALLOCATION)
     assert found.earlier_terms == (1 if seed else 0)
     assert [record.manifest.step for record in own_records(found, 3)] == ([] if seed else [20, 10])
+
+
+def test_a_resumed_job_can_go_back_to_the_records_on_which_its_newest_ones_build(store: str) -> None:
+    request = launch_request(prepared(store, checkpoint={"store": store, "keep": 1}), ALLOCATION)
+    term_taken(store, "clicks-1")
+    saved(request, 5)
+    full = saved(request, 10)
+    delta = saved(request, 20, base=full)
+    resumed = resumed_from(request, JobPlan.of(request))
+    assert resumed is not None
+    assert [(record.uri, record.base) for record in resumed.records] == [(full, ""), (delta, full)]
+    assert [record.uri for record in own_records(request, 1)] == [delta]
 
 
 def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: str) -> None:

@@ -28,12 +28,13 @@ def first_term(request: LaunchRequest) -> TermWatch:
     return TermWatch(request, lambda: (1, "holder"), lambda: None)
 
 
-def commit_order(request: LaunchRequest) -> CommitRecord:
-    """A save whose parts are written."""
+def commit_order(request: LaunchRequest, base: str = "", *, changes: bool = False) -> CommitRecord:
+    """A save whose parts are written: of all buckets, or of `changes` since the base's."""
     state = JobState.new(JobPlan.of(request))
     save = state.saves.begin("save-2", step=40, is_final=False, version=2, time=1.0)
     open_store(request.store).create()
-    groups = [answer(job().spec.data.tables, range(64))]
+    first, last = (2, 2) if changes else (0, 1)
+    groups = [answer(job().spec.data.tables, range(64), first=first, last=last)]
     writer = PartWriter(
         save.uri, "clicks-1-ps-0", groups=groups, dense_ranges=[(0, 4)], generation=0, cut=save.order_id
     )
@@ -41,7 +42,7 @@ def commit_order(request: LaunchRequest) -> CommitRecord:
     part = SavedPart(order_id=save.order_id, manifest_json=writer.finish().to_json())
     return CommitRecord(
         order_id=save.order_id, uri=save.uri, is_final=False, step=40, generation=0, parts=[part],
-        positions=Positions({"training": StreamPositions(2, [])}),
+        positions=Positions({"training": StreamPositions(2, [])}), base=base,
     )  # fmt: skip
 
 
@@ -70,6 +71,22 @@ def test_a_master_killed_between_manifest_and_journal_takes_its_own_record_and_n
     commit(lane("clicks-1" if is_own else "other-1"))
     assert type(submitted[1]) is kind and len(submitted) == 2
     assert open_record(order.uri).manifest.job_id == "clicks-1"
+
+
+def test_the_base_of_a_record_is_reported_if_it_builds_on_it(tmp_path: Path) -> None:
+    request = launch(str(tmp_path / "store"), job())
+    submitted: list[events.Event] = []
+    lane = RecordLane(request, lambda make: submitted.append(make(1.0)), list, first_term(request))
+    full = commit_order(request)
+    committed = []
+    # Servers write all buckets if they do not know the changes since the base.
+    for changes in (None, True, False):
+        order = full if changes is None else commit_order(request, full.uri, changes=changes)
+        for _ in range(2):  # the second time by a master that continues
+            lane.submit(order)
+            lane.wait(30.0)
+            committed.append(events.RecordCommitted(time=1.0, order_id="save-2", base=full.uri if changes else ""))
+    assert submitted == committed
 
 
 def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(tmp_path: Path) -> None:
