@@ -33,11 +33,11 @@ from elastrec.platform.data.moments import seconds_column, seconds_of
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.bad_rows import BadRowLedger
 from elastrec.platform.data.reading.batches import targets_of
-from elastrec.platform.data.reading.encode import DENSE, RowEncoder
+from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.data.reading.numbers import as_float64, combined
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.base import Spec
-from elastrec.platform.specs.data import CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
+from elastrec.platform.specs.data import DENSE_COLUMN, CsvOptions, FileFormat, Partitioning, SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 RECORD_NAME = "_converted.json"
@@ -373,8 +373,8 @@ def _parse_rule(source: TrainingData, text: str | None) -> _Rule | None:
 
 
 def _check_layout(source: TrainingData, layout: Layout) -> None:
-    if DENSE in {feature.name for feature in source.described_features}:
-        raise DataError(f"feature name {DENSE!r} is reserved; rename the column")
+    if DENSE_COLUMN in {feature.name for feature in source.described_features}:
+        raise DataError(f"feature name {DENSE_COLUMN!r} is reserved; rename the column")
     timed = isinstance(layout, ByTime) or (isinstance(layout, ByFractions) and layout.by_time)
     if timed and source.timestamp is None:
         raise DataError("data.timestamp: is needed to split by time; name the column of seconds since the epoch")

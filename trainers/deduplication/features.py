@@ -12,8 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data.deduplicating.deduplicated_batch import groups_of, plain_part
-from elastrec.platform.data.reading.batches import ids_of
-from elastrec.platform.data.reading.encode import DENSE, LABEL
+from elastrec.platform.data.reading.batches import ids_of, sparse_names
 from elastrec.trainers.deduplication.tensor import InverseKeyedJaggedTensor, has_same_ids
 
 
@@ -107,7 +106,7 @@ class DeduplicatedFeatures:
         """The sparse features of a result of `deduplicate_batch`."""
         plain = plain_part(batch)
         groups = tuple(InverseKeyedJaggedTensor.from_numpy(group) for group in groups_of(batch))
-        if not set(plain.schema.names) - {LABEL, DENSE}:
+        if not sparse_names(plain):
             return cls(None, groups)
         jagged = ids_of(plain)
         features = KeyedJaggedTensor(

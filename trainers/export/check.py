@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from elastrec.platform.data.reading.encode import DENSE
 from elastrec.platform.data.reading.reader import ShardReader
+from elastrec.platform.specs.data import DENSE_COLUMN
 from elastrec.platform.specs.errors import JobFailedError
 from elastrec.trainers.export.scorer import Scored, Scorer, together
 from elastrec.trainers.export.signature import prediction_columns, raw_frame
@@ -89,7 +89,9 @@ def first_difference(scorer: Scorer, scored: Scored, shard: Predictions, row: in
     """The feature of one row that differs between both sides: first by its values, then by its pooled rows."""
     data = scorer.job.spec.data
     for position, feature in enumerate(data.dense):
-        ours, theirs = (float(batch.column(DENSE)[row].as_py()[position]) for batch in (scored.batch, shard.batch))
+        ours, theirs = (
+            float(batch.column(DENSE_COLUMN)[row].as_py()[position]) for batch in (scored.batch, shard.batch)
+        )
         if ours != theirs:
             return f"first feature that differs: {feature.name!r}, exported {ours}, trained {theirs}"
     for sparse in data.sparse:

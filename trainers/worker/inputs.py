@@ -12,8 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from elastrec.platform.data.reading.batches import JaggedIds, dense_of, ids_of, targets_of
-from elastrec.platform.data.reading.encode import LABEL
-from elastrec.platform.specs.data import GROUP_PREFIX
+from elastrec.platform.specs.data import GROUP_PREFIX, LABEL_COLUMN
 from elastrec.trainers.deduplication.features import DeduplicatedFeatures
 
 
@@ -41,7 +40,7 @@ def inputs_of(batch: pa.RecordBatch, ids: JaggedIds | None = None) -> Inputs:
             DeduplicatedFeatures.from_batch(batch) if deduplicated else _jagged(ids or ids_of(batch), batch.num_rows)
         )
         dense = torch.from_numpy(dense_of(batch))
-        targets = targets_of(batch) if LABEL in batch.schema.names else np.empty((batch.num_rows, 0), np.float32)
+        targets = targets_of(batch) if LABEL_COLUMN in batch.schema.names else np.empty((batch.num_rows, 0), np.float32)
         return Inputs(dense, sparse, torch.from_numpy(targets))
 
 

@@ -29,10 +29,10 @@ from elastrec.platform.data.deduplicating.deduplication import (
     take_rows,
 )
 from elastrec.platform.data.features.steps import Column
-from elastrec.platform.data.reading.encode import DENSE, LABEL, EncodedRows, Mark, RowEncoder
+from elastrec.platform.data.reading.encode import EncodedRows, Mark, RowEncoder
 from elastrec.platform.data.reading.numbers import combined
 from elastrec.platform.data.reading.raw import RawRows
-from elastrec.platform.specs.data import GROUP_PREFIX, TrainingData
+from elastrec.platform.specs.data import DENSE_COLUMN, GROUP_PREFIX, LABEL_COLUMN, TrainingData
 from elastrec.platform.specs.errors import DataError
 
 Parts = tuple[tuple[Values, Longs], ...]
@@ -70,7 +70,7 @@ class DeduplicatedRows:
         self.extra_columns = (self.session,) if self.session else ()
         grouped = {column for encoder in self.encoders for column in encoder.feature_columns}
         self.kept_columns = frozenset(grouped - {*self.plain.columns, self.session})
-        self.are_lists = {LABEL: False, **({DENSE: False} if data.dense else {})}
+        self.are_lists = {LABEL_COLUMN: False, **({DENSE_COLUMN: False} if data.dense else {})}
         self.are_lists |= {feature.name: feature.is_list for feature in data.sparse}
 
     def start(self) -> DeduplicatedShard:

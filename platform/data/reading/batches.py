@@ -13,18 +13,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.reading.encode import DENSE, LABEL
+from elastrec.platform.specs.data import DENSE_COLUMN, LABEL_COLUMN
 
 
 def targets_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     """target_BT float32 [B, T], without a copy: labels, then the weight, in the order of `data.targets`."""
-    column = batch.column(LABEL)
+    column = batch.column(LABEL_COLUMN)
     return np.asarray(column).reshape(-1, 1) if pa.types.is_float32(column.type) else _rows_of(column)
 
 
 def dense_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     """dense_BI float32 [B, I], without a copy; [B, 0] when the job has no dense features."""
-    index = batch.schema.get_field_index(DENSE)
+    index = batch.schema.get_field_index(DENSE_COLUMN)
     if index < 0:
         return np.empty((batch.num_rows, 0), np.float32)
     return _rows_of(batch.column(index))
@@ -98,10 +98,15 @@ def ids_of(batch: pa.RecordBatch) -> JaggedIds:
     return JaggedIds(keys, np.concatenate(values), lengths_FB, False)
 
 
+def sparse_names(batch: pa.RecordBatch) -> tuple[str, ...]:
+    """Names of the sparse features of a batch, in the order of its columns."""
+    return _sparse_columns(tuple(batch.schema.names))[1]
+
+
 @functools.lru_cache(maxsize=16)
 def _sparse_columns(names: tuple[str, ...]) -> tuple[list[int], tuple[str, ...]]:
     """Positions and names of the sparse features among a batch's columns; they are the same batch after batch."""
-    places = [index for index, name in enumerate(names) if name not in (LABEL, DENSE)]
+    places = [index for index, name in enumerate(names) if name not in (LABEL_COLUMN, DENSE_COLUMN)]
     return places, tuple(names[index] for index in places)
 
 

@@ -32,8 +32,6 @@ from elastrec.platform.specs.errors import FieldProblem, MissingColumnError, Spe
 
 _EXPECTED_TARGET = {"binary": "0 or 1", "value": "a finite number", "weight": "a finite number from 0 on"}
 
-LABEL, DENSE = LABEL_COLUMN, DENSE_COLUMN
-
 
 @dataclass(frozen=True)
 class BadRow:
@@ -99,9 +97,11 @@ class EncodedRows:
         """The columns as a batch."""
         columns: dict[str, pa.Array] = {}
         if self.target_BT is not None:
-            columns[LABEL] = _rows_of(self.target_BT) if self.target_BT.shape[1] > 1 else pa.array(self.target_BT[:, 0])
+            columns[LABEL_COLUMN] = (
+                _rows_of(self.target_BT) if self.target_BT.shape[1] > 1 else pa.array(self.target_BT[:, 0])
+            )
         if self.dense_BI.shape[1]:
-            columns[DENSE] = _rows_of(self.dense_BI)
+            columns[DENSE_COLUMN] = _rows_of(self.dense_BI)
         columns |= {name: arrow_ids(column) for name, column in self.ids.items()}
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from elastrec.platform.data.reading.encode import DENSE, LABEL
+from elastrec.platform.specs.data import DENSE_COLUMN, LABEL_COLUMN
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class BatchForm:
 
     def schema(self) -> pa.Schema:
         """As `elastrec.platform.data.reading.encode` describes it."""
-        fields = [pa.field(LABEL, pa.float32() if self.targets == 1 else pa.list_(pa.float32(), self.targets))]
+        fields = [pa.field(LABEL_COLUMN, pa.float32() if self.targets == 1 else pa.list_(pa.float32(), self.targets))]
         if self.dense:
-            fields.append(pa.field(DENSE, pa.list_(pa.float32(), self.dense)))
+            fields.append(pa.field(DENSE_COLUMN, pa.list_(pa.float32(), self.dense)))
         return pa.schema([*fields, *(pa.field(name, pa.int64()) for name in self.sparse)])
 
 
