@@ -3,6 +3,21 @@
 Only arguments, tables and exit codes belong here. Exit codes: see `app`.
 """
 
-from elastrec.platform.cli.app import main
+from __future__ import annotations
+
+import sys
+
+_INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; also Ctrl-C during the imports ends it without a traceback."""
+    try:
+        from elastrec.platform.cli.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(_INTERRUPTED)
+    run(arguments)
+
 
 __all__ = ["main"]

@@ -1,5 +1,5 @@
 """`python -m elastrec.platform.cli`, the same as `elastrec`."""
 
-from elastrec.platform.cli.app import main
+from elastrec.platform.cli import main
 
 main()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-import structlog
+from click.shell_completion import CompletionItem
 
 from elastrec.platform.cli.reader import ReaderGone, reader_awaited
 from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, ScalingError, SpecError
@@ -20,28 +20,27 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
 """Of a program that SIGPIPE ends: the reader of its output has ended, as in `elastrec schema | head -1`."""
-_LAZY = {
-    "validate": "job",
-    "render": "job",
-    "run": "run",
-    "resume": "resume",
-    "status": "status",
-    "logs": "cluster",
-    "stop": "cluster",
-    "explain": "past",
-    "report": "past",
-    "ledger": "past",
-    "inspect": "inspect_record",
-    "plan": "plan",
-    "scale": "scale",
-    "order": "order",
-    "simulate": "simulate",
-    "agent": "cluster",
-    "schema": "job",
-    "data": "data",
+_COMMANDS = {
+    "validate": ("job", "Check a job file, and show all problems."),
+    "render": ("job", "Print exactly the pods that `run` would create (dry run), with masked secrets."),
+    "run": ("run", "Train, evaluate, gate and register the model of a job file."),
+    "resume": ("resume", "Continue a JOB that failed or was stopped, from its newest undamaged record."),
+    "status": ("status", "Show the jobs of the cluster, or the pods of one JOB."),
+    "logs": ("cluster", "Print the log of a POD."),
+    "stop": ("cluster", "Stop a JOB and remove its pods."),
+    "explain": ("past", "Show what happened to a JOB, why, and where its time went."),
+    "report": ("past", "Print the report of a JOB."),
+    "ledger": ("past", "Show every attempt at every shard of a JOB."),
+    "inspect": ("inspect_record", "Show the contents of a checkpoint record."),
+    "plan": ("plan", "Show how scaling would change running JOBs."),
+    "scale": ("scale", "Change the number or the size of a running JOB's pods, or move pods."),
+    "order": ("order", "Override the job file for workers of a running JOB."),
+    "simulate": ("simulate", "Compare scaling policies on the jobs of FILE in a simulated cluster."),
+    "agent": ("cluster", "The local cluster: one node agent that runs pods on this machine."),
+    "schema": ("job", "Print the JSON schema of a job file, or its Kubernetes CRD."),
+    "data": ("data", "Generate, convert, inspect, cluster, publish and land click logs."),
 }
-
-
+"""By the name of a command: its module, and the first sentence of its help, so that their list imports none of them."""
 _PRIVATE = frozenset({"validate", "render", "run", "resume", "stop", "plan", "scale", "order", "agent"})
 """Commands that write only the platform's own files, which only their owner may read."""
 
@@ -60,20 +59,33 @@ class _Root(click.Group):
             return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_LAZY)
+        return list(_COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands of the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands that begin with the text, or options of this one."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        begun = [
+            CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*begun, *options]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _LAZY:
+        if name not in _COMMANDS:
             return None
-        module = __import__(f"elastrec.platform.cli.commands.{_LAZY[name]}", fromlist=[name])
+        module = __import__(f"elastrec.platform.cli.commands.{_COMMANDS[name][0]}", fromlist=[name])
         command: click.Command = getattr(module, name)
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         import difflib
 
-        if args and args[0] not in _LAZY and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], _LAZY, n=1)
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
@@ -117,6 +129,9 @@ def root(verbose: bool) -> None:
 
 def configure_logs(verbose: bool) -> None:
     """Structured lines to standard error; without `verbose` only warnings and errors."""
+    # Imported here, because the help and shell completion do not need it.
+    import structlog
+
     level = logging.INFO if verbose else logging.WARNING
     others = [processor for processor in structlog.get_config()["processors"] if processor is not mask_event]
     structlog.configure(

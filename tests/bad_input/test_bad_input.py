@@ -10,8 +10,8 @@ import pytest
 from elastrec.platform.cli.app import EXIT_BAD_INPUT
 from elastrec.platform.clusters.local import LocalCluster
 from elastrec.platform.jobs.starting.model_check import ModelCheck
-from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.text.loading import load_job
 from tests.bad_input.caller import platform_at, refuse
 from tests.bad_input.case import Case, Place
 from tests.bad_input.page import CASES, PAGE, key, normalised, render

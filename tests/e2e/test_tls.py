@@ -10,9 +10,9 @@ from elastrec.platform import jobs
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.jobs.identity import secret_of
 from elastrec.platform.jobs.watching.masters import pod_of_master
-from elastrec.platform.specs import load_job
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text.loading import load_job
 from elastrec.platform.transport import RpcClient, TlsConfig
 from elastrec.platform.transport.messages.observer import GetStatus, Status
 from tests.bad_input.case import Place

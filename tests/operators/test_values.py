@@ -15,7 +15,7 @@ from elastrec.operators.base import give, take
 from elastrec.operators.training import WarmStartOperator
 from elastrec.operators.values import JudgedJob
 from elastrec.platform.jobs import Prepared
-from elastrec.platform.specs import job_to_json, load_job
+from elastrec.platform.specs.text.loading import job_to_json, load_job
 from tests.operators.steps import JUDGED_JOB, PREPARED, context
 
 JOBS = sorted((Path(__file__).parents[2] / "dags" / "jobs").glob("*.yaml"))

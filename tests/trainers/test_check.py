@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from elastrec.platform.specs import job_to_json, load_job
 from elastrec.platform.specs.job import BUILT_IN_MODELS
+from elastrec.platform.specs.text.loading import job_to_json, load_job
 from elastrec.trainers.check import check
 from elastrec.trainers.models import FeatureSchema
 

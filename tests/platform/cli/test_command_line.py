@@ -15,7 +15,7 @@ import click
 import pytest
 import yaml
 
-from elastrec.platform.cli.app import main, root
+from elastrec.platform.cli.app import _COMMANDS, main, root
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 JOB = {
@@ -84,6 +84,53 @@ def test_help_names_every_command(tmp_path: Path, elastrec: Elastrec) -> None:
         "schema",
     ):
         assert command in shown.stdout
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_the_help_of_each() -> None:
+    context = click.Context(root)
+    of_commands = {}
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        assert command is not None
+        of_commands[name] = command.get_short_help_str(500)
+    assert {name: text for name, (_, text) in _COMMANDS.items()} == of_commands
+    completed = root.shell_complete(context, "re")
+    assert [(item.value, item.help) for item in completed] == [
+        (name, of_commands[name]) for name in ("render", "resume", "report")
+    ]
+
+
+@pytest.mark.parametrize(
+    "call", ["main(['--help'])", "root.shell_complete(click.Context(root), '')"], ids=["help", "completion"]
+)
+def test_the_list_of_commands_imports_none_of_them(call: str) -> None:
+    script = f"""
+import atexit, click, sys
+from elastrec.platform.cli import main
+from elastrec.platform.cli.app import root
+atexit.register(lambda: print([name for name in ("pydantic", "elastrec.platform.jobs") if name in sys.modules]))
+{call}
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+@pytest.mark.parametrize("module", ["elastrec.platform.cli.reader", "elastrec.platform.cli.commands.job"])
+def test_an_interrupt_while_modules_are_imported_ends_the_command_without_a_traceback(module: str) -> None:
+    script = f"""
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from elastrec.platform.cli import main
+main(["schema"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (130, "interrupted")
 
 
 def test_a_valid_file_ends_with_zero(job_file: Path, elastrec: Elastrec) -> None:

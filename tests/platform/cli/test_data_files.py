@@ -15,9 +15,9 @@ from elastrec.platform.cli.data_files import write_job
 from elastrec.platform.cli.options import write_output
 from elastrec.platform.data.generating.generator import GenerateSpec, generate
 from elastrec.platform.data.generating.writers import PartitionWriter
-from elastrec.platform.specs import load_job
 from elastrec.platform.specs.data import SparseFeature, TrainingData
 from elastrec.platform.specs.errors import DataError, ElastrecError
+from elastrec.platform.specs.text.loading import load_job
 
 DESCRIBED = TrainingData(path="clicks", sparse=(SparseFeature(name="C1"),))
 

@@ -8,10 +8,10 @@ import jsonschema
 import pytest
 import yaml
 
-from elastrec.platform.specs import dump_job, load_job
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.crd import custom_resource_definition, job_json_schema
+from elastrec.platform.specs.text.loading import dump_job, load_job
 
 
 def job(deduplication: str) -> TrainingJob:

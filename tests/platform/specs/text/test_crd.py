@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from elastrec.platform.specs import dump_job, load_job
 from elastrec.platform.specs.text.crd import custom_resource_definition, job_json_schema
+from elastrec.platform.specs.text.loading import dump_job, load_job
 
 JOB = {
     "apiVersion": "elastrec.io/v1alpha1",

@@ -14,11 +14,10 @@ from pydantic import TypeAdapter
 
 from elastrec.platform.cli.options import parse_overrides
 from elastrec.platform.jobs.what_if.simulation_file import SimulationFile
-from elastrec.platform.specs import dump_job, job_from_json, job_to_json, load_job
 from elastrec.platform.specs.errors import SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.scaling import ScalingSettings
-from elastrec.platform.specs.text.loading import parse_mapping
+from elastrec.platform.specs.text.loading import dump_job, job_from_json, job_to_json, load_job, parse_mapping
 from elastrec.platform.specs.text.patterns import CURRENCY_PATTERN, JOB_NAME_PATTERN, PATTERN_WORDS
 from elastrec.platform.specs.text.quantities import Memory, format_bytes, parse_bytes, parse_cores, parse_seconds
 
