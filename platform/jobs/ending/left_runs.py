@@ -11,7 +11,7 @@ import structlog
 
 from elastrec.checkpoints import concluded_term
 from elastrec.platform.history import History
-from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, launch_of
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, last_launch
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Prepared
 from elastrec.platform.jobs.watching.past import explanation, left_result
@@ -59,7 +59,7 @@ def close_left_run(platform: Platform, history: History, prepared: Prepared, run
         phase, reason = left.phase, left.reason
         # The explanation in the store is of the job that has left the result there.
         story = _story(platform, prepared.job_id, store)
-    elif _is_published(prepared, _kept(prepared)):
+    elif _is_published(prepared, last_launch(prepared)):
         phase, reason = Phase.SUCCEEDED, ""
     history.finish_run(run_id, phase, reason, story=story)
 
@@ -73,7 +73,7 @@ def close_run_of_earlier_training(platform: Platform, history: History, prepared
     Raises:
         HistoryError, CheckpointError: as in `close_left_run`.
     """
-    kept = _kept(prepared)
+    kept = last_launch(prepared)
     if kept is None:
         return
     job, job_id = job_from_json(prepared.job_json), prepared.job_id
@@ -98,11 +98,6 @@ def drop_points_of_earlier_training(prepared: Prepared) -> None:
     if points := read_points(*place):
         forget_points(*place)
         log.warning("figures_of_earlier_training_dropped", job_id=prepared.job_id, points=len(points))
-
-
-def _kept(prepared: Prepared) -> KeptLaunch | None:
-    job = job_from_json(prepared.job_json)
-    return launch_of(job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
 
 
 def _is_published(prepared: Prepared, kept: KeptLaunch | None) -> bool:

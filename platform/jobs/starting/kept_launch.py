@@ -85,14 +85,19 @@ def launch_of(store: str, name: str, job_id: str) -> KeptLaunch | None:
     return _read(open_store(store), name, job_id)
 
 
+def last_launch(prepared: Prepared) -> KeptLaunch | None:
+    """The last launch of a prepared job, in the store of its job file; as `launch_of`."""
+    job = job_from_json(prepared.job_json)
+    return launch_of(job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+
+
 def earlier_terms_of(prepared: Prepared) -> int | None:
     """What the last launch of a job says of its earlier terms; None if the job was never launched.
 
     Raises:
         CheckpointError: the store could not be asked, or the launch cannot be read.
     """
-    job = job_from_json(prepared.job_json)
-    launch = launch_of(job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    launch = last_launch(prepared)
     return None if launch is None else launch.earlier_terms
 
 

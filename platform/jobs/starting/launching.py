@@ -15,7 +15,7 @@ from elastrec.platform.history.decisions import Decisions
 from elastrec.platform.jobs.ending.left_runs import close_run_of_earlier_training, drop_points_of_earlier_training
 from elastrec.platform.jobs.ending.tracking import tracking_answers, wait_for_tracking
 from elastrec.platform.jobs.identity import new_job_secret
-from elastrec.platform.jobs.starting.kept_launch import earlier_terms_of, keep_launch
+from elastrec.platform.jobs.starting.kept_launch import keep_launch, last_launch
 from elastrec.platform.jobs.starting.preparation import allocated
 from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job
 from elastrec.platform.jobs.surroundings import Platform
@@ -138,15 +138,17 @@ def launch(
         SpecError: the positions in the job's records are not valid for this launch.
         HistoryError: MLflow answers and refuses.
         ClusterError: the cluster refused the pod, or the master did not start.
-        CheckpointError: the store does not answer, or refused to store the parameters of the launch.
+        CheckpointError: the store does not answer, or refused to store the parameters of the launch, or those of the
+            job that exists cannot be read.
     """
     name = pod_name(prepared.job_id, Role.MASTER)
     names = job_from_json(prepared.job_json).spec.history
     existing = pod_of_master(platform, prepared.job_id)
     record, owner_to_name = None, owner
     if existing is not None:
-        refuse_other_job(existing, prepared)
-        training = earlier_terms_of(prepared)
+        kept = last_launch(prepared)
+        refuse_other_job(existing, prepared, kept)
+        training = None if kept is None else kept.earlier_terms
         if owner and not is_gone(existing):
             # Before the wait for MLflow: a caller that is ended meanwhile must be able to stop the job.
             _direct_master(platform, prepared.job_id, owner, existing, "")
@@ -170,7 +172,7 @@ def launch(
             labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
             created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
             # Another caller may have created it at the same time, with another run and another secret.
-            refuse_other_job(created, prepared)
+            refuse_other_job(created, prepared, last_launch(prepared))
             existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     except ElastrecError as error:
         _close_run_without_job(platform, history, prepared.job_id, error)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from elastrec.platform.clusters.pods import PodStatus
-from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, launch_of
+from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, last_launch
 from elastrec.platform.jobs.types import Prepared
-from elastrec.platform.specs.errors import CheckpointError, OtherJobError, SpecError
+from elastrec.platform.specs.errors import OtherJobError
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 
@@ -26,9 +26,12 @@ def job_digest(prepared: Prepared) -> str:
     return hashlib.sha256(masked(prepared.job_json).encode()).hexdigest()[:16]
 
 
-def refuse_other_job(master: PodStatus, prepared: Prepared) -> None:
+def refuse_other_job(master: PodStatus, prepared: Prepared, kept: KeptLaunch | None) -> None:
     """Checks that the master's job has the job file of `prepared`, and its days. Jobs without a recorded digest, or
     without a recorded launch, pass.
+
+    Args:
+        kept: the job's last launch (`last_launch`).
 
     Raises:
         OtherJobError: the job has another job file, or other days; names what differs.
@@ -36,11 +39,10 @@ def refuse_other_job(master: PodStatus, prepared: Prepared) -> None:
     digest, job_id = master.labels.get(JOB_LABEL, ""), prepared.job_id
     if digest and digest != job_digest(prepared):
         raise OtherJobError(
-            f"job {job_id} runs already, and with another job file: {_differences(prepared)}. To train this job file "
-            f"instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the one "
-            "that runs, restore its job file"
+            f"job {job_id} runs already, and with another job file: {_differences(kept, prepared)}. To train this job "
+            f"file instead, end the one that runs with `elastrec stop {job_id}` and launch again; to go on with the "
+            "one that runs, restore its job file"
         )
-    kept, _ = _launch(prepared)
     if kept is not None and kept.prepared.interval != prepared.interval:
         raise OtherJobError(
             f"job {job_id} runs already, and {_other_days(kept, prepared)}. To train these days, use another run key, "
@@ -54,13 +56,14 @@ def refuse_other_training(prepared: Prepared) -> None:
 
     Raises:
         OtherJobError: as in `refuse_other_job`.
+        CheckpointError: the store could not be asked, or the launch cannot be read.
     """
-    kept, _ = _launch(prepared)
+    kept = last_launch(prepared)
     if kept is None:
         return
     what = ""
     if job_digest(kept.prepared) != job_digest(prepared):
-        what = f"with another job file: {_differences(prepared)}"
+        what = f"with another job file: {_differences(kept, prepared)}"
     elif kept.prepared.interval != prepared.interval:
         what = _other_days(kept, prepared)
     if what:
@@ -75,21 +78,10 @@ def _other_days(kept: KeptLaunch, prepared: Prepared) -> str:
     return f"on other days: {there}, there and {here}, here"
 
 
-def _launch(prepared: Prepared) -> tuple[KeptLaunch | None, str]:
-    """The job's last launch, or None and the reason."""
-    asked = job_from_json(prepared.job_json)
-    store = asked.spec.checkpoint.store
-    try:
-        kept = launch_of(store, asked.metadata.name, prepared.job_id)
-    except (CheckpointError, SpecError) as error:
-        return None, str(error)
-    return kept, "" if kept else f"the store {masked(store)} does not know its launch"
-
-
-def _differences(prepared: Prepared) -> str:
-    kept, unknown = _launch(prepared)
+def _differences(kept: KeptLaunch | None, prepared: Prepared) -> str:
     if kept is None:
-        return f"which fields differ is unknown ({unknown})"
+        store = masked(job_from_json(prepared.job_json).spec.checkpoint.store)
+        return f"which fields differ is unknown (the store {store} does not know its launch)"
     runs, described = (
         dict(_flat(msgspec.json.decode(masked(launch.job_json)))) for launch in (kept.prepared, prepared)
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from elastrec.checkpoints import conclude
+from elastrec.checkpoints import Store, StoreError, conclude, read_launch
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec
 from elastrec.platform.history import History, Point
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.jobs import Platform, Prepared, launch
-from elastrec.platform.jobs.starting import launching
+from elastrec.platform.jobs.starting import kept_launch, launching
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
 from elastrec.platform.jobs.starting.launching import RUN_LABEL, launch_request
 from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points, write_result
@@ -220,6 +220,29 @@ def test_a_job_whose_master_has_ended_with_it_is_attached_to_without_waiting_for
     monkeypatch.setattr("elastrec.platform.jobs.watching.masters._START_SECONDS", 0.0)
     launched = launch(platform, prepared, ALLOCATION, owner="me")
     assert launched.run_id and list(cluster.pods) == [pod.name] and not cluster.deleted
+
+
+def test_a_launch_that_attaches_reads_the_launch_of_the_job_once_and_is_refused_without_it(
+    platform: Platform, cluster: FakeCluster, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.before = lambda operation, name: None
+    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+    cluster.create(pod)
+    cluster.end(pod.name, EndReason.COMPLETED, 0)
+    reads: list[str] = []
+
+    def read(store: Store, name: str, job_id: str) -> bytes | None:
+        reads.append(job_id)
+        if len(reads) > 1:
+            raise StoreError("the store is away")
+        return read_launch(store, name, job_id)
+
+    monkeypatch.setattr(kept_launch, "read_launch", read)
+    launch(platform, prepared, ALLOCATION)
+    assert reads == [JOB_ID]
+    with pytest.raises(StoreError, match="the store is away"):
+        launch(platform, prepared, ALLOCATION)
+    assert list(cluster.pods) == [pod.name] and not cluster.deleted
 
 
 def test_a_launch_that_attaches_owns_the_job_before_it_waits_for_mlflow_and_does_not_take_it_again(

@@ -9,8 +9,9 @@ import pytest
 
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.jobs import Interval, Prepared
-from elastrec.platform.jobs.starting.kept_launch import keep_launch
-from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_job, refuse_other_training
+from elastrec.platform.jobs.starting.kept_launch import keep_launch, last_launch
+from elastrec.platform.jobs.starting.same_job import JOB_LABEL, job_digest, refuse_other_training
+from elastrec.platform.jobs.starting.same_job import refuse_other_job as refuse_other_than
 from elastrec.platform.specs.errors import OtherJobError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
@@ -49,6 +50,10 @@ def master(of: Prepared | None) -> PodStatus:
         size=PodSize(1.0, 2**30),
         labels=labels,
     )
+
+
+def refuse_other_job(running: PodStatus, asked: Prepared) -> None:
+    refuse_other_than(running, asked, last_launch(asked))
 
 
 @pytest.fixture
