@@ -22,6 +22,7 @@ from elastrec.platform.jobs.ending.tracking import Announce, tracking_answers, w
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import GateDecision, Launched, ModelScore, Prepared, Registered, Result
 from elastrec.platform.jobs.watching.last_words import pod_last_words
+from elastrec.platform.jobs.watching.masters import pod_of_master
 from elastrec.platform.jobs.watching.past import result_of
 from elastrec.platform.master.pods.launch import TEAM_LABEL, by_secrecy, evaluator_job, pod_name, pod_size
 from elastrec.platform.specs import environment
@@ -83,17 +84,25 @@ def evaluator_pod(job: TrainingJob, request: ExportRequest) -> PodSpec:
     )
 
 
-def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) -> None:
+def start_evaluator(
+    platform: Platform, prepared: Prepared, launched: Launched, *, with_master: bool | None = None
+) -> None:
     """Submits the evaluator of a job that has succeeded, unless it exists.
 
     An evaluator is replaced if it failed because MLflow was not reachable or with an error that may not occur again, if
     the cluster has ended it, or if it has scored an earlier champion. If an earlier call has made the job's own model
     champion, it is compared with nothing.
 
+    Args:
+        with_master: whether the pod of the job's master was there when the caller began to publish the job; None: it
+            begins now. If it has been removed since, somebody has stopped the job.
+
     Raises:
-        JobFailedError: the job has not succeeded, or has no final record.
+        JobFailedError: the job has not succeeded, has no final record, or was stopped.
         HistoryError: MLflow is away or refuses.
     """
+    if with_master is None:
+        with_master = pod_of_master(platform, prepared.job_id) is not None
     job = job_from_json(prepared.job_json)
     launched = with_run(platform, prepared, launched)
     champion = _champion(platform, job)
@@ -120,6 +129,13 @@ def start_evaluator(platform: Platform, prepared: Prepared, launched: Launched) 
         registered_model=job.registered_model,
     )
     platform.launcher.submit(evaluator_pod(job, request))
+    # After the submission: whoever stops the job from now on finds the evaluator.
+    if with_master and pod_of_master(platform, prepared.job_id) is None:
+        platform.launcher.remove(evaluator_job(prepared.job_id))
+        raise JobFailedError(
+            f"job {prepared.job_id} was stopped before its model was evaluated. The model is trained and stored in "
+            f"{metrics.checkpoint}; `elastrec resume {prepared.job_id}` publishes it"
+        )
     log.info("evaluator_started", job_id=prepared.job_id, champion=request.champion_model_uri or "none")
 
 
@@ -211,7 +227,7 @@ def evaluate_and_gate(
         HistoryAwayError: MLflow did not answer within `spec.history.publish_wait`.
     """
 
-    losses = 0
+    losses, with_master = 0, pod_of_master(platform, prepared.job_id) is not None
 
     def is_replaced() -> bool:
         """Whether the evaluator is to be started again, and was not too often yet; a job that was stopped has none."""
@@ -231,7 +247,7 @@ def evaluate_and_gate(
 
     def once() -> GateDecision:
         while True:
-            start_evaluator(platform, prepared, launched)
+            start_evaluator(platform, prepared, launched, with_master=with_master)
             while evaluator_state(platform, prepared.job_id)[0] is EvaluatorState.RUNNING:
                 time.sleep(0.3)
             if is_replaced():

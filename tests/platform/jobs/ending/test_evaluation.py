@@ -9,8 +9,9 @@ import pytest
 from mlflow import MlflowClient
 
 from elastrec.platform.clusters.local.config import LocalConfig
-from elastrec.platform.clusters.pods import EndReason, PodSpec, PodStatus
+from elastrec.platform.clusters.pods import EndReason, PodSize, PodSpec, PodStatus
 from elastrec.platform.history import History, ModelRegistry
+from elastrec.platform.jobs.ending import evaluation
 from elastrec.platform.jobs.ending.evaluation import (
     CHAMPION_LABEL,
     EvaluatorState,
@@ -23,10 +24,12 @@ from elastrec.platform.jobs.ending.evaluation import (
 )
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import GateDecision, Interval, Launched, ModelScore, Prepared
-from elastrec.platform.master.pods.launch import evaluator_job
+from elastrec.platform.jobs.watching.job_pods import remove_job
+from elastrec.platform.jobs.watching.past import result_of
+from elastrec.platform.master.pods.launch import evaluator_job, pod_name
 from elastrec.platform.master.reporting.unsent_metrics import write_result
 from elastrec.platform.specs.errors import ChampionChangedError, HistoryError, JobFailedError
-from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport.messages.export import (
     EXIT_HISTORY,
@@ -261,6 +264,36 @@ def test_a_caller_that_waits_does_not_start_the_evaluator_of_a_job_that_was_stop
     with pytest.raises(JobFailedError, match="the evaluator pod is gone"):
         evaluate_and_gate(platform, prepared, launched)
     assert len(submitted) == 1
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["operator", "run"])
+def test_a_job_that_is_stopped_while_its_evaluator_is_about_to_start_has_none(
+    platform: Platform,
+    launcher: Evaluators,
+    prepared: Prepared,
+    launched: Launched,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: bool,
+) -> None:
+    name = pod_name(JOB_ID, Role.MASTER)
+    launcher.cluster.create(PodSpec(name=name, job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1)))
+    launcher.cluster.end(name, EndReason.COMPLETED, 0)
+    stops = iter([True])
+
+    def stopped_meanwhile(*values: object) -> TrainingMetrics:
+        found = result_of(platform, prepared)
+        if next(stops, False):
+            remove_job(platform, JOB_ID)
+        return found
+
+    monkeypatch.setattr(evaluation, "result_of", stopped_meanwhile)
+    with pytest.raises(
+        JobFailedError, match=r"was stopped before its model was evaluated\..* `elastrec resume clicks-1`"
+    ):
+        (evaluate_and_gate if waits else start_evaluator)(platform, prepared, launched)
+    assert launcher.find(evaluator_job(JOB_ID)) is None
+    # The next call publishes it.
+    assert evaluate_and_gate(platform, prepared, launched).passed
 
 
 def test_registering_again_does_not_take_the_alias_from_a_later_champion(
