@@ -13,6 +13,8 @@ from elastrec.platform.master.machine.events import PodRefused, Ticked
 from elastrec.platform.master.pods import requests, shape
 from elastrec.platform.master.pods.membership import Member
 from elastrec.platform.specs.shape import PlacesChange, PodSize
+from elastrec.platform.specs.text.quantities import format_bytes
+from elastrec.platform.transport.messages.observer import ShapeOutcome
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
@@ -63,7 +65,8 @@ def ticked(state: JobState, event: Ticked, effects: list[Effect]) -> None:
     for member in state.membership.members.values():
         if member.room_until and member.room_until <= state.time:
             member.room_until = 0.0
-            if member.name in event.waiting and not member.is_registered:
+            is_larger = member.asked.memory_bytes > member.oom_bytes
+            if member.name in event.waiting and not member.is_registered and is_larger:
                 _settle_for_less(state, member, event.waiting[member.name], effects)
 
 
@@ -89,3 +92,7 @@ def _settle_for_less(state: JobState, member: Member, reason: str, effects: list
     for request, earlier_bytes in requests.memory_if_given_up(state, member.role):
         if earlier_bytes == wanted_bytes:
             requests.return_to_memory(request, member.role, member.oom_bytes)
+        if request.change.get(member.role, PlacesChange()).memory_bytes == wanted_bytes:
+            # Otherwise it would count as done, since all pods have the wanted size now.
+            words = f"{member.name}: {format_bytes(wanted_bytes)} of memory were not available: {reason}"
+            shape.give_up(state, request, ShapeOutcome.TIMED_OUT, words, effects)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from elastrec.platform.clusters.pods import EndReason, PodSize
+from elastrec.platform.clusters.pods import EndReason, PodPhase, PodSize
 from elastrec.platform.master.machine import events, migration
 from elastrec.platform.master.machine.effects import Decided
 from elastrec.platform.master.machine.migration import COPYING, HANDING_OVER, STARTING
 from elastrec.platform.master.pods.membership import Member
+from elastrec.platform.master.pods.more_memory import ROOM_SECONDS
 from elastrec.platform.master.pods.operations import PodOperations
 from elastrec.platform.master.pods.shape import IN_PLACE_SECONDS
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
@@ -36,12 +37,12 @@ def outcome(world: World) -> ShapeOutcome:
 
 @pytest.fixture
 def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node has the room for another size of a pod that is there; new pods find room."""
+    """No node has the room for another size of a pod that runs; new pods find room."""
     resize = PodOperations._resize
 
     def refuse(operations: PodOperations, name: str, uid: str, size: PodSize) -> None:
         known = operations._known(uid)
-        if known is not None and known.size == size:
+        if known is not None and (known.size == size or known.phase is PodPhase.PENDING):
             resize(operations, name, uid, size)
         else:
             operations._refuse_resize(name, uid, size, "the node is full")
@@ -397,6 +398,26 @@ def test_a_pod_killed_for_memory_before_its_larger_successor_works_is_replaced_b
     assert world.state.phase is Phase.TRAINING and outcome(world) is ShapeOutcome.DONE
     assert len(by_role(world, role)) == 2
     check(world)
+
+
+@pytest.mark.usefixtures("fleet", "crowded")
+@pytest.mark.parametrize("role", [Role.PARAMETER_SERVER, Role.WORKER])
+def test_a_request_for_memory_that_no_node_has_is_not_done_when_its_pods_start_with_less(role: Role):
+    world = long_job()
+    ask(world, **{f"{role.replace('-', '_')}_memory_bytes": LARGE.memory_bytes})
+    limit = max(member.memory_bytes for member in members(world, role) if member.is_registered)
+    for pod in sorted(by_role(world, role) & set(world.up)):
+        world.kill(pod, end=EndReason.OUT_OF_MEMORY)
+    world.time += ROOM_SECONDS
+    world.handle(events.Ticked(time=world.time, waiting=dict.fromkeys(by_role(world, role), "insufficient memory")))
+    request = world.state.shape_requests[-1]
+    assert outcome(world) is ShapeOutcome.TIMED_OUT and not request.is_open
+    assert f"{LARGE.memory_bytes} of memory were not available: insufficient memory" in request.reason
+    (decided,) = [each for each in world.effects if isinstance(each, Decided) and each.decision == "memory_not_granted"]
+    assert decided.inputs["asked_memory_bytes"] == LARGE.memory_bytes
+    world.live_on(20)
+    assert world.state.phase is Phase.TRAINING and len(by_role(world, role)) == 2
+    assert {member.asked.memory_bytes for member in members(world, role)} <= {1000, limit}
 
 
 def test_with_bsp_a_server_moves_during_training_and_its_successor_has_its_place():
