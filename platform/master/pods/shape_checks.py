@@ -122,14 +122,21 @@ def _too_late(state: JobState, asked: ChangeShape) -> str:
     elif moved := [move.pod for move in asked.moves if members[move.pod].role is Role.PARAMETER_SERVER]:
         what = f"moves: {moved[0]}"
     elif _are_replaced(state, servers):
-        what = f"{field_name(Role.PARAMETER_SERVER, 'cores')}: {servers.cores:g}"
+        what = (
+            f"{field_name(Role.PARAMETER_SERVER, 'cores')}: {servers.cores:g}"
+            if servers.cores is not None
+            else f"{field_name(Role.PARAMETER_SERVER, 'memory_bytes')}: {format_bytes(servers.memory_bytes or 0)}"
+        )
     else:
         return ""
     return f"{what} is not allowed while the job {plain_words.phase(state.phase)}; allowed: until its training is over"
 
 
 def _are_replaced(state: JobState, servers: PlacesChange) -> bool:
-    """Whether a server cannot have this size without being replaced."""
+    """Whether a server cannot have this size without being replaced; also with another memory alone, if more cores are
+    wanted already and no server has started for them yet."""
+    if not names_size(servers):
+        return False
     size = state.wanted_shape[Role.PARAMETER_SERVER].changed(servers).size
     return any(shape.needs_other_locks(state, member, size) for member in state.membership.servers())
 

@@ -388,3 +388,16 @@ def test_servers_cannot_be_replaced_while_the_job_saves_its_last_record(asked: C
         == f"{field} is not allowed while the job is saving its final record; allowed: until its training is over"
     )
     assert not refusal(world.state, ChangeShape(change=change(parameter_server_cores=2.0)))
+
+
+def test_a_job_that_evaluates_while_servers_wait_for_more_cores_gets_workers_and_refuses_sizes_of_servers():
+    world = long_job(most_server_cores=2.0)
+    ask(world, parameter_server_cores=3.0)
+    assert all(server.outgoing for server in world.state.owners())
+    world.state.phases.phase = Phase.EVALUATING
+    assert not refusal(world.state, ChangeShape(change=change(workers=3)))
+    larger = ChangeShape(change=change(parameter_server_memory_bytes=2**27))
+    assert refusal(world.state, larger) == (
+        "parameter_server_memory_bytes: 128Mi is not allowed while the job is evaluating; allowed: until its training "
+        "is over"
+    )
