@@ -157,6 +157,7 @@ def relieve(state: JobState, event: ServerHot, effects: list[Effect]) -> None:
         "price_seconds": round(event.price_seconds, 3),
     }
     effects.append(Decided(decision="server_relieved", inputs=inputs))
+    state.relieved = state.time
     _begin(state, effects, event.moves)
 
 

@@ -48,7 +48,9 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     Attributes:
         wanted_shape: a migration changes the servers to this shape.
         shape_requests: all open requests, and the latest that have ended, the oldest first.
-        slow_moves: number of workers and servers that were moved because they were slow.
+        slow_moves: number of workers and servers that were moved because they were slow; `slow_moved`: when the last
+            one of each role was, on the job's clock.
+        relieved: when buckets last left a hot server, on the job's clock; None: never.
         shape_version: increases whenever the wanted shape changes.
         shape_changes: the latest changes of the wanted shape, the oldest first.
         evaluation_sketch: merged over the completed evaluation shards.
@@ -79,6 +81,8 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     wanted_shape: Shape
     shape_requests: list[RequestedShape] = []
     slow_moves: int = 0
+    slow_moved: dict[Role, float] = {}
+    relieved: float | None = None
     shape_version: int = 0
     shape_changes: list[shape.WantedChange] = []
     evaluation_sketch: bytes = b""

@@ -162,8 +162,12 @@ class HotServers:
         price_seconds = relief.price_seconds if relief else 0.0
         if not self._lasting.look(losses if loads else None, price_seconds, now, left_seconds):
             return None
-        self._lasting.done(now)
+        self.moved(now)
         return relief
+
+    def moved(self, now: float) -> None:
+        """Buckets of one of them were moved."""
+        self._lasting.done(now)
 
     def forget(self) -> None:
         """Discards earlier observations, because the servers or their buckets have changed."""

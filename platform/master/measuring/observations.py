@@ -115,6 +115,13 @@ class Observations:
         self.starts.recall(known.starts)
         self.migrations = MigrationProfile(known.migrations)
 
+    def recall_changes(self, state: JobState) -> None:
+        """Goes on with the cool-downs of a master before this one, whose changes are measured before the next ones."""
+        if state.relieved is not None:
+            self._hot_servers.moved(state.relieved)
+        for role, moved in state.slow_moved.items():
+            self._slow_pods[role].moved(moved)
+
     def handled(self, state: JobState, effects: Iterable[Effect], now: float) -> None:
         """Called after an event, which may have requested pods, moved servers or moved a slow pod."""
         for effect in effects:

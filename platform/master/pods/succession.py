@@ -66,6 +66,7 @@ def leave_slow_node(state: JobState, event: PodSlow, effects: list[Effect]) -> N
     if not may_move_slow(state):
         return
     state.slow_moves += 1
+    state.slow_moved[member.role] = state.time
     inputs = {
         "pod": member.name, "role": str(member.role), "node": member.node, "ratio": round(event.ratio, 3),
         "seconds_per_row": event.seconds_per_row, "others_seconds_per_row": event.others_seconds_per_row,

@@ -112,6 +112,7 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         self._heartbeats = Heartbeats(self.job.spec.faults)
         self._answers = Answers()
         self._seen = Observations(self.now())
+        self._seen.recall_changes(state)
         self._memory_watch = MemoryWatch(request.job_id, self.job)
         self._saved_measurements = SavedMeasurements(folder)
         if self.is_continued:

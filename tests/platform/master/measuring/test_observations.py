@@ -7,8 +7,10 @@ import pytest
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import Effect
+from elastrec.platform.master.measuring.hot_servers import COOL_DOWN_SECONDS
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.speed_profile import is_settled
+from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.transport.messages.job import BucketLoad, Heartbeat, ServerLoad, TableUsage, WindowMetrics
 from tests.platform.master.machine.test_migration import ask, go_on, long_job
@@ -150,6 +152,41 @@ def test_a_hot_server_is_found_while_the_job_trains_and_its_servers_are_settled(
         relief = seen.relief(world.state, world.time)
         found += [relief.server] if relief is not None else []
     assert found == ([] if trouble else ["j-ps-0"])
+
+
+def test_a_restarted_master_waits_as_long_for_the_next_relief_as_the_one_before() -> None:
+    world = long_job()
+
+    def seconds_until_relief() -> float:
+        """By a master that has just started."""
+        began, seen = world.time, Observations(world.time)
+        seen.recall_changes(world.state)
+        for number in range(1, 60):
+            metrics = WindowMetrics(number=number, samples=64, steps=2, compute_seconds=0.1, pull_seconds=0.9)
+            beat = Heartbeat(pod="j-worker-0", incarnation="i", generation=0, reached_version=1, metrics=metrics)
+            seen.heartbeat(beat, world.state, world.time)
+            for server, rows in (("j-ps-0", 9000.0), ("j-ps-1", 3000.0)):
+                load = ServerLoad(
+                    rows_per_second=rows, hottest=[BucketLoad(bucket, 500.0) for bucket in range(0, 16, 2)]
+                )
+                beat = Heartbeat(pod=server, incarnation="i", generation=0, reached_version=1, load=load)
+                seen.heartbeat(beat, world.state, world.time)
+            world.time += 5.0
+            assert seen.close_window(world.state, world.time)
+            if (relief := seen.relief(world.state, world.time)) is not None:
+                world.handle(
+                    events.ServerHot(
+                        time=world.time, server=relief.server, ratio=relief.ratio, ratio_after=relief.ratio_after,
+                        moves=relief.moves, ownership_epoch=world.state.ownership.epoch,
+                    )
+                )  # fmt: skip
+                return world.time - began
+        raise AssertionError("no server was relieved")
+
+    assert seconds_until_relief() < 30.0
+    go_on(world)
+    world.state = decode_state(encode_state(world.state))
+    assert seconds_until_relief() == COOL_DOWN_SECONDS
 
 
 def test_a_window_with_steps_and_without_samples_has_no_losses() -> None:
