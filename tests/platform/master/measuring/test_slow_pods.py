@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from elastrec.platform.clusters.nodes import Node, NodeCondition
-from elastrec.platform.master.machine.events import PodOrdered, ServerHot, ShapeAsked
+from elastrec.platform.master.machine.events import PodOrdered, PodSlow, ServerHot, ShapeAsked
 from elastrec.platform.master.measuring.hot_servers import HOT_RATIO, LEAST_ROWS_PER_SECOND, Load
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.slow_pods import (
@@ -23,6 +23,7 @@ from elastrec.platform.master.measuring.slow_pods import (
     slow_ones,
 )
 from elastrec.platform.master.pods.requests import open_requests
+from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import Heartbeat, ServerLoad, WindowMetrics
 from elastrec.platform.transport.messages.observer import WorkerOrder
@@ -172,6 +173,33 @@ def test_figures_of_heartbeats_find_a_slow_worker_where_the_job_file_lets_it_mov
         pass_window(world, seen)
         found |= {slow.pod: slow.ratio for slow in seen.slow_pods(world.state, world.time)}
     assert found == ({"j-worker-1": pytest.approx(5.0)} if allowed else {})
+
+
+def test_a_restarted_master_waits_as_long_for_the_next_move_as_the_one_before():
+    world = long_job(slow_pod_moves=2)
+    slow = world.state.membership.members["j-worker-1"]
+    slow.node = "slow"
+    event = PodSlow(
+        time=world.time, pod=slow.name, incarnation=slow.incarnation, ratio=5.0, seconds_per_row=5.0,
+        others_seconds_per_row=1.0,
+    )  # fmt: skip
+    world.handle(event)
+    for _ in range(20):
+        world.live_on(1)
+    assert not open_requests(world.state) and world.state.slow_moves == 1
+    moved, world.state = world.time, decode_state(encode_state(world.state))
+    seen, number = Observations(world.time), 0
+    seen.recall_changes(world.state)
+    found: list[str] = []
+    while not found:
+        number += 1
+        report(world, seen, "j-worker-0", 0.5, number)
+        for worker in world.state.membership.workers():
+            if worker.name != "j-worker-0":
+                report(world, seen, worker.name, 0.1, number)
+        pass_window(world, seen)
+        found += [slow.pod for slow in seen.slow_pods(world.state, world.time)]
+    assert found == ["j-worker-0"] and world.time - moved >= COOL_DOWN_SECONDS
 
 
 def test_a_slow_worker_that_was_ordered_to_be_idle_is_not_moved():
