@@ -154,7 +154,11 @@ def prospects(state: JobState, asked: ChangeShape, nodes: Iterable[Node], node_o
         if names_size(places):
             lines += _of_size(state, role, places, known, node_of)
     for move in asked.moves:
-        role, node = state.membership.members[move.pod].role, node_of.get(move.pod, "")
+        if (member := state.membership.members.get(move.pod)) is None:
+            # It was there when the request was checked, before the nodes were asked for.
+            lines.append(f"{move.pod}: not moved: it has just ended")
+            continue
+        role, node = member.role, node_of.get(move.pod, "")
         size = state.wanted_shape[role].changed(asked.change.get(role, PlacesChange())).size
         excluded = {node} if move.leaves_node else set()
         where = f" on another node than {node}" if move.leaves_node else ""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from elastrec.platform.master.machine import events
-from elastrec.platform.master.pods.shape_checks import refusal
+from elastrec.platform.master.pods.shape_checks import prospects, refusal
 from elastrec.platform.master.service.journal import decode_state, encode_state
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Places, PlacesChange, PodSize
@@ -401,3 +401,13 @@ def test_a_job_that_evaluates_while_servers_wait_for_more_cores_gets_workers_and
         "parameter_server_memory_bytes: 128Mi is not allowed while the job is evaluating; allowed: until its training "
         "is over"
     )
+
+
+def test_a_dry_run_says_that_a_pod_ended_while_the_cluster_was_asked_for_its_nodes():
+    world = long_job()
+    moves = ChangeShape(moves=[PodMove(pod="j-ps-0"), PodMove(pod="j-worker-0")])
+    assert not refusal(world.state, moves)
+    world.kill("j-ps-0")
+    gone, moved = prospects(world.state, moves, [], {})
+    assert gone == "j-ps-0: not moved: it has just ended"
+    assert moved == "j-worker-0: moved: another worker starts, then this one leaves"
