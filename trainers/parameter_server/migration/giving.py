@@ -126,6 +126,8 @@ def _check(request: CopyBuckets, stores: Sequence[RowStore]) -> None:
 def _joined(found: list[Changes]) -> list[Array]:
     if not found:
         return [np.empty((0, 1), np.uint32)] * 3
+    if len(found) == 1:
+        return [found[0].rows, found[0].candidates, found[0].deleted]
     return [
         np.concatenate([each.rows for each in found]),
         np.concatenate([each.candidates for each in found]),
