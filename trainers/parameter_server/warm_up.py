@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from elastrec.platform.specs.job import TableSpec
@@ -19,6 +21,8 @@ from elastrec.trainers.parameter_server.storage.lines import LineMaker
 from elastrec.trainers.parameter_server.storage.loading import load, load_columns, reserve_rows, unload
 from elastrec.trainers.parameter_server.storage.slabs import SlabLoader
 
+Array = np.ndarray[Any, Any]
+
 
 @frozen_afterwards()
 def warm_kernels() -> None:
@@ -33,10 +37,12 @@ def warm_kernels() -> None:
         optimizer = OptimizerSpec(kind=kind)
         dense = DenseStore([Parameter("w", (2,))], np.ones(1, np.bool_), np.zeros(2, np.float32), optimizer)
         dense.apply(gradients[0])
+        dense.apply(gradients[0].copy())  # the mean of a round's gradients
     for group in plan.groups:
         store = RowStore(plan, group, np.ones(plan.virtual_buckets, np.bool_), capacity_rows=64)
         push = GroupGradient(counts, ids, gradients, sightings)
-        merged = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)]).groups[0]
+        mean = average([Gradient([push], gradients[0], 1), Gradient([push], gradients[0], 1)])
+        merged = average([mean, mean]).groups[0]  # of several rounds that make one step
         store.push(counts, ids, sightings, gradients, 0.0)
         store.push(merged.counts, merged.ids, merged.sightings, merged.gradients, 0.0)
         store.push(counts, ids, sightings, gradients, 0.0, store.pull(counts, ids, read_only=False)[1])
@@ -56,8 +62,23 @@ def warm_kernels() -> None:
         store.evict(1e6)
         for bucket, whole in enumerate(changes):
             changed = store.bucket(bucket).changes(whole.version)
+            store.bucket(bucket).forget_changes(changed.version)
             store.bucket(bucket).take_in(whole)
             store.bucket(bucket).take_in(changed)
+        _warm_delta(store, counts, ids, sightings, gradients)
+
+
+def _warm_delta(store: RowStore, counts: Array, ids: Array, sightings: Array, gradients: Array) -> None:
+    """Two saves, of which the second has the changed rows alone, and the states of rows with other update rules."""
+    buckets = np.arange(len(store.owned))
+    store.cuts.logs = True
+    store.cuts.freeze(buckets)
+    store.cuts.remember("base", buckets)
+    list(copy_frozen(store, buckets, 1 << 20))
+    store.push(counts, ids, sightings, gradients, 0.0)
+    store.cuts.freeze(buckets)
+    list(copy_frozen(store, buckets, 1 << 20, store.cuts.since("base", buckets)))
+    store.rules.first_states(np.zeros((1, store.group.dimension), np.float32))
 
 
 def _warm_slabs(store: RowStore, copied: Copied) -> None:
