@@ -286,8 +286,9 @@ class Record:
 def _raw(entry: ArrayEntry, data: Array, start: int) -> Array:
     """An array's bytes among `data` [n] uint8, which begins at byte `start` of the part; fewer if it ends before."""
     # An empty array has no bytes, so its offset may lie outside what was fetched.
-    first = entry.offset - start if entry.nbytes else 0
-    return data[first : first + entry.nbytes]
+    size = entry.nbytes
+    first = entry.offset - start if size else 0
+    return data[first : first + size]
 
 
 def _entered(

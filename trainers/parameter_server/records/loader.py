@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -246,12 +245,16 @@ class Loader:
             return xxhash.xxh3_64_intdigest(lines.data), confirm
 
         def enter_cells(entry: SectionEntry, cells: Array) -> tuple[int, Callable[[], None]]:
-            with self._named(share, entry, cells):
+            try:
                 checksum, count = slabs.load_cells(entry.buckets, entry.counts, firsts[entry.key], cells)
+            except ForeignCellError as error:
+                raise self._foreign_cell(share, entry, cells, error.number) from error
 
             def confirm() -> None:
-                with self._named(share, entry, cells):
+                try:
                     count()
+                except ForeignCellError as error:
+                    raise self._foreign_cell(share, entry, cells, error.number) from error
 
             return checksum, confirm
 
@@ -266,15 +269,10 @@ class Loader:
         slabs.finish()
         self._entered[number][slabs.buckets] += slabs.counts
 
-    @contextlib.contextmanager
-    def _named(self, share: Share, entry: SectionEntry, cells: Array) -> Iterator[None]:
-        """Names the cell of a section for which the block raises ForeignCellError."""
-        try:
-            yield
-        except ForeignCellError as error:
-            found, at = chunk(entry, {CELLS: cells}, share.tables, share.where), error.number
-            table = share.tables[found.columns["tables"][at]]
-            raise self._foreign(found, found.columns["ids"][at], table, found.bucket_of_entry[at]) from error
+    def _foreign_cell(self, share: Share, entry: SectionEntry, cells: Array, at: int) -> DamagedRecordError:
+        found = chunk(entry, {CELLS: cells}, share.tables, share.where)
+        table = share.tables[found.columns["tables"][at]]
+        return self._foreign(found, found.columns["ids"][at], table, found.bucket_of_entry[at])
 
     def _enter(self, rows: BucketRows) -> None:
         target = np.array([self._tables.get(table, (-1, 0))[0] for table in rows.tables], np.int64)

@@ -15,7 +15,6 @@ import xxhash
 from elastrec.trainers.parameter_server.hashing import splitmix64
 from elastrec.trainers.parameter_server.prefetch import AHEAD
 from elastrec.trainers.parameter_server.storage.handle import guarded_of, rows_of
-from elastrec.trainers.parameter_server.storage.kernels import checksums
 from elastrec.trainers.parameter_server.storage.kernels import index as index_kernels
 from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     COUNT,
@@ -32,7 +31,12 @@ from elastrec.trainers.parameter_server.storage.kernels.arrays import (
     TABLE_BITS,
     read_only_view,
 )
-from elastrec.trainers.parameter_server.storage.kernels.checksums import update_checksum
+from elastrec.trainers.parameter_server.storage.kernels.checksums import (
+    KernelChecksum,
+    begin_checksum,
+    end_checksum,
+    update_checksum,
+)
 from elastrec.trainers.parameter_server.storage.kernels.compiling import kernel
 from elastrec.trainers.parameter_server.storage.kernels.locks import lock, unlock
 from elastrec.trainers.parameter_server.storage.loading import ForeignCellError
@@ -49,16 +53,18 @@ _LINE_WORDS = 16
 
 
 @kernel
-def _copy_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum):  # type: ignore[no-untyped-def]
+def _copy_cells(handle, salts, cells, buckets, counts, firsts, slab_of, entered, checksum):  # type: ignore[no-untyped-def]
     """See `_stream_cells`; all threads see the copied cells afterwards."""
-    foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum)
+    begin_checksum(checksum)
+    foreign = _stream_cells(handle, salts, cells, buckets, counts, firsts, slab_of, entered, checksum)
+    end_checksum(checksum)
     end_streams()
     return foreign
 
 
 @kernel
 def _stream_cells(  # type: ignore[no-untyped-def]
-    handle, salts, cells, buckets, counts, firsts, slabs, entered, checksum
+    handle, salts, cells, buckets, counts, firsts, slab_of, entered, checksum
 ):
     """Copies cells [n * W] into the slabs of their buckets.
 
@@ -67,9 +73,9 @@ def _stream_cells(  # type: ignore[no-untyped-def]
     Args:
         buckets, counts, firsts: [b] int64, buckets, the number of cells of each, and the number in the bucket of its
             first cell.
-        slabs: [b] int64, the first slab of each bucket; -1: its cells are skipped.
+        slab_of: [V] int64, the first slab of each bucket; -1: its cells are skipped.
         entered: [b, T] int64, to which the cells of each bucket and table are added.
-        checksum: of all cells, see `update_checksum`; NO_CHECKSUM: none.
+        checksum: of the cells before the returned position, see `KernelChecksum`.
     """
     rows, guarded = rows_of(handle), guarded_of(handle)
     words, shape = rows.pool.words, rows.pool.shape
@@ -79,20 +85,18 @@ def _stream_cells(  # type: ignore[no-untyped-def]
     is_power = virtual_buckets & mask == _ZERO
     cell = 0
     for run in range(buckets.shape[0]):
-        end, number = cell + counts[run], firsts[run]
-        if slabs[run] < 0:
-            if checksum[0]:
-                update_checksum(checksum, cells, np.uint64(cell) * width, np.uint64(end - cell) * width)
+        bucket, end, number = np.uint64(buckets[run]), cell + counts[run], firsts[run]
+        slab = slab_of[bucket]
+        if slab < 0:
+            update_checksum(checksum, cells, np.uint64(cell) * width, np.uint64(end - cell) * width)
             cell = end
             continue
-        bucket = np.uint64(buckets[run])
         # One slab at a time, so that the cells are still in the processor's cache when they are copied.
         while cell < end:
             in_slab = number % shape.per_slab
             some = min(end - cell, shape.per_slab - in_slab)
             at = np.uint64(cell) * width
-            if checksum[0]:
-                update_checksum(checksum, cells, at, np.uint64(some) * width)
+            update_checksum(checksum, cells, at, np.uint64(some) * width)
             for k in range(some):
                 table = cells[at + np.uint64(TABLE)] & TABLE_BITS
                 if table >= tables:
@@ -103,7 +107,7 @@ def _stream_cells(  # type: ignore[no-untyped-def]
                     return cell + k
                 entered[np.uint64(run), np.uint64(table)] += 1
                 at += width
-            to = (slabs[run] + number // shape.per_slab) * shape.slab_words + in_slab * shape.width
+            to = (slab + number // shape.per_slab) * shape.slab_words + in_slab * shape.width
             stream_words(words, np.uint64(to), cells, np.uint64(cell) * width, np.uint64(some) * width)
             cell += some
             number += some
@@ -111,11 +115,23 @@ def _stream_cells(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _count_cells(handle, buckets, slabs, entered):  # type: ignore[no-untyped-def]
+def _find_beyond(buckets, counts, firsts, slab_of, rows):  # type: ignore[no-untyped-def]
+    """The position of the first cell of a bucket with cells beyond its `rows` [V], else -1; arguments as in
+    `_stream_cells`."""
+    cell = 0
+    for run in range(buckets.shape[0]):
+        if slab_of[buckets[run]] >= 0 and firsts[run] + counts[run] > rows[buckets[run]]:
+            return cell
+        cell += counts[run]
+    return -1
+
+
+@kernel
+def _count_cells(handle, buckets, slab_of, entered):  # type: ignore[no-untyped-def]
     """Adds the cells of a section to the rows of their buckets and tables; arguments as in `_stream_cells`."""
     guarded = guarded_of(handle)
     for run in range(buckets.shape[0]):
-        if slabs[run] >= 0:
+        if slab_of[buckets[run]] >= 0:
             stripe = guarded.stripe_of[buckets[run]]
             lock(guarded.locks, stripe)
             for table in range(entered.shape[1]):
@@ -190,6 +206,7 @@ class SlabLoader:
         self._rows = np.zeros(len(store.owned), np.int64)
         self._rows[buckets] = counts
         self._has_lines = np.zeros(len(store.owned), np.bool_)
+        self._checksum = KernelChecksum()
 
     def load_cells(self, buckets: Array, counts: Array, firsts: Array, cells: Array) -> tuple[int, Callable[[], None]]:
         """Copies cells [n, W] uint32 of buckets [b], `counts` [b] each, which may be damaged.
@@ -205,26 +222,22 @@ class SlabLoader:
             ForeignCellError: a cell's number is not below the bucket's number of rows; nothing was copied.
         """
         buckets, counts, firsts = (_numbers(each) for each in (buckets, counts, firsts))
-        slabs = self._slab_of[buckets]
-        beyond = (slabs >= 0) & (firsts + counts > self._rows[buckets])
-        if beyond.any():
-            raise ForeignCellError(int(counts[: np.flatnonzero(beyond)[0]].sum()))
+        if (beyond := _find_beyond(buckets, counts, firsts, self._slab_of, self._rows)) >= 0:
+            raise ForeignCellError(beyond)
         store, entered = self._store, np.zeros((len(buckets), len(self._store.salts)), np.int64)
-        checksum = None if checksums.LIBRARY is None else checksums.KernelChecksum()
         foreign = _copy_cells(
-            store.handle, store.salts, read_only_view(cells.reshape(-1)), buckets, counts, firsts, slabs, entered,
-            checksums.NO_CHECKSUM if checksum is None else checksum.words,
+            store.handle, store.salts, read_only_view(cells.reshape(-1)), buckets, counts, firsts, self._slab_of,
+            entered, self._checksum.words,
         )  # fmt: skip
 
         def count() -> None:
             if foreign >= 0:
-                raise ForeignCellError(int(foreign))
-            _count_cells(store.handle, buckets, slabs, entered)
+                raise ForeignCellError(foreign)
+            _count_cells(store.handle, buckets, self._slab_of, entered)
 
         # The kernel ends at a foreign cell.
-        if checksum is None or foreign >= 0:
-            return xxhash.xxh3_64_intdigest(cells.data), count
-        return checksum.intdigest(), count
+        checksum = self._checksum.intdigest() if foreign < 0 else None
+        return xxhash.xxh3_64_intdigest(cells.data) if checksum is None else checksum, count
 
     def load_lines(self, buckets: Array, counts: Array, lines: Array) -> int:
         """Copies lines [n, 16] uint32 of buckets [b], `counts` [b] each.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numba
 import numpy as np
@@ -175,6 +176,17 @@ def test_the_checksum_of_copied_cells_is_that_of_their_bytes(library: str, monke
     load_all(store, chunks, lines_of(pushed, chunks))
     held = contents(pushed)
     assert contents(store) == {bucket: cells for bucket, cells in held.items() if bucket % 3}
+
+
+def test_threads_do_not_share_a_checksum() -> None:
+    checksum = checksums.KernelChecksum()
+
+    def here() -> int:
+        return int(checksum.words[checksums._STATE])
+
+    with ThreadPoolExecutor(1) as pool:
+        states = [here(), pool.submit(here).result()]
+    assert all(states) and len(set(states)) == 2
 
 
 def test_cells_that_were_damaged_are_loaded_again_and_count_once() -> None:
