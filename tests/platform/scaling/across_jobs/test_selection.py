@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,8 +31,10 @@ from tests.platform.scaling.jobs import GIB, allocation
 def candidate(gain: float, cost: float, cores: float, gib: float = 1.0, kind: CandidateKind | None = None) -> Candidate:
     if kind is None:
         kind = CandidateKind.GROW if cost > 0 else CandidateKind.SAVE
+    # Plans that only add workers are divided in another way.
+    servers = 1 if kind is CandidateKind.STAY else 2
     return Candidate(
-        allocation=allocation(workers=max(1, 2 + round(cores))),
+        allocation=allocation(workers=max(1, 2 + round(cores)), servers=servers),
         kind=kind,
         samples_per_second=1000.0 + gain,
         gain=float(gain),
@@ -52,6 +55,14 @@ def proposal(name: str, *candidates: Candidate, remaining: float = 1e6, priority
         samples_per_second=1000.0,
         candidates=(STAYING, *candidates),
         priority=priority,
+    )
+
+
+def of_workers(*gains: float) -> tuple[Candidate, ...]:
+    """Plans that add one worker of a core, two, and so on, each with its gain."""
+    return tuple(
+        msgspec.structs.replace(candidate(gain, 0.1 * more, more), allocation=allocation(2 + more))
+        for more, gain in enumerate(gains, 1)
     )
 
 
@@ -179,6 +190,27 @@ def test_weights_follow_equation_14() -> None:
     assert value == pytest.approx(1000 / 2.0 * own)
     assert value_of(job.candidates[0], job, Weights())[1] is None
     assert items_of([job], Weights(rho=2.0)).value[0] == pytest.approx(value)
+
+
+def test_workers_alone_go_where_each_saves_most_seconds_per_core() -> None:
+    long = proposal("long", *of_workers(400, 700, 900), remaining=1e7)
+    short = proposal("short", *of_workers(500, 1000, 1500), remaining=1e5)
+    # With all the room, both get their best plan; eq. 12 would give the short job everything that is scarce.
+    assert choose([long, short], free(6)).chosen == (3, 3)
+    assert choose([long, short], free(4)).chosen == (3, 1)
+    assert choose([long, short], free(2)).chosen == (2, STAY)
+    assert choose([long, msgspec.structs.replace(short, priority=1000.0)], free(4)).chosen == (1, 3)
+    # A plan of another kind competes, so that eq. 12 decides about all.
+    larger = proposal("larger", candidate(100, 1.0, 1), remaining=1e9)
+    assert choose([long, short, larger], free(3)).chosen[1] == 3
+
+
+def test_workers_that_do_not_fit_end_the_growth_of_their_job() -> None:
+    wide = [msgspec.structs.replace(each, needs=Resources(8 * each.needs.cores)) for each in of_workers(900, 1700)]
+    jobs = [proposal("wide", *wide, remaining=1e9), proposal("narrow", *of_workers(100, 200), remaining=1e5)]
+    choice = choose(jobs, free(12))
+    assert choice.chosen == (1, 2)
+    assert choice.left.cores == pytest.approx(2.0)
 
 
 def test_ten_thousand_jobs_are_chosen_from_in_seconds() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from elastrec.platform.scaling.amounts import Capacity, Change, Resources
 from elastrec.platform.scaling.policies.optimus_greedy import LEAST_RISE, MOST_STEPS, GreedyOptimus
+from elastrec.platform.scaling.policies.three_stage import ThreeStage
 from elastrec.platform.scaling.policy import View, decide
 from elastrec.platform.scaling.types import JobProfile, Limits, Overheads
 from tests.platform.scaling.jobs import GIB, PLENTY, PRICES, allocation, coefficients, measure, profile, speed, spread
@@ -67,6 +68,29 @@ def test_a_job_that_saves_more_time_per_core_goes_first() -> None:
 def test_without_room_everybody_stays() -> None:
     (plan,) = decide(POLICY, [JOB], view(0.0)).plans
     assert not plan.changes
+
+
+@pytest.mark.parametrize("cores", [3.0, 7.0, 12.0, 500.0])
+def test_the_default_policy_divides_workers_alone_in_the_same_way(cores: float) -> None:
+    jobs = [
+        profile(
+            job_id=f"job {number}", allocation=(here := allocation(workers, 1, size, 1.0)),
+            movable=frozenset({Change.WORKERS}),
+            limits=Limits(workers=(1, 12)), observations=measure(true, spread(20)), priority=priority,
+            remaining_samples=seconds * speed(true, here),
+        )
+        for number, (workers, size, shares, seconds, priority) in enumerate(
+            [(2, 1.0, (0.9, 0.01, 0.01, 0.05, 0.03), 900.0, 1.0), (1, 2.0, (0.8, 0.05, 0.05, 0.05, 0.05), 9000.0, 1.0),
+             (4, 0.5, (0.7, 0.1, 0.05, 0.1, 0.05), 3000.0, 1.0), (3, 1.0, (0.9, 0.01, 0.01, 0.05, 0.03), 3000.0, 3.0)]
+        )
+        if (true := coefficients(shares))
+    ]  # fmt: skip
+    ours, theirs = (
+        {plan.job_id: plan.allocation for plan in decide(policy, jobs, view(cores)).plans}
+        for policy in (ThreeStage(), POLICY)
+    )
+    assert ours == theirs
+    assert any(allocation != job.allocation for job, allocation in zip(jobs, ours.values(), strict=True))
 
 
 def served(seconds: float) -> JobProfile:
