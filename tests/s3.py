@@ -10,6 +10,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from elastrec.checkpoints.stores import s3_store
 from elastrec.checkpoints.stores import store as store_module
 
 
@@ -29,6 +30,7 @@ def s3_server() -> Iterator[str]:
 def store_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URI of a checkpoint store in a new bucket, which this process and those that it starts can reach."""
     store_module._probed.clear()
+    s3_store._made_client.cache_clear()  # tests change it
     return f"{bucket_at(endpoint, name, monkeypatch)}/team/checkpoints"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +33,8 @@ _SENT_PER_PART = 1024
 """A part has at least the size of all parts before it, divided by this. So S3's largest object, 5 TiB, has 7,700
 parts of at most 5 GiB, where S3 allows 10,000, and parts in memory are a small share of what is written."""
 
+_CONNECTIONS = 32
+"""Of a client to one host, kept open: the threads that read, write and list records at the same time."""
 _MISSING = ("404", "NoSuchKey", "NotFound")
 _NOT_IMPLEMENTED = ("501", "NotImplemented")
 _NOT_ALLOWED = ("403", "AccessDenied", *_NOT_IMPLEMENTED)
@@ -39,6 +44,37 @@ _LOST_RACE = ("412", "PreconditionFailed")
 _CONFLICT = ("409", "ConditionalRequestConflict")
 """Another request for the object is in progress and its result is open, so the request must be repeated."""
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+_making = threading.Lock()
+
+
+def _client() -> S3Client:
+    """This process's client for the present environment.
+
+    A new one takes 5 ms and new connections, and a listing of records opens a store for each of them, in several
+    threads. Any thread may use a client, but boto3's sessions make one at a time.
+    """
+    environment = tuple(sorted(variable for variable in os.environ.items() if variable[0].startswith("AWS_")))
+    with _making:
+        return _made_client(os.getpid(), environment)
+
+
+@functools.lru_cache(maxsize=4)
+def _made_client(process: int, environment: tuple[tuple[str, str], ...]) -> S3Client:
+    """A new client, with the credentials of a session of its own; the arguments only tell clients apart."""
+    return boto3.session.Session().client(
+        "s3",
+        config=Config(
+            retries={"mode": "standard", "max_attempts": 5},
+            connect_timeout=10,
+            read_timeout=60,
+            max_pool_connections=_CONNECTIONS,
+            # Many S3-compatible stores refuse the newer checksums in trailers.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
 
 
 def _code(error: ClientError) -> str:
@@ -153,7 +189,7 @@ class S3Store(Store):
     Args:
         bucket: must exist.
         prefix: without slashes at its ends; empty for the whole bucket.
-        client: for tests; else made from boto3's environment.
+        client: for tests; else that of this process, from boto3's environment.
     """
 
     def __init__(self, bucket: str, prefix: str = "", client: S3Client | None = None) -> None:
@@ -161,17 +197,7 @@ class S3Store(Store):
         self.uri = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
         if client is None:
             with _explained("could not make a client for", self.uri):
-                client = boto3.client(
-                    "s3",
-                    config=Config(
-                        retries={"mode": "standard", "max_attempts": 5},
-                        connect_timeout=10,
-                        read_timeout=60,
-                        # Many S3-compatible stores refuse the newer checksums in trailers.
-                        request_checksum_calculation="when_required",
-                        response_checksum_validation="when_required",
-                    ),
-                )
+                client = _client()
         self._client = client
 
     def _key(self, key: str) -> str:

@@ -253,6 +253,21 @@ def test_the_probe_is_made_once_per_bucket(s3_uri: str) -> None:
     assert len(store_module._probed) == 1
 
 
+def test_stores_of_a_process_share_a_client_until_its_environment_changes(
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, session = [], s3_store.boto3.session.Session
+    monkeypatch.setattr(s3_store.boto3.session, "Session", lambda: made.append(1) or session())
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(lambda number: open_store(f"{s3_uri}/{number}"), range(16)))
+        list(pool.map(lambda store: store.put("a", b"1"), stores))
+    assert len(made) == 1 and [store.get("a") for store in stores] == [b"1"] * 16
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    other = open_store(s3_uri)
+    assert isinstance(other, S3Store) and len(made) == 2
+    assert other._client._request_signer._credentials.access_key == "another"
+
+
 def test_a_missing_bucket_is_reported_with_a_remedy(s3_uri: str) -> None:
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
