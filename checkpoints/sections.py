@@ -15,6 +15,7 @@ import xxhash
 from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.stores.store import Store
 from elastrec.platform.specs.errors import CheckpointError
+from elastrec.platform.specs.text.decoders import msgpack_decoder
 
 Array = np.ndarray[Any, Any]
 Attribute = int | float | str | bool
@@ -105,6 +106,10 @@ class SectionEntry(msgspec.Struct, frozen=True, array_like=True):
         return min(start for start, _ in filled), max(end for _, end in filled)
 
 
+# Made at import, because several threads may read the index of a part.
+_decoder = msgpack_decoder(list[SectionEntry])
+
+
 def stored_dtype(dtype: np.dtype[Any], where: str) -> np.dtype[Any]:
     """The dtype as which numbers are written.
 
@@ -134,6 +139,6 @@ def read_index(
     if xxhash.xxh3_64_intdigest(data) != checksum:
         raise DamagedRecordError(f"{where}: the index of the part is damaged (checksum differs)")
     try:
-        return msgspec.msgpack.decode(data, type=list[SectionEntry])
+        return _decoder.decode(data)
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{where}: the index of the part cannot be read: {error}") from error
