@@ -173,10 +173,11 @@ class ResizeRefused(_Event, frozen=True, kw_only=True):
 
 
 class PodRefused(_Event, frozen=True, kw_only=True):
-    """The cluster will never create this pod."""
+    """The cluster will never create this pod, of this size."""
 
     pod: str
     reason: str
+    size: PodSize | None = None
 
 
 class RecordCommitted(_Event, frozen=True, kw_only=True):

@@ -181,9 +181,11 @@ def _deleted(state: JobState, event: PodDeleted, effects: list[Effect]) -> None:
 
 
 def _refused(state: JobState, event: PodRefused, effects: list[Effect]) -> None:
-    if event.pod not in state.membership.members:
-        return
-    if not (shape.creation_refused(state, event, effects) or more_memory.creation_refused(state, event, effects)):
+    member = state.membership.members.get(event.pod)
+    if member is None or event.size not in (None, member.asked):
+        return  # with the size that it is to have by now, it is created again
+    settled = (shape.creation_refused, more_memory.creation_refused, shape.continues_smaller)
+    if not any(settle(state, event, effects) for settle in settled):
         state.fail(f"pod {event.pod} cannot be created: {event.reason}", effects)
 
 

@@ -95,7 +95,7 @@ class PodOperations:
             if error.retryable:
                 raise
             reason = str(error)
-            self._submit(lambda now: events.PodRefused(time=now, pod=name, reason=reason))
+            self._submit(lambda now: events.PodRefused(time=now, pod=name, reason=reason, size=pod.size))
             return
         with self._lock:
             self._observed.created(created)

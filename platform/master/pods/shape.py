@@ -332,6 +332,28 @@ def creation_refused(state: JobState, event: PodRefused, effects: list[Effect]) 
     return True
 
 
+def continues_smaller(state: JobState, event: PodRefused, effects: list[Effect]) -> bool:
+    """Whether a job that continues in its earlier sizes, for which this cluster has no node, gets those of its launch.
+
+    The launch was checked against the nodes. Its servers may be killed for memory, as those of any job.
+    """
+    member = state.membership.members[event.pod]
+    role, asked, size = member.role, member.asked, state.plan.shape[member.role].size
+    if not state.is_resumed or state.phase not in (Phase.PENDING, Phase.STARTING) or asked == size:
+        return False
+    inputs = {
+        "pod": member.name, "cores": size.cores, "asked_cores": asked.cores, "memory_bytes": size.memory_bytes,
+        "asked_memory_bytes": asked.memory_bytes, "reason": event.reason,
+    }  # fmt: skip
+    effects.append(Decided(decision="resize_refused", inputs=inputs))
+    change = {role: PlacesChange(cores=size.cores, memory_bytes=size.memory_bytes)}
+    note(state, state.wanted_shape.changed(change), "")
+    for each in state.membership.members.values():
+        if each.role is role:
+            state.membership.settle_for(each, size, state.time)
+    return True
+
+
 def _request_of_size(state: JobState, member: Member) -> RequestedShape | None:
     """The open request for the size of a pod, if the pod would have another one without it."""
     request = requests.newest(state, member.role, size_only=True)

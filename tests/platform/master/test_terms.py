@@ -20,6 +20,7 @@ from elastrec.checkpoints import (
     newest_term,
     take_term,
 )
+from elastrec.platform.clusters.pods import PodSpec, PodStatus
 from elastrec.platform.jobs.watching.past import _pages
 from elastrec.platform.master.machine.phases import NUMBERS_PER_TERM
 from elastrec.platform.master.pods.requests import open_requests
@@ -28,7 +29,7 @@ from elastrec.platform.master.reporting.ledger import ledger_table, read_ledger
 from elastrec.platform.master.service import observers, service, term_watch
 from elastrec.platform.master.service.resumption import resumed_from
 from elastrec.platform.master.service.service import JobService
-from elastrec.platform.specs.errors import SpecError, TransportError
+from elastrec.platform.specs.errors import ClusterError, SpecError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport import RpcClient
@@ -290,6 +291,37 @@ def test_a_master_without_its_journal_continues_with_the_pods_that_the_job_had(
     assert state.wanted_shape == (began if is_enlarged_by_launch else began.changed(asked))
     successor.wait_for(Phase.TRAINING)
     assert len(state.owners()) == state.wanted_shape[Role.PARAMETER_SERVER].count
+    successor.wait_for(Phase.SUCCEEDED)
+
+
+def test_a_job_that_continues_on_smaller_nodes_has_the_sizes_of_its_launch(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 20)
+    assert s.call(ChangeShape(change=change(parameter_server_memory_bytes=3 * 2**30)), ShapeAnswer).accepted
+    s.wait(lambda: not open_requests(s.service.state))
+    saved(s)
+    s.stop()
+    for name in [name for name in s.cluster.pods if "-ps-" in name]:
+        s.cluster.delete(name)
+        s.pods[name].killed.set()
+    create = s.cluster.create
+
+    def create_small(pod: PodSpec) -> PodStatus:
+        if pod.size.memory_bytes > 2 * 2**30:
+            raise ClusterError(f"pod {pod.name} does not fit: asked {pod.size.memory_bytes}")
+        return create(pod)
+
+    s.cluster.create = create_small  # type: ignore[method-assign]
+    successor = stage("another")
+    successor.start()
+    successor.wait_for(Phase.TRAINING)
+    began = Shape.of(successor.request.training_job.spec.resources)
+    assert successor.service.state.wanted_shape == began
+    assert {server.memory_bytes for server in successor.service.state.owners()} == {
+        began[Role.PARAMETER_SERVER].size.memory_bytes
+    }
+    assert "does not fit" in str(successor.call(GetExplanation(), Explanation).timeline)
     successor.wait_for(Phase.SUCCEEDED)
 
 
