@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,12 @@ from elastrec.checkpoints.errors import DamagedRecordError
 from elastrec.checkpoints.manifest import MANIFEST, RecordKind, RecordManifest
 from elastrec.checkpoints.record import Record, read_manifest
 from elastrec.checkpoints.stores.store import Store, open_store
-from elastrec.checkpoints.terms import list_terms
+from elastrec.checkpoints.terms import concluded_term, list_terms
 from elastrec.platform.specs.errors import CheckpointError
 
 _log = structlog.get_logger(__name__)
+_PUBLICATION_SECONDS = 86_400.0
+"""Time in which the model of a final record is expected to be published."""
 
 
 def list_records(store: str | Store, job_name: str, job_id: str | None = None) -> list[tuple[str, RecordManifest]]:
@@ -264,6 +267,9 @@ def prune_final(
         kept: URIs that always stay.
         check: called before each deletion; an exception ends the pruning.
 
+    A record whose model is not published yet also stays for a day: if many days are trained at the same time, more
+    than `keep` of them may be evaluated, or wait for MLflow.
+
     Raises:
         CheckpointError: the store failed; earlier deletions are not undone.
     """
@@ -274,14 +280,20 @@ def prune_final(
     last_made = sorted(final, key=lambda item: item[1].created_unix_seconds, reverse=True)
     spared = {uri for uri, _ in [*final[:keep], *last_made[:keep]]} | {open_store(uri).uri for uri in kept}
     deleted = []
-    for uri, _ in final:
-        if uri not in spared:
+    for uri, manifest in final:
+        if uri not in spared and not _awaits_publication(opened, job_name, manifest):
             check()
             discard(uri, may_be_complete=True)
             deleted.append(uri)
     if deleted:
         _log.info("final records pruned", job=job_name, keep=keep, deleted=deleted)
     return deleted
+
+
+def _awaits_publication(store: Store, job_name: str, manifest: RecordManifest) -> bool:
+    if time.time() - manifest.created_unix_seconds > _PUBLICATION_SECONDS:
+        return False
+    return concluded_term(store, job_name, manifest.job_id) < manifest.term
 
 
 def discard(uri: str, *, may_be_complete: bool = False) -> bool:

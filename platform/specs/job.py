@@ -226,7 +226,8 @@ class CheckpointSpec(Spec):
     to the store. Absent: none."""
     keep_final: Annotated[int, Field(ge=3, le=100_000)] | None = None
     """Number of final records that are kept per job name: those of the latest data and those that were made last. Older
-    records are deleted, even if a job was started from their URI. Absent: all are kept."""
+    records are deleted, even if a job was started from their URI, but a model that is not published keeps its record
+    for a day. Absent: all are kept."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CheckpointSpec:

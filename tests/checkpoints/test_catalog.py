@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from elastrec.checkpoints.parts import PartWriter
 from elastrec.checkpoints.record import open_record
 from elastrec.checkpoints.stores.s3_store import UPLOAD_PART_BYTES, S3Store
 from elastrec.checkpoints.stores.store import Store, open_store
-from elastrec.checkpoints.terms import SupersededError, take_term
+from elastrec.checkpoints.terms import SupersededError, conclude, take_term
 from elastrec.platform.specs.errors import CheckpointError
 from elastrec.platform.specs.job import TrainingJob
 from tests.checkpoints.verifying import verify
@@ -131,6 +132,26 @@ def test_of_final_records_those_of_the_latest_data_and_those_made_last_are_kept(
     assert sorted(prune_final(store, "clicks", 2, kept=[days[1]])) == sorted([days[0], days[2], days[3]])
     assert {uri for uri, _ in list_records(store, "clicks")} == {days[1], *days[4:], again, running}
     assert prune_final(store, "clicks", 2) == [days[1]]
+
+
+def test_a_final_record_whose_model_is_not_published_yet_is_kept_for_a_day(store: Store, make_job: MakeJob) -> None:
+    now, days = time.time(), []
+    for day in range(1, 6):
+        job_id = f"day-{day}"
+        take_term(store, "clicks", job_id, holder="h", address="127.0.0.1:1", base=lambda: "")
+        created = now - (90_000 if day == 1 else 60)
+        days.append(
+            save(
+                store, make_job(), job_id=job_id, step=day, kind="final", interval_end=f"2026-01-0{day}",
+                created=created, term=1,
+            )
+        )  # fmt: skip
+    conclude(store, "clicks", "day-2")
+    # The evaluation of the third day has not ended.
+    assert sorted(prune_final(store, "clicks", 2)) == days[:2]
+    assert {uri for uri, _ in list_records(store, "clicks")} == set(days[2:])
+    conclude(store, "clicks", "day-3")
+    assert prune_final(store, "clicks", 2) == [days[2]]
 
 
 def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3_uri: str, make_job: MakeJob) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartWriter, answer, open_record, open_store
+from elastrec.checkpoints import PartWriter, answer, conclude, open_record, open_store, take_term
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.plan import JobPlan
@@ -94,6 +94,9 @@ def test_final_records_of_the_jobs_name_are_pruned_when_another_one_is_complete(
     for keep in (None, 3):
         store = str(tmp_path / str(keep))
         request = launch(store, job(checkpoint={"interval": 0, "keep_final": keep}))
+        open_store(store).create()
+        take_term(store, "clicks", "clicks-1", holder="holder", address="127.0.0.1:1", base=lambda: "")
+        conclude(store, "clicks", "clicks-1")
         submitted: list[events.Event] = []
         lane = RecordLane(
             request, lambda make, submitted=submitted: submitted.append(make(1.0)), list, first_term(request)
