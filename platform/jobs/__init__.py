@@ -33,7 +33,13 @@ from elastrec.platform.jobs.starting.launching import (
     take_over,
 )
 from elastrec.platform.jobs.starting.preparation import job_id_for, prepare
-from elastrec.platform.jobs.starting.resuming import days_to_continue, prepare_again, remove_unsuccessful, resumable
+from elastrec.platform.jobs.starting.resuming import (
+    attached,
+    days_to_continue,
+    prepare_again,
+    remove_unsuccessful,
+    resumable,
+)
 from elastrec.platform.jobs.starting.same_job import refuse_other_training
 from elastrec.platform.jobs.starting.starting_sizes import warm_start
 from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform, checked_tls_folder, home_folder, tls_folder
@@ -56,6 +62,7 @@ __all__ = [
     "Prepared",
     "Registered",
     "Result",
+    "attached",
     "away_message",
     "checked_tls_folder",
     "days_to_continue",

@@ -12,7 +12,6 @@ from elastrec.platform.cli.job_course import Course, show_outcome, train_and_pub
 from elastrec.platform.cli.options import NotBlank, output_option, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import interrupted_by_signals
-from elastrec.platform.specs.errors import FieldProblem, SpecError
 
 
 @click.command()
@@ -43,7 +42,8 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
 
     The parameters of the launch are read from the checkpoint store, so neither the job file nor the home folder nor
     the cluster of the launch is needed. Files with other contents are refused, and so is --set of a field on which row
-    numbers depend.
+    numbers depend. Passwords in URIs are not stored: name these URIs again with --store and --set, also while the job
+    runs, because the model is exported with them at the end.
     """
     changes = parse_overrides(overrides)
     platform = jobs.Platform.from_environment()
@@ -54,9 +54,8 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
         progress.say(f"To continue this job: {shlex.join(words)}")
         runs = jobs.remove_unsuccessful(platform, launch.job_id)
         if runs:
-            _refuse_changes(launch.job_id, overrides)
+            prepared = jobs.attached(platform, launch, changes, store)
             progress.say(f"Job {launch.job_id} is running: waiting for it")
-            prepared = launch.prepared
         else:
             progress.say(f"Job {launch.job_id}, launched {launch.launched}: checking job, data and model")
             prepared = jobs.prepare_again(platform, launch, changes, store)
@@ -71,11 +70,3 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
         )
         outcome = train_and_publish(platform, course, progress)
     show_outcome(outcome, output)
-
-
-def _refuse_changes(job_id: str, overrides: tuple[str, ...]) -> None:
-    if overrides:
-        problem = FieldProblem(
-            "--set", repr(overrides[0]), "nothing, since the job runs", f"stop it first: elastrec stop {job_id}"
-        )
-        raise SpecError([problem], "the command line")

@@ -12,6 +12,7 @@ from elastrec.platform.history.records import TAG_AIRFLOW_LOG
 from elastrec.platform.jobs.starting.kept_launch import KeptLaunch, kept_launch, launch_of
 from elastrec.platform.jobs.starting.launching import finish
 from elastrec.platform.jobs.starting.preparation import prepare, resolved
+from elastrec.platform.jobs.starting.same_job import flat
 from elastrec.platform.jobs.surroundings import DEFAULT_STORE, Platform
 from elastrec.platform.jobs.types import Interval, Prepared
 from elastrec.platform.jobs.watching.masters import pod_of_master
@@ -21,8 +22,7 @@ from elastrec.platform.specs.errors import FieldProblem, JobNotFoundError, SpecE
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.loading import job_from_json, load_job
-
-_HIDDEN_PASSWORD = "***@"
+from elastrec.platform.specs.text.uris import is_masked, masked
 
 
 def resumable(platform: Platform, job: str, store: str = DEFAULT_STORE) -> KeptLaunch:
@@ -65,23 +65,61 @@ def prepare_again(
     where = resolved(store, platform.work_uri)
     content = job_from_json(kept.prepared.job_json).model_dump(mode="json", by_alias=True)
     job = load_job(content, {"spec.checkpoint.store": where, **overrides})
-    spec = job.spec
+    _refuse_hidden(kept, job.model_dump(mode="json", by_alias=True))
+    prepared = prepare(platform, job, kept.job_id, kept.prepared.interval)
+    return msgspec.structs.replace(prepared, run_tags=kept.prepared.run_tags)
+
+
+def attached(
+    platform: Platform, kept: KeptLaunch, overrides: Mapping[str, Any], store: str = DEFAULT_STORE
+) -> Prepared:
+    """The prepared job of a launch that runs, with the passwords that the caller's URIs have.
+
+    Args:
+        overrides: URIs with their passwords, by dotted path.
+        store: as in `prepare_again`.
+
+    Raises:
+        SpecError: an override changes the job, or the password of a URI is missing, because it is not stored. The
+            evaluator needs it at the end.
+    """
+    fields = dict(flat(msgspec.json.decode(kept.prepared.job_json)))
+    for path, value in overrides.items():
+        there = fields.get(path)
+        if not (isinstance(there, str) and is_masked(there) and masked(str(value)) == there):
+            remedy = f"stop it first: elastrec stop {kept.job_id}"
+            problem = FieldProblem("--set", repr(f"{path}={value}"), "nothing, since the job runs", remedy)
+            raise SpecError([problem], "the command line")
+    given = [resolved(store, platform.work_uri), platform.work_uri, *(str(value) for value in overrides.values())]
+    known = {masked(uri): uri for uri in given if masked(uri) != uri}
+    job = _with_passwords(msgspec.json.decode(kept.prepared.job_json), known)
+    _refuse_hidden(kept, job)
+    plain = _with_passwords(msgspec.to_builtins(kept.prepared), known)
+    return msgspec.convert({**plain, "job_json": msgspec.json.encode(job).decode()}, Prepared)
+
+
+def _with_passwords(value: Any, known: Mapping[str, str]) -> Any:
+    """Replaces all texts that are one of these masked URIs, or are below it."""
+    if isinstance(value, dict):
+        return {key: _with_passwords(item, known) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_passwords(item, known) for item in value]
+    if isinstance(value, str):
+        for hidden, uri in known.items():
+            if value == hidden or value.startswith(f"{hidden.rstrip('/')}/"):
+                return uri.rstrip("/") + value[len(hidden.rstrip("/")) :] if value != hidden else uri
+    return value
+
+
+def _refuse_hidden(kept: KeptLaunch, job: Mapping[str, Any]) -> None:
+    """Raises SpecError if the password of a URI in the job file is not known."""
     hidden = [
-        FieldProblem(
-            f"spec.{path}", repr(value), "a URI with its password, which is not kept", f"--set spec.{path}=URI"
-        )
-        for path, value in (
-            ("data.path", spec.data.path),
-            ("data.evaluation_path", spec.data.evaluation_path or ""),
-            ("checkpoint.store", spec.checkpoint.store),
-            ("continual.start_from", spec.continual.start_from),
-        )
-        if _HIDDEN_PASSWORD in value
+        FieldProblem(path, repr(value), "a URI with its password, which is not kept", f"--set {path}=URI")
+        for path, value in flat(job)
+        if isinstance(value, str) and is_masked(value)
     ]
     if hidden:
         raise SpecError(hidden, f"the launch of job {kept.job_id}")
-    prepared = prepare(platform, job, kept.job_id, kept.prepared.interval)
-    return msgspec.structs.replace(prepared, run_tags=kept.prepared.run_tags)
 
 
 def days_to_continue(platform: Platform, job: TrainingJob, job_id: str) -> Interval | None:

@@ -82,9 +82,7 @@ def _differences(kept: KeptLaunch | None, prepared: Prepared) -> str:
     if kept is None:
         store = masked(job_from_json(prepared.job_json).spec.checkpoint.store)
         return f"which fields differ is unknown (the store {store} does not know its launch)"
-    runs, described = (
-        dict(_flat(msgspec.json.decode(masked(launch.job_json)))) for launch in (kept.prepared, prepared)
-    )
+    runs, described = (dict(flat(msgspec.json.decode(masked(launch.job_json)))) for launch in (kept.prepared, prepared))
     differences = [
         f"{path} is {_shown(runs, path)} there and {_shown(described, path)} here"
         for path in sorted(runs.keys() | described.keys())
@@ -94,10 +92,11 @@ def _differences(kept: KeptLaunch | None, prepared: Prepared) -> str:
     return "; ".join(differences[:_NAMED]) + more or "which fields differ is unknown (it was launched twice at once)"
 
 
-def _flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flat(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of a job file by dotted path; lists count as one field."""
     if isinstance(content, dict) and content:
         for key, value in content.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
+            yield from flat(value, f"{path}.{key}" if path else str(key))
     else:
         yield path, content
 

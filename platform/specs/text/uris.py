@@ -33,6 +33,11 @@ def passwords(text: str) -> set[str]:
     return found | {unquote(each) for each in found}
 
 
+def is_masked(text: str) -> bool:
+    """Whether a password in the text has been replaced by `masked`."""
+    return _HIDDEN in passwords(text)
+
+
 def mask_event(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """`masked` for every text of a log line, as a structlog processor; tracebacks count once they are formatted."""
     return {key: masked(value) if isinstance(value, str) else value for key, value in event.items()}

@@ -16,6 +16,7 @@ from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
 from elastrec.platform.specs.errors import DataError, SpecError
 from elastrec.platform.specs.metrics import Phase, TrainingMetrics
+from elastrec.platform.specs.text.loading import job_from_json
 from tests.bad_input.caller import CheckHere
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.jobs.starting.test_resuming import prepared
@@ -76,6 +77,23 @@ def test_resuming_a_running_job_waits_for_it_and_refuses_changes(
     ):
         resumed("clicks-1", "--set", "spec.training.seed=2")
     assert len(courses) == 1
+
+
+def test_a_running_job_gets_the_passwords_of_its_uris_from_the_caller_that_resumes_it(
+    store: str, courses: list[Course], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs(monkeypatch, Phase.TRAINING)
+    uri = "s3://key:password@clicks/log"
+    data = {"path": uri, "evaluation_path": f"{uri}/later", "partitioning": "none", "sparse": [{"name": "user"}]}
+    with_password = prepared(store, data=data)
+    keep_launch(store, with_password, ALLOCATION, 0)
+    with pytest.raises(SpecError, match=r"spec.data.path: 's3://key:\*\*\*@clicks/log' .*--set spec.data.path=URI"):
+        resumed("clicks-1")
+    with pytest.raises(SpecError, match="nothing, since the job runs"):
+        resumed("clicks-1", "--set", "spec.data.path=s3://key:password@others/log")
+    assert not courses
+    resumed("clicks-1", "--set", f"spec.data.path={uri}")
+    assert job_from_json(courses[0].prepared.job_json) == job_from_json(with_password.job_json)
 
 
 def test_a_job_that_is_not_there_is_prepared_again_from_the_days_of_its_launch(
