@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -47,21 +48,34 @@ _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 _making = threading.Lock()
+_FILES = (("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"), ("AWS_CONFIG_FILE", "~/.aws/config"))
+"""By the variable that names it: a file that sessions read once, although its credentials may expire."""
 
 
 def _client() -> S3Client:
-    """This process's client for the present environment.
+    """This process's client for the present environment and files of credentials.
 
     A new one takes 5 ms and new connections, and a listing of records opens a store for each of them, in several
     threads. Any thread may use a client, but boto3's sessions make one at a time.
     """
     environment = tuple(sorted(variable for variable in os.environ.items() if variable[0].startswith("AWS_")))
     with _making:
-        return _made_client(os.getpid(), environment)
+        return _made_client(os.getpid(), environment, tuple(_version(*each) for each in _FILES))
+
+
+def _version(variable: str, usual: str) -> tuple[int, ...]:
+    """What differs once a file was written again or replaced; empty: there is none."""
+    try:
+        found = Path(os.environ.get(variable) or usual).expanduser().stat()
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows the home folder
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @functools.lru_cache(maxsize=4)
-def _made_client(process: int, environment: tuple[tuple[str, str], ...]) -> S3Client:
+def _made_client(
+    process: int, environment: tuple[tuple[str, str], ...], files: tuple[tuple[int, ...], ...]
+) -> S3Client:
     """A new client, with the credentials of a session of its own; the arguments only tell clients apart."""
     return boto3.session.Session().client(
         "s3",

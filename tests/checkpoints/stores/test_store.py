@@ -268,6 +268,20 @@ def test_stores_of_a_process_share_a_client_until_its_environment_changes(
     assert other._client._request_signer._credentials.access_key == "another"
 
 
+def test_a_store_that_is_opened_after_a_file_of_credentials_was_written_again_uses_these(
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(variable, raising=False)
+    for key in ("first", "second"):
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+        opened, again = open_store(s3_uri), open_store(s3_uri)
+        assert isinstance(opened, S3Store) and isinstance(again, S3Store) and opened._client is again._client
+        assert opened._client._request_signer._credentials.access_key == key
+
+
 def test_a_missing_bucket_is_reported_with_a_remedy(s3_uri: str) -> None:
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(CheckpointError, match=r"no-such-bucket.*AWS_ENDPOINT_URL_S3"):
