@@ -37,6 +37,14 @@ class Places(msgspec.Struct, frozen=True):
         memory_bytes = self.size.memory_bytes if change.memory_bytes is None else change.memory_bytes
         return Places(self.count if change.count is None else change.count, PodSize(cores, memory_bytes))
 
+    def change_from(self, before: Places) -> PlacesChange:
+        """The change that leads from other places to these."""
+        return PlacesChange(
+            count=None if self.count == before.count else self.count,
+            cores=None if self.size.cores == before.size.cores else self.size.cores,
+            memory_bytes=None if self.size.memory_bytes == before.size.memory_bytes else self.size.memory_bytes,
+        )
+
 
 class PlacesChange(msgspec.Struct, frozen=True, kw_only=True):
     """A change for the pods of one role; None: no change. Cores and memory are those of one pod."""
@@ -86,6 +94,10 @@ class Shape(msgspec.Struct, frozen=True):
     def changed(self, change: ShapeChange) -> Shape:
         """This shape with what the change names."""
         return Shape({role: p.changed(change[role]) if role in change else p for role, p in self.places.items()})
+
+    def change_from(self, before: Shape) -> ShapeChange:
+        """The change that leads from another shape to this one."""
+        return {role: places.change_from(before[role]) for role, places in self.places.items()}
 
 
 def field_name(role: Role, field: str) -> str:

@@ -34,6 +34,7 @@ from elastrec.platform.master.pods.launch import LaunchRequest, master_pod, pod_
 from elastrec.platform.master.service.resumption import finished_on_other_rows, own_records
 from elastrec.platform.specs.errors import ClusterError, ElastrecError, HistoryError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.messages.job import Done
@@ -87,7 +88,8 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
     Raises:
         CheckpointError: the store could not be asked which runs of the job are over.
     """
-    job = allocated(job_from_json(prepared.job_json), allocation)
+    in_file = job_from_json(prepared.job_json)
+    job = allocated(in_file, allocation)
     job_place = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
     request = LaunchRequest.of(
         job,
@@ -103,6 +105,7 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
         older_start_records=prepared.older_start_records,
         start_positions=prepared.start_positions,
         data_interval=(prepared.interval.start, prepared.interval.end),
+        named_sizes=Shape.of(in_file.spec.resources),
     )
     if earlier_terms is not None:
         return request

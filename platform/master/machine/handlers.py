@@ -40,6 +40,7 @@ from elastrec.platform.master.machine.saves import COMMITTING
 from elastrec.platform.master.measuring.time_profile import WITHOUT_MASTER
 from elastrec.platform.master.pods import losses, more_memory, orders, shape, succession
 from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.text import plain_words
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.state import JobState
@@ -64,6 +65,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     # Discarded rows count as trained, too, so the steps of this term's records are higher than that of the one before.
     state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
     state.wanted_shape = event.resumed.shape or state.wanted_shape
+    other_sizes = state.wanted_shape.change_from(state.plan.shape)
     effects.append(
         Decided(
             decision="job_resumed",
@@ -73,6 +75,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
                 "step": record.step,
                 "repeated_rows": state.training.samples - max(record.step, state.training.covered_rows()),
                 "generation": state.phases.generation,
+                "other_sizes": ", ".join(plain_words.places(other_sizes)),
             },
         )
     )

@@ -17,6 +17,7 @@ from elastrec.platform.specs.elasticity import PodResources
 from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import EVALUATION_STREAM, TRAINING_STREAM, ManifestStream
 from elastrec.platform.specs.text.uris import masked
 from elastrec.platform.transport.security import TlsConfig
@@ -38,7 +39,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         job_id: unique per job; at most 50 characters of `[a-z0-9-]`; every pod's name begins with it.
-        job: a TrainingJob as plain JSON values.
+        job: a TrainingJob as plain JSON values, with the start-up sizes.
+        named_sizes: those in the job file, if similar jobs may have led to other start-up sizes; None: those of `job`.
         training_manifest, evaluation_manifest: URIs of data manifests; the evaluation's may be empty.
         training_rows, evaluation_rows: rows of those manifests.
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
@@ -69,6 +71,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     run_id: str = ""
     tracking_uri: str = ""
     linger_seconds: float = 600.0
+    named_sizes: Shape | None = None
 
     @staticmethod
     def of(job: TrainingJob, **fields: Any) -> LaunchRequest:

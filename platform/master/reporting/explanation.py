@@ -107,7 +107,8 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "job_resumed":
             again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
             words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
-            return words, f"an earlier master wrote it (this is term {inputs['term']}){again}"
+            kept = f"; the job had {inputs['other_sizes']} then" if inputs.get("other_sizes") else ""
+            return words, f"an earlier master wrote it (this is term {inputs['term']}){again}{kept}"
         case "term_begun":
             return f"the master moved to {inputs['address']} (term {inputs['term']})", ""
         case "pod_registered":

@@ -80,7 +80,8 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Attribute of a record's manifest: the sizes of the job's launch, and those that it had at the record."""
+    """Attribute of a record's manifest: the sizes that the job's launch has named, and those that it had at the
+    record."""
 
     launched: Shape
     reached: Shape
@@ -88,18 +89,23 @@ class KeptShape(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def attribute(request: LaunchRequest, reached: Shape | None) -> dict[str, str]:
         """For the manifest of a record."""
-        kept = KeptShape(launched=Shape.of(request.training_job.spec.resources), reached=reached) if reached else None
+        kept = KeptShape(launched=_named_sizes(request), reached=reached) if reached else None
         return {_SHAPE: msgspec.json.encode(kept).decode()} if kept else {}
+
+
+def _named_sizes(request: LaunchRequest) -> Shape:
+    # Start-up sizes from similar jobs may differ between two launches of the same job file.
+    return request.named_sizes or Shape.of(request.training_job.spec.resources)
 
 
 def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
     """The shape that the job had at a record; None if it is unknown, or the launch names other sizes than before.
 
-    With the sizes of the launch, servers would have to hold rows again for which they were enlarged.
+    With the start-up sizes, servers would have to hold rows again for which they were enlarged.
     """
     text = record.manifest.attributes.get(_SHAPE, "")
     kept = msgspec.json.decode(text, type=KeptShape) if text else None
-    is_same = kept is not None and kept.launched == Shape.of(request.training_job.spec.resources)
+    is_same = kept is not None and kept.launched == _named_sizes(request)
     return kept.reached if kept is not None and is_same else None
 
 

@@ -290,6 +290,9 @@ def test_a_master_without_its_journal_continues_with_the_pods_that_the_job_had(
     state = successor.service.state
     assert state.wanted_shape == (began if is_enlarged_by_launch else began.changed(asked))
     successor.wait_for(Phase.TRAINING)
+    causes = [entry.cause for entry in successor.call(GetExplanation(), Explanation).timeline]
+    words = "the job had 3 servers, 3Gi of memory per server, 3 workers then"
+    assert any(words in cause for cause in causes) is not is_enlarged_by_launch
     assert len(state.owners()) == state.wanted_shape[Role.PARAMETER_SERVER].count
     successor.wait_for(Phase.SUCCEEDED)
 

@@ -22,6 +22,7 @@ from elastrec.checkpoints import (
 from elastrec.platform.clusters.local.config import LocalConfig
 from elastrec.platform.history.records import TAG_AIRFLOW_LOG, TAG_AIRFLOW_URL
 from elastrec.platform.jobs import (
+    Allocation,
     Interval,
     KeptLaunch,
     Platform,
@@ -36,14 +37,16 @@ from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import write_result
-from elastrec.platform.master.service.resumption import ATTRIBUTE, Numbering, own_records, resumed_from
+from elastrec.platform.master.service.resumption import ATTRIBUTE, KeptShape, Numbering, own_records, resumed_from
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.specs.text.loading import job_from_json, job_to_json
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
+from tests.shapes import change
 
 
 @pytest.fixture
@@ -79,7 +82,14 @@ def term_taken(store: str, job_id: str, holder: str = "h") -> None:
     take_term(store, "clicks", job_id, holder=holder, address="127.0.0.1:1", base=lambda: "")
 
 
-def saved(request: LaunchRequest, step: int, kind: str = "periodic", term: int = 1, base: str = "") -> str:
+def saved(
+    request: LaunchRequest,
+    step: int,
+    kind: str = "periodic",
+    term: int = 1,
+    base: str = "",
+    reached: Shape | None = None,
+) -> str:
     """A complete record of a term of the job, with all buckets or the second changes since its base; returns its
     URI."""
     uri = new_record_uri(request.store, request.training_job.metadata.name, request.job_id, step)
@@ -91,7 +101,9 @@ def saved(request: LaunchRequest, step: int, kind: str = "periodic", term: int =
         uri, [writer.finish()], Positions({"training": StreamPositions(1, [])}).encode(),
         job=request.training_job, job_id=request.job_id,
         kind=kind, step=step, generation=0, term=term, base=base,
-        attributes={ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode()},
+        attributes={
+            ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode(), **KeptShape.attribute(request, reached),
+        },
     )  # fmt: skip
     return uri
 
@@ -213,6 +225,22 @@ def test_a_resumed_job_can_go_back_to_the_records_on_which_its_newest_ones_build
     assert resumed is not None
     assert [(record.uri, record.base) for record in resumed.records] == [(full, ""), (delta, full)]
     assert [record.uri for record in own_records(request, 1)] == [delta]
+
+
+def test_a_job_continues_with_its_pods_whatever_start_up_sizes_similar_jobs_lead_to(store: str) -> None:
+    def continued(allocation: Allocation, **sections: Any) -> Shape | None:
+        request = launch_request(prepared(store, **sections), allocation)
+        found = resumed_from(request, JobPlan.of(request))
+        assert found is not None
+        return found.shape
+
+    began = Shape.of(training_job().spec.resources)
+    reached = began.changed(change(parameter_server_memory_bytes=7 * 2**30, workers=5))
+    term_taken(store, "clicks-1")
+    saved(launch_request(prepared(store), ALLOCATION), 10, reached=reached)
+    others = msgspec.structs.replace(ALLOCATION, workers=9, parameter_server_memory_bytes=2**30)
+    assert continued(ALLOCATION) == continued(others) == reached
+    assert continued(others, resources={"worker": {"count": 4}}) is None
 
 
 def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: str) -> None:
