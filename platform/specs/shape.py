@@ -59,7 +59,7 @@ class PlacesChange(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **named)
 
     def earlier(self, before: Places) -> PlacesChange:
-        """The change that undoes this one, to the places before it."""
+        """The change of the same fields to the values of other places, which undoes this one if it was made there."""
         return PlacesChange(
             count=None if self.count is None else before.count,
             cores=None if self.cores is None else before.size.cores,
@@ -97,7 +97,7 @@ class Shape(msgspec.Struct, frozen=True):
 
     def change_from(self, before: Shape) -> ShapeChange:
         """The change that leads from another shape to this one."""
-        return {role: places.change_from(before[role]) for role, places in self.places.items()}
+        return {r: places.change_from(before[r]) for r, places in self.places.items() if places != before[r]}
 
 
 def field_name(role: Role, field: str) -> str:

@@ -29,7 +29,8 @@ class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         records: complete records, oldest first; the last one is the first choice.
         trained_rows: counted by earlier masters; 0 if unknown.
-        shape: of the job when the last of them was saved; None: unknown, or this launch names other sizes.
+        shape: of the job when the last of them was saved, except for what this launch names otherwise than the one
+            before; None: unknown.
     """
 
     records: list[CompleteRecord]

@@ -99,14 +99,18 @@ def _named_sizes(request: LaunchRequest) -> Shape:
 
 
 def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
-    """The shape that the job had at a record; None if it is unknown, or the launch names other sizes than before.
+    """The shape with which the launch continues from a record; None: the record does not say it.
 
-    With the start-up sizes, servers would have to hold rows again for which they were enlarged.
+    It is that of the job at the record, except for fields in which this launch differs from the one before.
+    With the start-up sizes, servers would have to hold rows again for which they were enlarged, also if a person names
+    another number of workers.
     """
     text = record.manifest.attributes.get(_SHAPE, "")
-    kept = msgspec.json.decode(text, type=KeptShape) if text else None
-    is_same = kept is not None and kept.launched == _named_sizes(request)
-    return kept.reached if kept is not None and is_same else None
+    if not text:
+        return None
+    kept, start = msgspec.json.decode(text, type=KeptShape), Shape.of(request.training_job.spec.resources)
+    anew = _named_sizes(request).change_from(kept.launched)
+    return kept.reached.changed({role: change.earlier(start[role]) for role, change in anew.items()})
 
 
 _FIELDS = {
