@@ -46,7 +46,7 @@ from elastrec.platform.simulator.simulation import Simulation
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import ScalingError
 
-CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33, *range(201, 213))
+CHOSEN_ON = (0, 1, 2, 3, 11, 21, 31, 33, *range(201, 213), *range(301, 325))
 """Seeds by which rules (payback, efficiencies, trust), warm start and search were chosen; no headline uses them."""
 HEADLINE_SEEDS = (101, 102, 103, 104, 105, *range(107, 113), 114, 115, *range(118, 124), 125)
 """The first twenty from 101 on whose jobs fit the clusters of the benchmarks with the sizes that their owners ask for:

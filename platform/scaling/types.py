@@ -47,7 +47,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         iteration_seconds: mean step of a worker without its wait for data; T_iter of eq. 1.
         compute_seconds: the part of it in which the worker computed (T_grad, eq. 2); None where it was not measured.
-        iterations: number of steps of the means.
+        iterations: number of steps of the means, of all single workers; older ones may count less.
     """
 
     allocation: Allocation

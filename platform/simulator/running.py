@@ -250,7 +250,7 @@ class Running:
                 allocation=each,
                 iteration_seconds=sums.mean,
                 compute_seconds=sums.others[0] / sums.steps,
-                iterations=max(1, round(sums.steps)),
+                iterations=max(1, round(sums.steps * each.workers)),
             )
             for each, sums in self._measured.sums.items()
         )

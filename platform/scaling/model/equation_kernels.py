@@ -63,7 +63,7 @@ def assumed(table_FC, constants, seconds, shares):  # type: ignore[no-untyped-de
 
 @_kernel
 def equations(  # type: ignore[no-untyped-def]
-    table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, prior_weight
+    table_FC, constants, seconds_C, compute_C, measured_C, compute_weight, prior_constants, prior, prior_weight
 ):  # fmt: skip
     """Rows [R, K], seconds [R] and weights [R] of a fit: of the configurations, of their measured compute parts, and,
     if a prior has weight, of allocations around them.
@@ -73,6 +73,7 @@ def equations(  # type: ignore[no-untyped-def]
 
     Args:
         compute_C: NaN where no part was measured.
+        measured_C: weights of the configurations, 1 in the mean.
         prior_weight: of all rows of the prior together.
     """
     count = len(seconds_C)
@@ -84,11 +85,11 @@ def equations(  # type: ignore[no-untyped-def]
     rows_RK, seconds_R, weights_R = np.ones((total, columns)), np.empty(total), np.ones(total)
     measured_CK, place = rows(table_FC, constants), count
     for c in range(count):
-        seconds_R[c] = seconds_C[c]
+        seconds_R[c], weights_R[c] = seconds_C[c], measured_C[c]
         for k in range(7):
             rows_RK[c, k] = measured_CK[c, k]
         if np.isfinite(compute_C[c]):
-            seconds_R[place], weights_R[place] = compute_C[c], compute_weight
+            seconds_R[place], weights_R[place] = compute_C[c], compute_weight * measured_C[c]
             for k in range(8):
                 rows_RK[place, k] = measured_CK[c, k] if k == 0 or k == 6 else 0.0
             place += 1
@@ -96,7 +97,7 @@ def equations(  # type: ignore[no-untyped-def]
         table_FN = around(table_FC)
         around_NK, level = rows(table_FN, constants), 0.0
         for c in range(count):
-            level += np.log(seconds_C[c] / step_seconds(table_FC, c, prior_constants, prior))
+            level += measured_C[c] * np.log(seconds_C[c] / step_seconds(table_FC, c, prior_constants, prior))
         level = np.exp(level / count)
         for n in range(others):
             seconds_R[place + n] = level * step_seconds(table_FN, n, prior_constants, prior)
@@ -108,7 +109,8 @@ def equations(  # type: ignore[no-untyped-def]
 
 @_kernel
 def summed(  # type: ignore[no-untyped-def]
-    table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, has_prior, shares, prior_weight
+    table_FC, constants, seconds_C, compute_C, measured_C, compute_weight, prior_constants, prior, has_prior, shares,
+    prior_weight,
 ):  # fmt: skip
     """`equations`, and the coefficients of the plain sum that meet them best.
 
@@ -120,19 +122,21 @@ def summed(  # type: ignore[no-untyped-def]
     if not has_prior:
         prior_constants, prior = constants, assumed(table_FC, constants, seconds_C[0], shares)
     rows_RK, seconds_R, weights_R = equations(
-        table_FC, constants, seconds_C, compute_C, compute_weight, prior_constants, prior, prior_weight
+        table_FC, constants, seconds_C, compute_C, measured_C, compute_weight, prior_constants, prior, prior_weight
     )  # fmt: skip
     return rows_RK, seconds_R, weights_R, least_relative(rows_RK, seconds_R, weights_R)
 
 
 @_kernel
 def knowledge(  # type: ignore[no-untyped-def]
-    rows_RK, seconds_R, theta_K, steps, doubted, servers_from, servers_to, overlap, unknowns, least_error, prior_error
+    rows_RK, seconds_R, weights_R, theta_K, steps, doubted, servers_from, servers_to, overlap, unknowns, least_error,
+    prior_error,
 ):  # fmt: skip
-    """The root mean squared log error of the measured steps, and the precision of the coefficients, [K, K]: Σ x·xᵀ/σ²
-    over relative rows of the measurements and, as one configuration of `prior_error`, of the assumptions.
+    """The weighted root mean squared log error of the measured steps, and the precision of the coefficients, [K, K]:
+    Σ x·xᵀ/σ² over relative rows of the measurements and, as one configuration of `prior_error`, of the assumptions.
 
     Args:
+        weights_R: those of measured rows are 1 in the mean.
         steps: number of measured rows, which come first; rows from `doubted` on are assumed.
         unknowns: their number in the fit.
     """
@@ -142,7 +146,7 @@ def knowledge(  # type: ignore[no-untyped-def]
     squares = 0.0
     for r in range(steps):
         error = np.log(max(found_R[r], _LEAST_SECONDS) / seconds_R[r])
-        squares += error * error
+        squares += weights_R[r] * error * error
     error = np.sqrt(squares / steps)
     sigma = max(least_error, error * np.sqrt(steps / max(1, steps - unknowns)))
     information_KK, assumptions = np.zeros((len(theta_K), len(theta_K))), len(seconds_R) - doubted
@@ -150,7 +154,7 @@ def knowledge(  # type: ignore[no-untyped-def]
         if steps <= r < doubted:
             continue
         seconds = found_R[r] if r < steps else seconds_R[r]
-        weight = 1.0 / sigma**2 if r < steps else 1.0 / (assumptions * prior_error**2)
+        weight = weights_R[r] / sigma**2 if r < steps else 1.0 / (assumptions * prior_error**2)
         for i in range(len(theta_K)):
             for j in range(len(theta_K)):
                 information_KK[i, j] += weight * (slopes_RK[r, i] / seconds) * (slopes_RK[r, j] / seconds)
@@ -159,7 +163,8 @@ def knowledge(  # type: ignore[no-untyped-def]
 
 @_kernel
 def known(  # type: ignore[no-untyped-def]
-    rows_RK, seconds_R, split_K, compute_C, servers_from, servers_to, overlap, unknowns, least_error, prior_error
+    rows_RK, seconds_R, weights_R, split_K, compute_C, servers_from, servers_to, overlap, unknowns, least_error,
+    prior_error,
 ):  # fmt: skip
     """The coefficients with one β, the error of the measured steps, and the covariance of the coefficients, [K, K]
     (`knowledge`).
@@ -174,7 +179,7 @@ def known(  # type: ignore[no-untyped-def]
     for c in range(steps):
         parts += np.isfinite(compute_C[c])
     error, information_KK = knowledge(
-        rows_RK, seconds_R, theta_K, steps, steps + parts, servers_from, servers_to, overlap, unknowns, least_error,
-        prior_error,
+        rows_RK, seconds_R, weights_R, theta_K, steps, steps + parts, servers_from, servers_to, overlap, unknowns,
+        least_error, prior_error,
     )  # fmt: skip
     return theta_K, error, pseudo_inverse(information_KK, _NO_INFORMATION)

@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 
 import numpy as np
 
@@ -31,6 +33,7 @@ class Profile:
         compute_seconds: likewise, NaN where none was measured.
         spread: median factor between an observation and the median, ≥ 1.
         observations: their number.
+        measured_seconds: how long the job trained while its workers made them.
         notes: refused observations and contradictory configurations, for users.
     """
 
@@ -40,6 +43,7 @@ class Profile:
     compute_seconds: Floats
     spread: Floats
     observations: Floats
+    measured_seconds: Floats
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -60,6 +64,11 @@ def _medians(values_N: Floats, group_N: np.ndarray[tuple[int], np.dtype[np.intp]
 
 def _configuration(of: Allocation) -> tuple[int, int, float, float]:
     return of.workers, of.parameter_servers, of.worker_cores, of.parameter_server_cores
+
+
+def _seconds_of(one: Observation) -> float:
+    """How long the job trained during an observation; its workers made their steps side by side."""
+    return one.iterations * one.iteration_seconds / one.allocation.workers
 
 
 _FEW = 100
@@ -99,7 +108,8 @@ def _summarise_few(observations: Sequence[Observation]) -> Profile | None:
     return Profile(
         allocations=allocations, columns=Columns.of(allocations),
         iteration_seconds=values(seconds), compute_seconds=values(parts), spread=np.array(spreads),
-        observations=np.array([float(len(group)) for group in groups.values()]), notes=(),
+        observations=np.array([float(len(group)) for group in groups.values()]),
+        measured_seconds=np.array([reduce(add, map(_seconds_of, group)) for group in groups.values()]), notes=(),
     )  # fmt: skip
 
 
@@ -135,6 +145,7 @@ def summarise(observations: Sequence[Observation]) -> Profile:
     part_N = np.array(
         [np.nan if each.compute_seconds is None else each.compute_seconds for each in observations], dtype=np.float64
     )
+    lasted_N = np.array([_seconds_of(each) for each in observations], dtype=np.float64)
     given_N = np.array([each.compute_seconds is not None for each in observations], dtype=bool)
     usable_N = np.isfinite(step_N) & (step_N > 0)
     with np.errstate(invalid="ignore"):
@@ -173,6 +184,7 @@ def summarise(observations: Sequence[Observation]) -> Profile:
         compute_seconds=compute_C,
         spread=spread_C,
         observations=np.bincount(group, minlength=len(kept)).astype(np.float64),
+        measured_seconds=np.bincount(group, lasted_N[usable_N], len(kept)).astype(np.float64),
         notes=tuple(notes),
     )
 

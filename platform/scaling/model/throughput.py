@@ -30,6 +30,7 @@ from elastrec.platform.scaling.model.refinement import LEAST_CONFIGURATIONS, Equ
 from elastrec.platform.scaling.model.step_form import COLUMNS, SERVERS, Form, vector
 from elastrec.platform.scaling.types import Coefficients, JobProfile, ModelShape, Observation, Prior
 from elastrec.platform.specs.errors import ScalingError
+from elastrec.platform.specs.metrics import FADING_SECONDS
 from elastrec.platform.specs.text.some import counted
 
 FADED_AFTER = 10
@@ -40,6 +41,9 @@ PRIOR_ERROR = 0.3
 change is made because of a prior alone."""
 LEAST_ERROR = 0.03
 """Relative difference of two runs of one configuration on a shared cluster; no fit has a smaller error."""
+PERIOD_ERROR = 0.05
+"""Relative standard deviation of the mean step of FADING_SECONDS because other programs on the nodes come and go, in
+addition to LEAST_ERROR, which longer measurements do not reduce. Chosen: as `simulator.settings.Settings.noise`."""
 CONDITION_LIMIT = 100.0
 """Condition above which noise of 1 % in the times may change coefficients by their own size."""
 COMPUTE_WEIGHT = 0.03
@@ -138,6 +142,17 @@ def _prior_terms(prior: Prior | None, shape: ModelShape) -> tuple[tuple[float, .
     return constants_of(shape, by_request=form.by_request), (*vector(prior.coefficients).tolist(), form.overlap)
 
 
+def _weights(profile: Profile) -> Floats:
+    """Weights of the configurations in a fit, shape (C,), 1 in the mean: inversely proportional to the variance of
+    their mean steps, which falls with the number of periods in which they were measured. Shorter measurements have the
+    variance of one period, because what disturbs them lasts as long. Masters reduce the number of older steps, which
+    limits the periods to about five and the ratio of two weights to about 2.3.
+    """
+    periods_C = np.maximum(profile.measured_seconds / FADING_SECONDS, 1.0)
+    weights_C = 1.0 / (LEAST_ERROR**2 + PERIOD_ERROR**2 / periods_C)
+    return np.asarray(weights_C / weights_C.mean())
+
+
 def fit(
     shape: ModelShape,
     observations: Sequence[Observation],
@@ -146,7 +161,8 @@ def fit(
     *,
     refine: bool = True,
 ) -> ThroughputModel:
-    """The model with the smallest RMSLE on the measurements; α, β ≥ 0.
+    """The model with the smallest RMSLE on the measurements; α, β ≥ 0. A configuration that was measured for longer has
+    more weight.
 
     A prior counts as `strength` measured configurations at first and as none after FADED_AFTER. As long as measurements
     leave coefficients open, it decides among the fits that are equally good; without one, documented shares do. The
@@ -196,12 +212,13 @@ def fit(
     believed = _prior_terms(prior, shape)
     # If steps determine all coefficients, the compute part only determines how β is split.
     of_compute = _TIE_BREAK if mature else COMPUTE_WEIGHT
+    weights_C = _weights(profile)
 
     def equations_of(form: Form) -> Equations:
         return Equations(
             *equation_kernels().summed(
                 profile.columns.table_FN, tuple(constants_of(shape, by_request=form.by_request)),
-                profile.iteration_seconds, profile.compute_seconds, of_compute, *map(tuple, believed),
+                profile.iteration_seconds, profile.compute_seconds, weights_C, of_compute, *map(tuple, believed),
                 prior is not None, _ASSUMED_SHARES, weight,
             )
         )  # fmt: skip
@@ -231,8 +248,8 @@ def _model(
     # A split β is in the last two columns; of a total both are 1.
     split = len(fitted.theta_K) > count
     theta_K, error, covariance_KK = equation_kernels().known(
-        equations.rows_RK, equations.seconds_R, fitted.theta_K, profile.compute_seconds, SERVERS.start, SERVERS.stop,
-        form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
+        equations.rows_RK, equations.seconds_R, equations.weights_R, fitted.theta_K, profile.compute_seconds,
+        SERVERS.start, SERVERS.stop, form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
     )  # fmt: skip
     return ThroughputModel(
         shape=shape,

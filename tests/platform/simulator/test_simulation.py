@@ -96,7 +96,9 @@ def test_steps_while_pods_start_belong_to_no_configuration() -> None:
     def measured() -> dict[Allocation, float]:
         running.pass_time(environment.now)
         seen = running.facts(QUIET.interval_seconds, None).observations
-        return {each.allocation: round(each.iterations * each.iteration_seconds) for each in seen}
+        return {
+            each.allocation: round(each.iterations * each.iteration_seconds / each.allocation.workers) for each in seen
+        }
 
     assert measured() == {asked(): 40}
     simulation._apply(Plan(job_id="one", policy="p", before=running.held, allocation=wanted, reason=""))

@@ -12,7 +12,9 @@ from elastrec.platform.master.measuring.speed_profile import (
     configuration_of,
     is_settled,
 )
-from elastrec.platform.specs.metrics import FADING_SECONDS, PERIOD_SECONDS
+from elastrec.platform.master.scaling.facts import observation_of
+from elastrec.platform.scaling.model.profile import summarise
+from elastrec.platform.specs.metrics import FADING_SECONDS, PERIOD_SECONDS, share_kept
 from elastrec.platform.specs.shape import PodSize
 from elastrec.platform.transport.messages.job import WindowMetrics
 from tests.platform.master.world import World, plan, running
@@ -40,6 +42,21 @@ def test_steps_are_added_up_for_the_configuration_in_which_they_were_made():
     assert measured.steps_ever == 8
     sums = (measured.steps, measured.samples, measured.worker_seconds, measured.pull_seconds)
     assert sums == pytest.approx((8, 400, 2.5, 0.4), rel=0.01)
+
+
+def test_a_model_learns_how_long_its_configuration_was_measured():
+    # The workers' steps differ in length, and are made side by side.
+    world, profile = running(plan(shape=TWO)), SpeedProfile()
+    for second in range(100):
+        for pod, steps in (("j-worker-0", 4), ("j-worker-1", 6)):
+            window = WindowMetrics(samples=50 * steps, steps=steps)
+            profile.add(pod, window, world.state, float(second))
+    seen = [observation_of(measured) for measured in profile.measured()]
+    trained = 99.0 - SETTLING_SECONDS
+    # Older steps count a little less.
+    assert summarise(seen).measured_seconds.tolist() == [
+        pytest.approx(trained * (1 + share_kept(trained)) / 2, rel=0.03)
+    ]
 
 
 def test_later_measurements_correct_those_of_a_disturbed_job():

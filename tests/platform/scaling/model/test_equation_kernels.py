@@ -35,8 +35,9 @@ def varied(measured: Columns) -> Columns:
 
 
 def plain_equations(
-    form: Form, measured: Columns, seconds_C: Floats, compute_C: Floats, prior: tuple[Form, Floats], weight: float
-) -> tuple[Floats, Floats, Floats]:
+    form: Form, measured: Columns, seconds_C: Floats, compute_C: Floats, measured_C: Floats,
+    prior: tuple[Form, Floats], weight: float,
+) -> tuple[Floats, Floats, Floats]:  # fmt: skip
     has_part_C = np.isfinite(compute_C)
     rows, others = form.rows(SHAPE, measured), form.rows(SHAPE, varied(measured))
     blocks = [rows, rows[has_part_C] * np.isin(COLUMNS, ("gradient", "fixed")), others]
@@ -45,9 +46,9 @@ def plain_equations(
                   for each, last in zip(blocks, (1.0, 0.0, 1.0), strict=True)]  # fmt: skip
     theirs, theta_K = prior
     known = theirs.seconds(theirs.rows(SHAPE, measured), theta_K)
-    level = np.exp(np.mean(np.log(seconds_C / known)))
+    level = np.exp(np.sum(measured_C * np.log(seconds_C / known)) / len(known))
     seconds = [seconds_C, compute_C[has_part_C], level * theirs.seconds(theirs.rows(SHAPE, varied(measured)), theta_K)]
-    weights = [np.ones(len(seconds_C)), np.full(has_part_C.sum(), 0.03), np.full(len(others), weight / len(others))]
+    weights = [measured_C, 0.03 * measured_C[has_part_C], np.full(len(others), weight / len(others))]
     kept = slice(3 if weight > 0 else 2)
     return np.concatenate(blocks[kept]), np.concatenate(seconds[kept]), np.concatenate(weights[kept])
 
@@ -63,13 +64,14 @@ def test_rows_seconds_and_weights_are_those_of_the_plain_ones(
     random = np.random.default_rng(seed)
     measured, seconds_C = columns(count, seed), random.uniform(0.01, 1.0, count)
     compute_C = np.where(random.uniform(size=count) < measured_parts, 0.5 * seconds_C, np.nan)
+    measured_C = random.uniform(0.1, 2.0, count)
     prior_form, theta_K = Form(overlap, theirs), random.uniform(1e-6, 1.0, len(COLUMNS))
     found = compiled.equations(
-        measured.table_FN, constants_of(SHAPE, by_request=by_request), seconds_C, compute_C, 0.03,
-        constants_of(SHAPE, by_request=theirs), kernels().Fitted(*theta_K.tolist(), overlap), weight,
+        measured.table_FN, constants_of(SHAPE, by_request=by_request), seconds_C, compute_C, measured_C,
+        0.03, constants_of(SHAPE, by_request=theirs), kernels().Fitted(*theta_K.tolist(), overlap), weight,
     )  # fmt: skip
     expected = plain_equations(
-        Form(1.0, by_request), measured, seconds_C, compute_C, (prior_form, theta_K), weight
+        Form(1.0, by_request), measured, seconds_C, compute_C, measured_C, (prior_form, theta_K), weight
     )  # fmt: skip
     for ours, plain in zip(found, expected, strict=True):
         assert ours.shape == plain.shape
@@ -85,15 +87,18 @@ def test_the_error_and_the_information_are_those_of_the_plain_ones(
     form, theta_K = Form(overlap), random.uniform(0.1, 1.0, len(COLUMNS))
     rows_RK = random.uniform(0.1, 1.0, (steps + parts + assumed, len(COLUMNS)))
     seconds_R = form.seconds(rows_RK, theta_K) * np.exp(0.1 * random.standard_normal(len(rows_RK)))
+    weights_R = random.uniform(0.1, 2.0, len(rows_RK))
+    weights_R[:steps] /= weights_R[:steps].mean()
     error, information_KK = compiled.knowledge(
-        rows_RK, seconds_R, theta_K, steps, steps + parts, SERVERS.start, SERVERS.stop, overlap, 5, 0.03, 0.3
+        rows_RK, seconds_R, weights_R, theta_K, steps, steps + parts, SERVERS.start, SERVERS.stop, overlap, 5, 0.03,
+        0.3,
     )  # fmt: skip
     predicted_R, slopes_RK = form.slopes(rows_RK, theta_K)
-    expected = np.sqrt(np.mean(np.log(predicted_R[:steps] / seconds_R[:steps]) ** 2))
+    expected = np.sqrt(np.mean(weights_R[:steps] * np.log(predicted_R[:steps] / seconds_R[:steps]) ** 2))
     assert error == pytest.approx(expected, rel=1e-9)
     sigma = max(0.03, expected * np.sqrt(steps / max(1, steps - 5)))
     relative_CK = slopes_RK[:steps] / predicted_R[:steps, None] / sigma
-    plain_KK = relative_CK.T @ relative_CK
+    plain_KK = relative_CK.T @ (weights_R[:steps, None] * relative_CK)
     if assumed:
         doubted_RK = slopes_RK[steps + parts :] / seconds_R[steps + parts :, None]
         plain_KK += doubted_RK.T @ doubted_RK / assumed / 0.3**2
@@ -118,14 +123,17 @@ def test_assumed_shares_make_up_the_first_configurations_step(dense_bytes: int) 
 def test_coefficients_are_those_that_meet_the_equations_best(*, has_prior: bool, measured_parts: bool) -> None:
     measured, seconds_C = columns(3, 4), np.array([0.2, 0.3, 0.25])
     compute_C = 0.4 * seconds_C if measured_parts else np.full(3, np.nan)
-    constants, shares = constants_of(SHAPE, by_request=False), (0.6, 0.1, 0.1, 0.1)
+    measured_C, constants = np.array([0.5, 1.5, 1.0]), constants_of(SHAPE, by_request=False)
+    shares = (0.6, 0.1, 0.1, 0.1)
     theirs = kernels().Fitted(*np.linspace(1e-4, 1e-3, 7).tolist(), 1.0)
     prior = theirs if has_prior else compiled.assumed(measured.table_FN, constants, 0.2, shares)
     *found, summed_K = compiled.summed(
-        measured.table_FN, tuple(constants), seconds_C, compute_C, 0.03, tuple(constants), tuple(theirs), has_prior,
-        shares, 0.5,
+        measured.table_FN, tuple(constants), seconds_C, compute_C, measured_C, 0.03, tuple(constants), tuple(theirs),
+        has_prior, shares, 0.5,
     )  # fmt: skip
-    expected = compiled.equations(measured.table_FN, constants, seconds_C, compute_C, 0.03, constants, prior, 0.5)
+    expected = compiled.equations(
+        measured.table_FN, constants, seconds_C, compute_C, measured_C, 0.03, constants, prior, 0.5
+    )
     for ours, plain in zip(found, expected, strict=True):
         assert np.array_equal(ours, plain)
     assert np.array_equal(summed_K, fit_relative(*expected))
@@ -135,10 +143,10 @@ def test_a_split_fixed_part_is_one_coefficient_whose_covariance_is_known() -> No
     random, compute_C = np.random.default_rng(2), np.array([0.1, np.nan, 0.1, np.nan, np.nan, np.nan, np.nan, np.nan])
     rows_RK = random.uniform(0.1, 1.0, (8 + 2 + 4, 8))
     split_K = random.uniform(0.1, 1.0, 8)
-    seconds_R = rows_RK @ split_K
+    seconds_R, weights_R = rows_RK @ split_K, random.uniform(0.5, 1.5, len(rows_RK))
     at = (SERVERS.start, SERVERS.stop, 1.0, 5, 0.03, 0.3)
-    theta_K, error, covariance_KK = compiled.known(rows_RK, seconds_R, split_K, compute_C, *at)
+    theta_K, error, covariance_KK = compiled.known(rows_RK, seconds_R, weights_R, split_K, compute_C, *at)
     assert theta_K.tolist() == [*split_K[:6].tolist(), split_K[6] + split_K[7]]
-    expected, information_KK = compiled.knowledge(rows_RK, seconds_R, theta_K, 8, 10, *at)
+    expected, information_KK = compiled.knowledge(rows_RK, seconds_R, weights_R, theta_K, 8, 10, *at)
     assert error == expected
     assert covariance_KK @ information_KK == pytest.approx(np.eye(7), abs=1e-6)

@@ -103,10 +103,17 @@ def test_few_observations_are_summarised_as_many(rows: list[tuple[int, float, fl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profile_module, "_FEW", 0)
         many = summarise(observations)
-    for name in ("iteration_seconds", "compute_seconds", "spread", "observations"):
+    for name in ("iteration_seconds", "compute_seconds", "spread", "observations", "measured_seconds"):
         assert getattr(few, name) == pytest.approx(getattr(many, name), rel=1e-12, nan_ok=True), name
     assert few.allocations == many.allocations and few.notes == many.notes
     if len(few) < len(observations):
         # To the last digit: decisions must not depend on how many observations there are.
         assert few.iteration_seconds.tolist() == many.iteration_seconds.tolist()
         assert np.array_equal(few.compute_seconds, many.compute_seconds, equal_nan=True)
+        assert few.measured_seconds.tolist() == many.measured_seconds.tolist()
+
+
+def test_the_steps_of_all_workers_are_made_side_by_side() -> None:
+    one, other = seen(0.5, workers=4), seen(0.25, workers=4)
+    profile = summarise([msgspec.structs.replace(one, iterations=80), msgspec.structs.replace(other, iterations=320)])
+    assert profile.measured_seconds.tolist() == pytest.approx([10.0 + 20.0])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastrec.platform.scaling.model.columns import TERMS, Columns
 from elastrec.platform.scaling.model.least_squares import fit_plain, fit_relative, rmsle
 from elastrec.platform.scaling.model.throughput import FADED_AFTER, LEAST_ERROR, fit
-from elastrec.platform.scaling.types import Coefficients, Prior
+from elastrec.platform.scaling.types import Coefficients, Observation, Prior
 from elastrec.platform.specs.errors import ScalingError
 from tests.platform.scaling.jobs import (
     SHAPE,
@@ -65,6 +65,35 @@ def test_the_slowest_configuration_does_not_decide_alone() -> None:
     slow = allocation(1, 1, worker_cores=0.25, server_cores=0.25)
     seen += [msgspec.structs.replace(each, iteration_seconds=1.3) for each in measure(TRUE, [slow])]
     assert fit(SHAPE, seen).rmsle < 0.6 * plain_rmsle(SHAPE, seen)
+
+
+def fitted_step(seconds: float, others_seconds: float) -> float:
+    """The fitted step of a configuration that was measured a quarter too long for some seconds, the others exactly."""
+    *others, odd = measure(TRUE, spread(8))
+
+    def lasting(one: Observation, seconds: float) -> Observation:
+        steps = round(seconds * one.allocation.workers / one.iteration_seconds)
+        return msgspec.structs.replace(one, iterations=max(1, steps))
+
+    wrong = msgspec.structs.replace(odd, iteration_seconds=1.25 * odd.iteration_seconds)
+    model = fit(SHAPE, [*(lasting(each, others_seconds) for each in others), lasting(wrong, seconds)])
+    found = model.predict(Columns.of([odd.allocation])).iteration_seconds[0] / odd.iteration_seconds
+    return float(found)
+
+
+def test_a_configuration_that_was_measured_longer_counts_more() -> None:
+    assert 1.0 < fitted_step(180.0, 900.0) < fitted_step(900.0, 900.0) < fitted_step(900.0, 180.0) < 1.25
+    # What disturbs a short measurement lasts as long as what disturbs one of a period.
+    assert fitted_step(1.0, 900.0) == pytest.approx(fitted_step(170.0, 900.0), rel=1e-9)
+    # Only the ratio of the weights matters.
+    assert fitted_step(100.0, 100.0) == pytest.approx(fitted_step(900.0, 900.0), rel=1e-6)
+
+
+def test_a_configuration_that_was_measured_longer_is_known_better() -> None:
+    *others, last = measure(TRUE, spread(6))
+    longer = msgspec.structs.replace(last, iterations=round(900.0 * last.allocation.workers / last.iteration_seconds))
+    errors = [fit(SHAPE, [*others, each]).relative_error(Columns.of([last.allocation]))[0] for each in (last, longer)]
+    assert errors[1] < errors[0]
 
 
 def test_a_measured_compute_part_splits_the_fixed_time() -> None:
