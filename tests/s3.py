@@ -30,7 +30,7 @@ def s3_server() -> Iterator[str]:
 def store_at(endpoint: str, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """URI of a checkpoint store in a new bucket, which this process and those that it starts can reach."""
     store_module._probed.clear()
-    s3_store._made_client.cache_clear()  # tests change it
+    s3_store._made_client.cache_clear()  # tests replace methods of a client
     return f"{bucket_at(endpoint, name, monkeypatch)}/team/checkpoints"
 
 

@@ -168,8 +168,8 @@ class Observations:
             self.monitor.forget(gone)
 
     def is_current(self, state: JobState) -> bool:
-        """Whether the figures of all servers are of the present owners: none is of another process of the master, and
-        no row counts twice because only one of two servers has reported since it moved."""
+        """Whether all servers with rows have reported to this process of the master since rows last moved. Otherwise,
+        rows are missing, or count at two servers."""
         return all(server.name in self._current for server in state.owners())
 
     def relief(self, state: JobState, now: float) -> Relief | None:

@@ -290,10 +290,16 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
 
 
 def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = itertools.count()
+    steps = [0]
+
+    def without_end(*_: object) -> Iterator[int]:
+        while True:
+            steps[0] += 1
+            yield 0
+
     monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
     monkeypatch.setattr(server_pod, "_EVICTION_SECONDS", 0.0)
-    monkeypatch.setattr(RowStore, "eviction_steps", lambda *_: (0 * step for step in steps))  # without end
+    monkeypatch.setattr(RowStore, "eviction_steps", without_end)
     master = ScriptedMaster(training_job(), servers=1)
     pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
     running = threading.Thread(target=pod.run, daemon=True)
@@ -303,8 +309,7 @@ def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pyt
         for order in ("r1", "r2"):
             directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder(order, ""))
             master.wait_until_reached(directive, ["ps-0"])
-            begun = next(steps)
-            wait_for(lambda begun=begun: next(steps) > begun + 10, 30, "an eviction")
+            wait_for(lambda begun=steps[0]: steps[0] > begun + 10, 30, "an eviction")
         master.direct(mode=Mode.EXIT)
         running.join(15)
         assert not running.is_alive()
