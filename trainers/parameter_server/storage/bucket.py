@@ -42,7 +42,7 @@ Memory of this size is used again for the next part. Larger parts need more page
 supplying and clearing pages was half of what copying cost a server of 0.04 cores.
 """
 _LOG_VERSION = 1  # the word of a log entry that holds the version
-_LISTED_PARTS = 32
+LISTED_PARTS = 32
 """Largest listing of changes, in parts. It is sent in one answer, so this is at most a quarter of a frame."""
 
 
@@ -159,7 +159,7 @@ class Bucket:
         """Lists the changes since `mark` returned the version `since`, and marks the bucket again.
 
         The whole bucket is listed instead, in parts, if `since` is -1, if the log does not reach back to `since` (none
-        was begun, or it ended because it was full), or if the changes are larger than `_LISTED_PARTS` parts.
+        was begun, or it ended because it was full), or if the changes are larger than `LISTED_PARTS` parts.
 
         Args:
             left: for the next part of a whole bucket: `left` of the previous part, with its version as `since`. (0, 0)
@@ -176,7 +176,7 @@ class Bucket:
             if is_logged and not is_next:
                 marked = self._mark(), self._logs()
         if marked is not None:
-            listing = self._listing(since, *marked, _LISTED_PARTS * part_bytes)
+            listing = self._listing(since, *marked, LISTED_PARTS * part_bytes)
             if listing is not None:
                 return listing
         if not is_next:

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.services
-
 ROOM = "tests/trainers/parameter_server"
 LIVES = {
     "moves": f"{ROOM}/migration/test_moves.py::test_moving_all_buckets_keeps_training_bit_for_bit",

@@ -18,6 +18,7 @@ from elastrec.trainers.parameter_server.hashing import buckets_of, initial_rows
 from elastrec.trainers.parameter_server.plan import TablePlan, make_plan
 from elastrec.trainers.parameter_server.storage import Changes, RowStore, copying
 from elastrec.trainers.parameter_server.storage import store as store_module
+from elastrec.trainers.parameter_server.storage.bucket import LISTED_PARTS
 from elastrec.trainers.parameter_server.storage.columns import row_columns
 from elastrec.trainers.parameter_server.storage.copying import Copied, copy_frozen
 from elastrec.trainers.parameter_server.storage.kernels.arrays import LOGGING
@@ -208,7 +209,7 @@ class Buckets(RuleBasedStateMachine):
             assert self.is_copied(bucket) and not was_logging
             return
         is_part = changes.is_whole or left != (0, 0)
-        assert len(changes.rows) <= 1 or changes.rows.nbytes <= (1 if is_part else 8) * part_bytes
+        assert len(changes.rows) <= 1 or changes.rows.nbytes <= (1 if is_part else LISTED_PARTS) * part_bytes
         self.there.bucket(bucket).take_in(changes)
         # What was copied in several parts is of no one moment; what has changed since makes it so.
         is_settled = changes.left == (0, 0) and (changes.is_whole or left == (0, 0))
