@@ -71,6 +71,22 @@ def server_process(master: ScriptedMaster, index: int, folder: Path) -> Iterator
         process.wait(10)
 
 
+@contextmanager
+def pod_in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ScriptedMaster, threading.Thread]]:
+    """A server in a thread of this process, which does not wait for its kernels, and its master."""
+    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
+    master = ScriptedMaster(training_job(), servers=1)
+    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
+    running = threading.Thread(target=pod.run, daemon=True)
+    running.start()
+    try:
+        yield master, running
+    finally:
+        pod.stop()
+        running.join(15)
+        master.close()
+
+
 def connected_client(master: ScriptedMaster) -> ParameterClient:
     client = ParameterClient(
         plan_of_job(training_job().spec), worker=WORKER.pod, incarnation=WORKER.incarnation, token=TOKEN, layout=LAYOUT
@@ -263,13 +279,8 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
 ) -> None:
     monkeypatch.setenv(environment.CORES, "1")
     threads: list[int] = []
-    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
     monkeypatch.setattr(server_pod, "restore", lambda *_, **options: threads.append(options["threads"]))
-    master = ScriptedMaster(training_job(), servers=1)
-    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
-    running = threading.Thread(target=pod.run, daemon=True)
-    running.start()
-    try:
+    with pod_in_thread(monkeypatch) as (master, running):
         addresses = master.wait_for_registrations(1)
         master.wait_until_reached(master.direct(addresses=addresses, restore=RestoreOrder("r1", "")), ["ps-0"])
         master.orders = PodOrders(version=3, cores=2.5)
@@ -284,9 +295,6 @@ def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_wit
         assert threads == [1, 3, 4] and master.registered["ps-0"].started_cores == 1
         master.direct(mode=Mode.EXIT)
         running.join(15)
-    finally:
-        pod.stop()
-        master.close()
 
 
 def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,14 +305,9 @@ def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pyt
             steps[0] += 1
             yield 0
 
-    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
     monkeypatch.setattr(server_pod, "_EVICTION_SECONDS", 0.0)
     monkeypatch.setattr(RowStore, "eviction_steps", without_end)
-    master = ScriptedMaster(training_job(), servers=1)
-    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
-    running = threading.Thread(target=pod.run, daemon=True)
-    running.start()
-    try:
+    with pod_in_thread(monkeypatch) as (master, running):
         addresses = master.wait_for_registrations(1)
         for order in ("r1", "r2"):
             directive = master.direct(generation=1, addresses=addresses, restore=RestoreOrder(order, ""))
@@ -313,32 +316,19 @@ def test_an_eviction_that_takes_long_does_not_delay_a_directive(monkeypatch: pyt
         master.direct(mode=Mode.EXIT)
         running.join(15)
         assert not running.is_alive()
-    finally:
-        pod.stop()
-        running.join(15)
-        master.close()
 
 
 def test_heartbeats_go_on_if_a_restore_drops_the_model_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_pod, "warm_kernels", lambda: None)
     dense, reads = SimpleNamespace(values=np.zeros(3, np.float32)), itertools.count()
     # The model is there at one look, and dropped at the next one.
     monkeypatch.setattr(RequestHandlers, "dense", property(lambda self: None if next(reads) % 2 else dense))
-    master = ScriptedMaster(training_job(), servers=1)
-    pod = ServerPod(PodSettings("ps-0", "node", master.address, "127.0.0.1", 0, TOKEN))
-    running = threading.Thread(target=pod.run, daemon=True)
-    running.start()
-    try:
+    with pod_in_thread(monkeypatch) as (master, _):
         for seen in (12, 0):
             master.wait(
                 lambda seen=seen: "ps-0" in master.heartbeats and master.heartbeats["ps-0"].dense_bytes == seen,
                 "another heartbeat comes",
                 15,
             )
-    finally:
-        pod.stop()
-        running.join(15)
-        master.close()
 
 
 def test_a_server_whose_heartbeats_end_with_an_error_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
