@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -16,8 +16,8 @@ def main(arguments: list[str] | None = None) -> None:
         from elastrec.platform.cli.app import main as run
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        sys.exit(_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     run(arguments)
 
 
-__all__ = ["main"]
+__all__ = ["EXIT_INTERRUPTED", "main"]

@@ -11,13 +11,13 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from elastrec.platform.cli import EXIT_INTERRUPTED
 from elastrec.platform.cli.reader import ReaderGone, reader_awaited
 from elastrec.platform.specs.errors import DataError, ElastrecError, OtherJobError, ScalingError, SpecError
 from elastrec.platform.specs.text.uris import mask_event
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
 """Of a program that SIGPIPE ends: the reader of its output has ended, as in `elastrec schema | head -1`."""
 _COMMANDS = {

@@ -129,7 +129,7 @@ def start_evaluator(
         registered_model=job.registered_model,
     )
     platform.launcher.submit(evaluator_pod(job, request))
-    # After the submission: whoever stops the job from now on finds the evaluator.
+    # After the submission: from now on, a stop finds the evaluator.
     if with_master and pod_of_master(platform, prepared.job_id) is None:
         platform.launcher.remove(evaluator_job(prepared.job_id))
         raise JobFailedError(
