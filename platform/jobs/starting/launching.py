@@ -174,8 +174,9 @@ def launch(
             pod = master_pod(request, platform.cluster_config, secret.token, secret.tls)
             labels = {**pod.labels, RUN_LABEL: run_id, JOB_LABEL: job_digest(prepared)}
             created = platform.launcher.submit(msgspec.structs.replace(pod, labels=labels))
-            # Another caller may have created it at the same time, with another run and another secret.
-            refuse_other_job(created, prepared, last_launch(prepared))
+            if not run_id or created.labels.get(RUN_LABEL, "") != run_id:
+                # Another caller may have created it at the same time, with another run and another secret.
+                refuse_other_job(created, prepared, last_launch(prepared))
             existing = None if created.labels.get(RUN_LABEL, "") == run_id else created
     except ElastrecError as error:
         _close_run_without_job(platform, history, prepared.job_id, error)

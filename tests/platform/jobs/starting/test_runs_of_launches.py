@@ -77,6 +77,15 @@ def launched(platform: Platform, history: History, prepared: Prepared) -> Callab
     return again
 
 
+def ended_master(cluster: FakeCluster) -> PodSpec:
+    """The pod of the job's master, which has ended with the job; from now on, the cluster accepts pods."""
+    cluster.before = lambda operation, name: None
+    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
+    cluster.create(pod)
+    cluster.end(pod.name, EndReason.COMPLETED, 0)
+    return pod
+
+
 FIRST, SECOND = "clicks 2026-01-01", "clicks 2026-01-01 (attempt 2)"
 
 
@@ -210,13 +219,23 @@ def test_a_launch_that_the_cluster_refuses_leaves_no_open_run(
     assert record.reason == "the job could not be launched: the quota is exhausted"
 
 
+def test_a_launch_whose_store_fails_once_its_pod_is_created_is_not_refused(
+    platform: Platform, cluster: FakeCluster, history: History, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(prepared: Prepared) -> None:
+        raise StoreError("the store is away")
+
+    cluster.before = lambda operation, name: None
+    monkeypatch.setattr(launching, "last_launch", fail)
+    monkeypatch.setattr(launching, "_direct_master", lambda *values: None)
+    assert launch(platform, prepared, ALLOCATION).run_id == history.open_run(JOB_ID)
+    assert len(cluster.pods) == 1
+
+
 def test_a_job_whose_master_has_ended_with_it_is_attached_to_without_waiting_for_the_master(
     platform: Platform, cluster: FakeCluster, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.before = lambda operation, name: None
-    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
-    cluster.create(pod)
-    cluster.end(pod.name, EndReason.COMPLETED, 0)
+    pod = ended_master(cluster)
     monkeypatch.setattr("elastrec.platform.jobs.watching.masters._START_SECONDS", 0.0)
     launched = launch(platform, prepared, ALLOCATION, owner="me")
     assert launched.run_id and list(cluster.pods) == [pod.name] and not cluster.deleted
@@ -225,10 +244,7 @@ def test_a_job_whose_master_has_ended_with_it_is_attached_to_without_waiting_for
 def test_a_launch_that_attaches_reads_the_launch_of_the_job_once_and_is_refused_without_it(
     platform: Platform, cluster: FakeCluster, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.before = lambda operation, name: None
-    pod = PodSpec(name=f"{JOB_ID}-master", job=JOB_ID, role=Role.MASTER, command=("x",), size=PodSize(1, 1))
-    cluster.create(pod)
-    cluster.end(pod.name, EndReason.COMPLETED, 0)
+    pod = ended_master(cluster)
     reads: list[str] = []
 
     def read(store: Store, name: str, job_id: str) -> bytes | None:
