@@ -12,6 +12,7 @@ import msgspec
 from elastrec.platform.master.machine.shards import Ended
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions
+from elastrec.platform.transport.messages.directive import PodOrders
 from elastrec.platform.transport.messages.job import LeaseState, SavedPart, Shard
 
 
@@ -25,6 +26,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     Attributes:
         base: URI of the record on which the parts may build.
         shape: with which another master would continue the job from it; None: that of the launch.
+        orders: for all workers, which hold for another master, too; None: none.
     """
 
     order_id: str
@@ -37,6 +39,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     damaged: list[str] = []
     base: str = ""
     shape: Shape | None = None
+    orders: PodOrders | None = None
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from elastrec.platform.clusters.pods import EndReason
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.shape import PlacesChange, PodSize, Shape
+from elastrec.platform.transport.messages.directive import PodOrders
 from elastrec.platform.transport.messages.job import CopyProgress, RestoreProblem, SavedPart, ShardProgress
 from elastrec.platform.transport.messages.ledger import OwnPlan
 from elastrec.platform.transport.messages.observer import REQUEST_TIMEOUT_SECONDS, PodMove, WorkerOrder
@@ -31,11 +32,13 @@ class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
         trained_rows: counted by earlier masters; 0 if unknown.
         shape: of the job when the last of them was saved, except for what this launch names otherwise than the one
             before; None: unknown.
+        orders: those for all workers when it was saved, with the same exception; None: there were none.
     """
 
     records: list[CompleteRecord]
     trained_rows: int
     shape: Shape | None = None
+    orders: PodOrders | None = None
 
 
 class TermBegun(_Event, frozen=True, kw_only=True):

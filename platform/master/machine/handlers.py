@@ -65,6 +65,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     # Discarded rows count as trained, too, so the steps of this term's records are higher than that of the one before.
     state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
     state.wanted_shape = event.resumed.shape or state.wanted_shape
+    state.standing_orders = event.resumed.orders
     other_sizes = state.wanted_shape.change_from(state.plan.shape)
     effects.append(
         Decided(
@@ -76,6 +77,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
                 "repeated_rows": state.training.samples - max(record.step, state.training.covered_rows()),
                 "generation": state.phases.generation,
                 "other_sizes": ", ".join(plain_words.places(other_sizes)),
+                "orders": orders.in_words(event.resumed.orders),
             },
         )
     )

@@ -152,6 +152,7 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
         damaged=state.recovery.damaged,
         base=save.base.uri if save.base else "",
         shape=shape.reached(state),
+        orders=state.standing_orders,
     )
 
 

@@ -108,6 +108,7 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
             words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
             kept = f"; the job had {inputs['other_sizes']} then" if inputs.get("other_sizes") else ""
+            kept += f"; as ordered then, its workers have {inputs['orders']}" if inputs.get("orders") else ""
             return words, f"an earlier master wrote it (this is term {inputs['term']}){again}{kept}"
         case "term_begun":
             return f"the master moved to {inputs['address']} (term {inputs['term']})", ""

@@ -8,6 +8,7 @@ start record (`checkpoints.mismatch`). The same holds for a periodic record of a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -20,14 +21,17 @@ from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import read_result
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
+from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.specs.shape import Shape
+from elastrec.platform.specs.shape import PlacesChange, Shape
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
+from elastrec.platform.transport.messages.directive import PodOrders
 
 log = structlog.get_logger(__name__)
 ATTRIBUTE = "numbering"
 """Attribute of a record's manifest that holds its Numbering."""
 _SHAPE = "shape"
+_ORDERS = "orders"
 
 
 class Numbering(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,16 +85,46 @@ class Numbering(msgspec.Struct, frozen=True, kw_only=True):
 
 class KeptShape(msgspec.Struct, frozen=True, kw_only=True):
     """Attribute of a record's manifest: the sizes that the job's launch has named, and those that it had at the
-    record."""
+    record.
+
+    Attributes:
+        most_workers: `spec.scaling.maximum_workers` of that launch; None: a version that did not keep it.
+    """
 
     launched: Shape
     reached: Shape
+    most_workers: int | None = None
 
     @staticmethod
     def attribute(request: LaunchRequest, reached: Shape | None) -> dict[str, str]:
         """For the manifest of a record."""
-        kept = KeptShape(launched=_named_sizes(request), reached=reached) if reached else None
-        return {_SHAPE: msgspec.json.encode(kept).decode()} if kept else {}
+        if reached is None:
+            return {}
+        most_workers = request.training_job.spec.scaling.maximum_workers
+        kept = KeptShape(launched=_named_sizes(request), reached=reached, most_workers=most_workers)
+        return {_SHAPE: msgspec.json.encode(kept).decode()}
+
+
+class KeptOrders(msgspec.Struct, frozen=True, kw_only=True):
+    """Attribute of a record's manifest: the orders for all workers at the record, and the values of the job's launch
+    that they replaced.
+
+    Attributes:
+        learning_rates: of rows and of dense parameters.
+    """
+
+    orders: PodOrders
+    batch_size: int
+    learning_rates: tuple[float, float]
+
+    @staticmethod
+    def attribute(request: LaunchRequest, orders: PodOrders | None) -> dict[str, str]:
+        """For the manifest of a record."""
+        if orders is None:
+            return {}
+        batch_size, rates = _ordered_values(request)
+        kept = KeptOrders(orders=orders, batch_size=batch_size, learning_rates=rates)
+        return {_ORDERS: msgspec.json.encode(kept).decode()}
 
 
 def _named_sizes(request: LaunchRequest) -> Shape:
@@ -98,19 +132,65 @@ def _named_sizes(request: LaunchRequest) -> Shape:
     return request.named_sizes or Shape.of(request.training_job.spec.resources)
 
 
+def _ordered_values(request: LaunchRequest) -> tuple[int, tuple[float, float]]:
+    spec = request.training_job.spec
+    return spec.training.batch_size, (spec.optimizers.rows.learning_rate, spec.optimizers.dense.learning_rate)
+
+
+_Kept = TypeVar("_Kept", KeptShape, KeptOrders)
+
+
+def _kept(record: Record, attribute: str, kind: type[_Kept], consequence: str) -> _Kept | None:
+    """An attribute of a record; None if the record does not have it, or if another version of elastrec wrote it in a
+    form that this one does not know. That is no damage: the rows and the positions of the record are used."""
+    text = record.manifest.attributes.get(attribute, "")
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError as error:
+        log.warning(
+            "record_attribute_ignored", record=record.uri, attribute=attribute, reason=str(error),
+            consequence=consequence,
+        )  # fmt: skip
+        return None
+
+
 def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
     """The shape with which the launch continues from a record; None: the record does not say it.
 
     It is that of the job at the record, except for fields in which this launch differs from the one before.
     With the start-up sizes, servers would have to hold rows again for which they were enlarged, also if a person names
-    another number of workers.
+    another number of workers. A maximum number of workers that was lowered since is kept; one that was in force before
+    is not applied again, because a person may have exceeded it on purpose.
     """
-    text = record.manifest.attributes.get(_SHAPE, "")
-    if not text:
+    kept = _kept(record, _SHAPE, KeptShape, "the job begins with the sizes of this launch")
+    if kept is None:
         return None
-    kept, start = msgspec.json.decode(text, type=KeptShape), Shape.of(request.training_job.spec.resources)
+    start = Shape.of(request.training_job.spec.resources)
     anew = _named_sizes(request).change_from(kept.launched)
-    return kept.reached.changed({role: change.earlier(start[role]) for role, change in anew.items()})
+    shape = kept.reached.changed({role: change.earlier(start[role]) for role, change in anew.items()})
+    most_workers = request.training_job.spec.scaling.maximum_workers
+    if kept.most_workers is None or not most_workers < min(kept.most_workers, shape[Role.WORKER].count):
+        return shape
+    return shape.changed({Role.WORKER: PlacesChange(count=most_workers)})
+
+
+def _orders_of(record: Record, request: LaunchRequest) -> PodOrders | None:
+    """The orders for all workers with which the launch continues from a record; None: there are none.
+
+    A value that this launch names otherwise than the one before replaces the ordered one.
+    """
+    kept = _kept(record, _ORDERS, KeptOrders, "workers train as in the job file; order them again with elastrec order")
+    if kept is None:
+        return None
+    batch_size, rates = _ordered_values(request)
+    orders = PodOrders(
+        version=0,
+        batch_size=kept.orders.batch_size if batch_size == kept.batch_size else None,
+        learning_rate_scale=kept.orders.learning_rate_scale if rates == kept.learning_rates else 1.0,
+    )
+    return None if orders == PodOrders(version=0) else orders
 
 
 _FIELDS = {
@@ -261,19 +341,24 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
         CheckpointError, SpecError: as in `own_records`.
     """
     complete: list[CompleteRecord] = []
-    shape = None
+    newest: Record | None = None
     for record in own_records(request, plan.kept_records, with_bases=True):
         try:
             positions = Positions.decode(record.positions())
-            shape = shape if complete else _shape_of(record, request)
         except (DamagedRecordError, msgspec.MsgspecError) as error:
             log.warning("checkpoint_record_skipped", record=record.uri, reason=str(error))
             continue
+        newest = newest or record
         is_final = record.manifest.kind is RecordKind.FINAL
         complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step, record.base_uri))
-    if not complete:
+    if newest is None:
         return None
-    return ResumedFrom(records=complete[::-1], trained_rows=_trained(request), shape=shape)
+    return ResumedFrom(
+        records=complete[::-1],
+        trained_rows=_trained(request),
+        shape=_shape_of(newest, request),
+        orders=_orders_of(newest, request),
+    )
 
 
 def _trained(request: LaunchRequest) -> int:

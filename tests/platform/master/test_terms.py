@@ -34,7 +34,17 @@ from elastrec.platform.specs.metrics import Phase, Role
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.transport import RpcClient
 from elastrec.platform.transport.messages.ledger import Explanation, GetExplanation, StreamNow
-from elastrec.platform.transport.messages.observer import ChangeShape, GetStatus, SaveNow, ShapeAnswer, Status, StopJob
+from elastrec.platform.transport.messages.observer import (
+    ChangeShape,
+    GetStatus,
+    OrdersAnswer,
+    OrderWorkers,
+    SaveNow,
+    ShapeAnswer,
+    Status,
+    StopJob,
+    WorkerOrder,
+)
 from tests.platform.master.masters import Make, committed, counted, rival, saved, stage_fixture, trained  # noqa: F401
 from tests.platform.master.stage import Stage
 from tests.shapes import change
@@ -295,6 +305,25 @@ def test_a_master_without_its_journal_continues_with_the_pods_that_the_job_had(
     assert any(f"the job had {kept} then" in cause for cause in causes)
     assert len(state.owners()) == state.wanted_shape[Role.PARAMETER_SERVER].count
     successor.wait_for(Phase.SUCCEEDED)
+
+
+def test_a_master_without_its_journal_gives_workers_the_orders_for_all_of_them_again(stage: Make):
+    s = stage()
+    s.start()
+    trained(s, 20)
+    half = WorkerOrder(batch_size=5, learning_rate_scale=0.5)
+    assert s.call(OrderWorkers(order=half), OrdersAnswer).workers
+    s.wait(lambda: s.service.state.standing_orders is not None)
+    saved(s)
+    s.stop()
+    successor = stage("another")
+    successor.start()
+    successor.wait_for(Phase.TRAINING)
+    state = successor.service.state
+    given = [worker.orders for worker in state.membership.workers() if worker.is_registered]
+    assert given and all(each and (each.batch_size, each.learning_rate_scale) == (5, 0.5) for each in given)
+    causes = [entry.cause for entry in successor.call(GetExplanation(), Explanation).timeline]
+    assert any("as ordered then, its workers have batch size 5, learning rates × 0.5" in cause for cause in causes)
 
 
 def test_a_job_that_continues_on_smaller_nodes_has_the_sizes_of_its_launch(stage: Make):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import structlog
 
 from elastrec.checkpoints import (
     PartWriter,
@@ -37,12 +38,20 @@ from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.master.machine.plan import JobPlan
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import write_result
-from elastrec.platform.master.service.resumption import ATTRIBUTE, KeptShape, Numbering, own_records, resumed_from
+from elastrec.platform.master.service.resumption import (
+    ATTRIBUTE,
+    KeptOrders,
+    KeptShape,
+    Numbering,
+    own_records,
+    resumed_from,
+)
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, SpecError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.specs.text.loading import job_from_json, job_to_json
+from elastrec.platform.transport.messages.directive import PodOrders
 from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import FakeCluster, FakeLauncher
 from tests.platform.master.fakes import job as training_job
@@ -89,6 +98,7 @@ def saved(
     term: int = 1,
     base: str = "",
     reached: Shape | None = None,
+    **attributes: str,
 ) -> str:
     """A complete record of a term of the job, with all buckets or the second changes since its base; returns its
     URI."""
@@ -103,6 +113,7 @@ def saved(
         kind=kind, step=step, generation=0, term=term, base=base,
         attributes={
             ATTRIBUTE: msgspec.json.encode(Numbering.of(request)).decode(), **KeptShape.attribute(request, reached),
+            **attributes,
         },
     )  # fmt: skip
     return uri
@@ -245,6 +256,58 @@ def test_a_job_continues_with_its_pods_whatever_start_up_sizes_similar_jobs_lead
     assert named.change_from(began) == change(workers=4)
     # The number that differs is that with which the launch starts; servers have to hold the rows of the record.
     assert continued(msgspec.structs.replace(others, workers=4), resources=fewer) == reached.changed(change(workers=4))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "workers"), [(64, 3, 3), (64, 64, 5), (4, 4, 5), (4, 64, 5), (64, 5, 5)], ids=str
+)
+def test_a_lowered_maximum_limits_the_workers_of_a_continued_job(
+    store: str, before: int, now: int, workers: int
+) -> None:
+    """A maximum that did not change was exceeded by a person, who may exceed it."""
+    reached = Shape.of(training_job().spec.resources).changed(change(workers=5))
+    term_taken(store, "clicks-1")
+    saved(launch_request(prepared(store, scaling={"maximum_workers": before}), ALLOCATION), 10, reached=reached)
+    request = launch_request(prepared(store, scaling={"maximum_workers": now}), ALLOCATION)
+    found = resumed_from(request, JobPlan.of(request))
+    assert found is not None and found.shape == reached.changed(change(workers=workers))
+
+
+@pytest.mark.parametrize("attribute", ["shape", "orders"])
+def test_a_record_whose_sizes_or_orders_are_of_another_version_is_used_and_says_so(store: str, attribute: str) -> None:
+    """Its rows and positions are intact: the record before it would repeat training."""
+    request = launch_request(prepared(store), ALLOCATION)
+    term_taken(store, "clicks-1")
+    saved(request, 10)
+    newest = saved(request, 20, **{attribute: '{"launched": 7}'})
+    with structlog.testing.capture_logs() as lines:
+        found = resumed_from(request, JobPlan.of(request))
+    assert found is not None and found.records[-1].uri == newest
+    assert found.shape is None and found.orders is None
+    assert [line["attribute"] for line in lines if line["event"] == "record_attribute_ignored"] == [attribute]
+
+
+HALF = PodOrders(version=0, batch_size=5, learning_rate_scale=0.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "orders"),
+    [
+        ({}, HALF),
+        ({"training": {"batch_size": 20, "batches_per_shard": 1}}, PodOrders(version=0, learning_rate_scale=0.5)),
+        ({"optimizers": {"dense": {"learning_rate": 0.5}}}, PodOrders(version=0, batch_size=5)),
+    ],
+    ids=["the same", "another batch size", "another learning rate"],
+)
+def test_orders_for_all_workers_outlive_the_journal_unless_the_launch_names_other_values(
+    store: str, spec: dict[str, Any], orders: PodOrders
+) -> None:
+    first = launch_request(prepared(store), ALLOCATION)
+    term_taken(store, "clicks-1")
+    saved(first, 10, **KeptOrders.attribute(first, HALF))
+    again = launch_request(prepared(store, **spec), ALLOCATION)
+    found = resumed_from(again, JobPlan.of(again))
+    assert found is not None and found.orders == orders
 
 
 def test_runs_that_were_over_at_the_launch_stay_over_when_it_is_resumed(store: str) -> None:
