@@ -109,7 +109,8 @@ def check_steps(elastic: Elastic) -> None:
     sizes = [sum(rows for _, rows in step) for step in steps]
     for size, step in zip(sizes[:-1], steps, strict=False):
         assert size == GLOBAL_BATCH or (size < GLOBAL_BATCH and any(origin.is_last for origin, _ in step))
-    assert sizes.count(GLOBAL_BATCH) > 0.8 * len(sizes)
+    # Each end of a shard may shorten one, and a short run has few of them: how many depends on when a worker joined.
+    assert sizes.count(GLOBAL_BATCH) > 0.5 * len(sizes)
     assert sum(sizes) == sum(elastic.master.offsets.values())
 
 
