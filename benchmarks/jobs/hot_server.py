@@ -13,7 +13,7 @@ All jobs continue one model, as daily jobs do, whose rows come from a pass over 
 rows of the hot buckets, a restart saves and restores all of them.
 
 DLRover-RM (Fig. 12) reports 27.6 % less than with stop-and-restart, and 36.4 % less than without intervention. The
-relieved job is 1.5 to 1.6 times as fast as before, so its time would be 36 % less if it were relieved immediately and
+relieved job is about 1.45 times as fast as before, so its time would be 31 % less if it were relieved immediately and
 copying cost nothing. If the master never relieves a server (`HotServers.look`: return None), both figures are red.
 """
 
