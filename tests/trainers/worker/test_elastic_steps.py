@@ -109,8 +109,7 @@ def check_steps(elastic: Elastic) -> None:
     sizes = [sum(rows for _, rows in step) for step in steps]
     for size, step in zip(sizes[:-1], steps, strict=False):
         assert size == GLOBAL_BATCH or (size < GLOBAL_BATCH and any(origin.is_last for origin, _ in step))
-    # Each end of a shard may shorten one, and a short run has few of them: how many depends on when a worker joined.
-    assert sizes.count(GLOBAL_BATCH) > 0.5 * len(sizes)
+    assert sizes.count(GLOBAL_BATCH) > 0.8 * len(sizes)
     assert sum(sizes) == sum(elastic.master.offsets.values())
 
 
@@ -138,6 +137,8 @@ def test_a_worker_that_joins_while_a_step_is_taken_is_in_the_same_step_of_all_se
     elastic.master.wait_for(lambda: any(len(consistency.members) == 2 for consistency in joined))
     elastic.gate.set()
     elastic.master.wait_for(elastic.step_workers(2))
+    # The ends of the shards at the joining shorten some steps: few steps say nothing of their share.
+    elastic.master.wait_for(lambda: len(elastic.steps[0]) > 60)
     elastic.pause()
     check_steps(elastic)
 
