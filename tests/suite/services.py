@@ -65,10 +65,14 @@ class Services:
         self.of_fixtures: dict[tuple[str, str], str] = {}
         """Where a fixture is defined and its name → the service that its set-up started."""
         self.assigned = 0
-        """So many of the services belong to a fixture or were started before one."""
+        """So many of the services belong to a fixture or started before the set-up of this test or of a fixture."""
         self.of_tests: dict[Path, list[tuple[pytest.Function, str | None]]] = {}
         """Of each file, the tests that ran, each with a service that it used."""
         sys.addaudithook(_note)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self.assigned = len(_started)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
@@ -82,9 +86,9 @@ class Services:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> Any:
-        before = len(_started)
         result = yield
-        used = [*_started[before:], *self._fixtures_of(item)]
+        # Also what a thread of a fixture has started between its set-up and the test.
+        used = [*_started[self.assigned :], *self._fixtures_of(item)]
         self.of_tests.setdefault(item.path, []).append((item, used[0] if used else None))
         if used and item.get_closest_marker("services") is None:
             pytest.fail(

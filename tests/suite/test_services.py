@@ -33,6 +33,24 @@ def pytest_ignore_collect(collection_path):
     return True if has_only_services(collection_path) and "FAST" in os.environ else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    yield
+    for start in getattr(item, "later", ()):
+        start()
+
+
+@pytest.fixture
+def master(request):
+    # As a master whose thread starts a pod a moment after the set-up of all fixtures.
+    processes = []
+    request.node.later = [lambda: processes.append(subprocess.Popen(SLEEP))]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture(scope="session")
 def agent():
     process = subprocess.Popen(SLEEP)
@@ -64,6 +82,7 @@ def test_starts_and_goes_on():
 """
 _HEAD = "import pytest\n\npytestmark = pytest.mark.services\n\n\n"
 _MARKED = _HEAD + "def test_uses_one(agent):\n    pass\n\n\ndef test_uses_none():\n    pass\n"
+_LATER = _HEAD + "def test_of_master(master):\n    pass\n\n\ndef test_after_it():\n    pass\n"
 _NONE = _HEAD + "def test_first():\n    pass\n\n\ndef test_last():\n    pass\n"
 _SINGLE = """
 import pytest
@@ -137,6 +156,14 @@ def test_only_the_cases_that_use_a_service_need_the_marker(folder: Path) -> None
     (folder / "test_kinds.py").write_text(_KINDS)
     _, printed = run(folder, "1")
     assert re.search(r"= 4 passed in ", printed), printed
+
+
+def test_a_service_that_a_fixture_starts_after_its_set_up_counts(folder: Path) -> None:
+    (folder / "marked" / "test_later.py").write_text(_LATER)
+    assert run(folder, "1")[0] == {"test_of_master": "passed", "test_after_it": "passed"}
+    (folder / "test_later.py").write_text(_LATER.removeprefix(_HEAD))
+    outcomes, printed = run(folder, "1")
+    assert outcomes["test_of_master"] == "failed" and "starts a service without the marker" in printed, printed
 
 
 def test_a_marked_file_without_a_service_fails_a_complete_run(folder: Path) -> None:
