@@ -12,7 +12,7 @@ from elastrec.checkpoints.manifest import RecordKind, RecordManifest
 from elastrec.checkpoints.mismatch import Adaptation, Decision, Verdict, adapt, compare
 from elastrec.checkpoints.parts import CHUNK_BYTES, PartManifest, PartWriter
 from elastrec.checkpoints.quantized import quantized
-from elastrec.checkpoints.record import Record, open_record
+from elastrec.checkpoints.record import Record, blamed_on, open_record
 from elastrec.checkpoints.rows import BucketRows
 from elastrec.checkpoints.sections import Attribute, SectionKind
 from elastrec.checkpoints.shares import chain_shares
@@ -57,6 +57,7 @@ __all__ = [
     "Verdict",
     "adapt",
     "answer",
+    "blamed_on",
     "chain_shares",
     "check_term",
     "commit_record",

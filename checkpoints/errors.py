@@ -6,7 +6,13 @@ from elastrec.platform.specs.errors import CheckpointError
 
 
 class DamagedRecordError(CheckpointError):
-    """A record is incomplete, or its bytes are not those that were written; another record must be used."""
+    """A record is incomplete, or its bytes are not those that were written; another record must be used.
+
+    Attributes:
+        record: URI of the damaged one, if it is one on which the opened record builds; otherwise empty.
+    """
+
+    record: str = ""
 
 
 class StoreError(CheckpointError):

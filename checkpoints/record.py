@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -103,7 +104,8 @@ class Record:
         """
         records = [self]
         while uri := records[0].base_uri:
-            records.insert(0, open_record(uri, self._through))
+            with blamed_on(uri):
+                records.insert(0, open_record(uri, self._through))
             if len(records) > _LONGEST_CHAIN:
                 raise DamagedRecordError(f"{self.uri}: builds on more than {_LONGEST_CHAIN} records, or on itself")
         return records
@@ -319,6 +321,17 @@ def _neighbours(entries: Iterable[SectionEntry], most_bytes: int) -> Iterator[tu
         end = max(end, last)
     if group:
         yield start, end, group
+
+
+@contextlib.contextmanager
+def blamed_on(uri: str) -> Iterator[None]:
+    """Damage that is found in this block is that of the record with this URI: all records that build on it are
+    unusable, too."""
+    try:
+        yield
+    except DamagedRecordError as error:
+        error.record = uri
+        raise
 
 
 def open_record(uri: str, through: Callable[[Store], Store] = lambda store: store) -> Record:

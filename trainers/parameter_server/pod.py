@@ -307,7 +307,9 @@ class ServerPod:
                 return True
             except DamagedRecordError as error:
                 log.error("record_damaged", record=order.uri, reason=str(error))
-                problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=True)
+                problem = RestoreProblem(
+                    order_id=order.order_id, reason=str(error), is_damaged=True, record=error.record
+                )
             except (StoreError, OSError) as error:
                 log.warning("store_away", record=order.uri, reason=str(error), next_try_seconds=pause)
                 problem = RestoreProblem(order_id=order.order_id, reason=str(error), is_damaged=False)

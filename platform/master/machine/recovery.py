@@ -84,9 +84,13 @@ class Recovery(msgspec.Struct, kw_only=True):
                 bases.add(older.base)
 
     def give_up_record(self, uri: str) -> None:
-        """A record is damaged: no rollback returns to it."""
-        self.damaged.append(uri)
-        self.records = [record for record in self.records if record.uri != uri]
+        """A record is damaged: no rollback returns to it, nor to one that builds on it."""
+        lost = [uri]
+        for record in self.records:
+            if record.base in lost and record.uri not in lost:
+                lost.append(record.uri)
+        self.damaged += [each for each in lost if each not in self.damaged]
+        self.records = [record for record in self.records if record.uri not in lost]
 
     def resume_from(self, number: int, records: Sequence[CompleteRecord]) -> None:
         """Gives the first orders in a journal that continues from records of an earlier one."""

@@ -33,8 +33,11 @@ def record_damaged(state: JobState, member: Member, problem: RestoreProblem, eff
     recovery = state.recovery
     if not is_restoring(state, member, problem.order_id):
         return
-    damaged = recovery.servers[member.name].order.uri
+    ordered = recovery.servers[member.name].order.uri
+    damaged = problem.record or ordered
+    # If it is a base of the ordered record, all records between them are unusable, and none of them is tried.
     recovery.give_up_record(damaged)
+    recovery.give_up_record(ordered)
     effects.append(
         Decided(
             decision="record_damaged",

@@ -59,12 +59,18 @@ class RecordLane:
         self._term = term
         self._closing = threading.Event()
         self._lock = threading.Lock()
+        self._committing: set[str] = set()
         self.threads: list[threading.Thread] = []
 
     def submit(self, effect: CommitRecord | DiscardRecord) -> None:
-        """Executes an effect soon."""
+        """Executes an effect soon; a commit that is running already, as after a suspension of the process, only
+        once."""
         thread = threading.Thread(target=self._run, args=(effect,), name="record", daemon=True)
         with self._lock:
+            if isinstance(effect, CommitRecord):
+                if effect.order_id in self._committing:
+                    return
+                self._committing.add(effect.order_id)
             self.threads = [*(other for other in self.threads if other.is_alive()), thread]
             thread.start()
 
@@ -90,6 +96,10 @@ class RecordLane:
         except Exception:
             # The state machine continues; the deadline of a commit handles the missing outcome.
             log.exception("effect_failed", effect=type(effect).__name__)
+        finally:
+            if isinstance(effect, CommitRecord):
+                with self._lock:
+                    self._committing.discard(effect.order_id)
 
     def _submit_unless_closing(self, make: Callable[[float], events.Event]) -> None:
         # While the master is closing, events are not handled; its successor commits again, and finds the record.

@@ -152,11 +152,13 @@ class RestoreProblem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         is_damaged: whether the record's bytes are not those that were written; otherwise the store is not reachable,
             and the server tries again by itself.
+        record: URI of the damaged one; empty: that of the order. It may be one on which that of the order builds.
     """
 
     order_id: str
     reason: str
     is_damaged: bool
+    record: str = ""
 
 
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -163,10 +163,33 @@ def test_a_job_goes_back_to_the_records_on_which_its_kept_records_build():
     # The newest two are damaged, so the third one is the base of the chain.
     world.damaged.update(record.uri for record in chain[1:] if record is not None)
     lose_a_server(world)
-    act(world, 2)
+    act(world)
     assert world.state.recovery.uri == chain[0].uri and world.state.positions() == chain[0].positions
     trained(world)
     assert [record.base for record in world.state.recovery.records] == [""], "a full record follows, and is enough"
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_damage_of_a_base_gives_up_all_records_that_build_on_it_at_once(bad: int):
+    world = running(plan(save_interval_seconds=0.0, training_rows=400, kept_records=5, deltas=2))
+    for _ in range(6):
+        trained(world)
+    records = list(world.state.recovery.records)
+    older, chain = records[:3], records[3:]
+    assert [record.base for record in chain] == ["", chain[0].uri, chain[1].uri]
+    world.damaged.add(chain[bad].uri)
+    lose_a_server(world)
+    assert world.state.recovery.uri == chain[-1].uri
+    rollbacks = world.state.recovery.rollbacks
+    act(world)
+    kept = [*older, *chain[:bad]]
+    assert world.state.recovery.records == kept and world.state.recovery.uri == kept[-1].uri
+    assert set(world.state.recovery.damaged) == {record.uri for record in chain[bad:]}
+    assert world.state.recovery.rollbacks == rollbacks + 1
+    named = [line.inputs["record"] for line in decisions(world) if line.decision == "record_damaged"]
+    assert named == [chain[bad].uri]
+    world.run_fairly()
+    assert world.state.phase is Phase.SUCCEEDED and world.state.training.covered_rows() == 400
 
 
 def test_pruning_is_given_the_damaged_records():

@@ -272,6 +272,14 @@ class World:
             )
         )
 
+    def _chain(self, uri: str) -> list[str]:
+        """The records that a server reads for this one, in its order: a full one first, then deltas."""
+        bases = {record.uri: record.base for record in self.state.recovery.records}
+        chain = [uri]
+        while base := bases.get(chain[0]):
+            chain.insert(0, base)
+        return chain
+
     def _lease(self, name: str, pod: dict[str, Any], kind: str, *, loses_answer: bool) -> None:
         asked = pod.pop("unanswered", None)
         if asked is None or asked.kind != kind:
@@ -319,8 +327,11 @@ class World:
         if restore is not None and restore.order_id != pod["restored"]:
             if name in self.hung:
                 return None, None
-            if restore.uri in self.damaged:
-                return None, RestoreProblem(order_id=restore.order_id, reason="checksum differs", is_damaged=True)
+            if damaged := next((uri for uri in self._chain(restore.uri) if uri in self.damaged), None):
+                return None, RestoreProblem(
+                    order_id=restore.order_id, reason="checksum differs", is_damaged=True,
+                    record=damaged if damaged != restore.uri else "",
+                )  # fmt: skip
             pod["restored"] = restore.order_id
         if save is not None and save.order_id != pod["saved"] and name not in self.stuck:
             if save.order_id != pod["frozen"] and self.state.saves.under_way[save.order_id].quiesce:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastrec.checkpoints import PartManifest, commit_record, open_record
+from elastrec.checkpoints import DamagedRecordError, PartManifest, commit_record, open_record, open_store
 from elastrec.checkpoints.catalog import list_records, prune
 from elastrec.checkpoints.inspection import find_row
 from elastrec.checkpoints.manifest import Contents
@@ -263,6 +263,31 @@ def test_a_record_without_its_base_is_refused(tmp_path: Path) -> None:
     server: ParameterServer = servers_of(made.job, 1)[0]
     with pytest.raises(CheckpointError, match=f"{name_of(base)}: no complete checkpoint record"):
         restore(server, delta, routing_of(["nowhere"], buckets=64), 1)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_damage_is_that_of_the_record_in_the_chain_that_has_it(tmp_path: Path, bad: int) -> None:
+    made = Job(tmp_path)
+    push(made.servers, range(2000), 1.0)
+    made.save()
+    for _ in range(2):
+        push(made.servers, range(10), 1.0)
+        made.save(name_of(made.uris[-1]))
+    server: ParameterServer = servers_of(made.job, 1)[0]
+
+    def blamed() -> str:
+        with pytest.raises(DamagedRecordError) as caught:
+            restore(server, made.uris[-1], routing_of(["nowhere"], buckets=64), 1)
+        return caught.value.record
+
+    parts = [*Path(made.uris[bad], "parts").iterdir()]
+    for part in parts:
+        data = bytearray(part.read_bytes())
+        data[len(data) // 4 : len(data) // 4 + 64] = bytes(byte ^ 0xFF for byte in data[len(data) // 4 :][:64])
+        part.write_bytes(data)
+    assert blamed() == open_store(made.uris[bad]).uri
+    Path(made.uris[bad], "manifest.json").write_bytes(b"{}")
+    assert blamed() == (open_store(made.uris[bad]).uri if bad < 2 else "")
 
 
 @settings(max_examples=10, deadline=None)

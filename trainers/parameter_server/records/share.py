@@ -29,6 +29,7 @@ from elastrec.checkpoints import (
     Verdict,
     adapt,
     answer,
+    blamed_on,
     chain_shares,
     open_record,
     quantized,
@@ -264,8 +265,9 @@ def _load(
     readers = min(_MOST_READERS, threads or os.cpu_count() or 1)
     loader = Loader(server.plan, stores, record.manifest, adaptation, server.now_seconds(), readers)
     for share in chain_shares(record.chain(), buckets if loader.has_same_buckets else None):
-        for _ in loader.take(share):
-            server.transfers += 1
+        with blamed_on(share.record.uri):
+            for _ in loader.take(share):
+                server.transfers += 1
     loader.check(record.uri, buckets)
     return loader
 

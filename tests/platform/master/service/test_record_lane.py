@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartWriter, answer, conclude, open_record, open_store, take_term
+from elastrec.checkpoints import PartWriter, RecordManifest, answer, conclude, open_record, open_store, take_term
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.plan import JobPlan
@@ -133,6 +134,36 @@ def test_a_hanging_commit_delays_neither_other_effects_nor_the_end(
         gate.set()
         lane.wait(30.0)
     assert not submitted
+
+
+def test_a_commit_that_is_running_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A master whose process was suspended gives the orders of its unfinished saves again.
+    request = launch(str(tmp_path / "store"), job())
+    order = commit_order(request)
+    gate, begun, submitted = threading.Event(), threading.Semaphore(0), []
+    commit = record_lane.commit_record
+
+    def gated(*arguments: Any, **others: Any) -> RecordManifest:
+        begun.release()
+        assert gate.wait(60)
+        return commit(*arguments, **others)
+
+    monkeypatch.setattr(record_lane, "commit_record", gated)
+    lane = RecordLane(request, lambda make: submitted.append(make(1.0)), list, first_term(request))
+    lane.submit(order)
+    try:
+        assert begun.acquire(timeout=30)
+        lane.submit(order)
+        assert len([thread for thread in lane.threads if thread.is_alive()]) == 1
+    finally:
+        gate.set()
+        lane.wait(30.0)
+    assert not begun.acquire(timeout=0)
+    assert submitted == [events.RecordCommitted(time=1.0, order_id=order.order_id)]
+    # One that has ended may be ordered again.
+    lane.submit(order)
+    lane.wait(30.0)
+    assert begun.acquire(timeout=0) and len(submitted) == 2
 
 
 def test_a_complete_record_is_deleted_only_on_request(tmp_path: Path) -> None:
