@@ -117,7 +117,8 @@ def root(verbose: bool) -> None:
     Shell completion (bash; zsh and fish likewise):
       eval "$(_ELASTREC_COMPLETE=bash_source elastrec)"
 
-    Exit codes: 0 done, 1 the job or the command failed, 2 bad input; the reason is on standard error.
+    Exit codes: 0 done, 1 the job or the command failed, 2 bad input; the reason is on standard error. A JOB that the
+    cluster does not have is bad input; if its node agent does not run, the commands on running jobs fail.
     """
     configure_logs(verbose)
     context = click.get_current_context()

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.loading import parse_mapping, read_text, validate
 
 JOB_FILE = "job.yaml"
 _LONGEST_NAME = 30
@@ -42,11 +42,7 @@ def described_data(path: str, description: str | None) -> TrainingData:
 
 
 def _data_of(file: str, other: dict[str, Any]) -> TrainingData:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise SpecError([FieldProblem("file", f"{file!r} ({error})", "YAML in UTF-8")], file) from None
-    content: Any = parse_mapping(text, file)
+    content: Any = parse_mapping(read_text(file), file)
     if content.get("kind") == "TrainingJob":
         spec = content.get("spec")
         content = spec.get("data") if isinstance(spec, dict) else spec

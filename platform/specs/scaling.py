@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.elasticity import Prices
-from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.loading import parse_mapping, read_text, validate
 from elastrec.platform.specs.text.patterns import Label
 from elastrec.platform.specs.text.quantities import Seconds
 
@@ -103,12 +102,7 @@ def load_scaling(file: Path) -> ScalingSettings:
     Raises:
         SpecError: the file cannot be read, is no YAML, or fields are wrong; all problems are named.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML file in UTF-8", "check the path")
-        raise SpecError([problem], str(file)) from None
-    settings = validate(ScalingSettings, parse_mapping(text, str(file)), str(file))
+    settings = validate(ScalingSettings, parse_mapping(read_text(file), str(file)), str(file))
     return settings.model_copy(update={"policy": beside(settings.policy, file)})
 
 

@@ -40,8 +40,10 @@ def logs(pod: str, follow: bool, tail: int | None) -> None:
 @click.argument("job", shell_complete=running_jobs)
 @output_option
 def stop(job: str, output: str) -> None:
-    """Stop a JOB and remove its pods."""
-    platform = jobs.Platform.from_environment()
+    """Stop a JOB and remove its pods. If a node agent that does not run has left pods, it is started for that."""
+    from elastrec.platform.clusters.local import has_left_pods
+
+    platform = jobs.Platform.from_environment(start=has_left_pods(jobs.home_folder() / "agent"))
     pods = [pod.name for pod in pods_of(platform, job)]
     if not jobs.stop(platform, job, "stopped from the command line"):
         raise ClusterError(f"job {job}: was not stopped")

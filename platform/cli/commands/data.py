@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,7 @@ from elastrec.platform.cli.data_files import progress_bar, write_job
 from elastrec.platform.cli.options import NotBlank, echo_json, output_option, parse_overrides
 from elastrec.platform.specs.data import TrainingData
 from elastrec.platform.specs.errors import FieldProblem, SpecError
-from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.loading import parse_mapping, read_text, validate
 from elastrec.platform.specs.text.some import counted
 
 if TYPE_CHECKING:
@@ -177,11 +176,7 @@ def _layout(by_time: bool, fractions: str | None, rows_per_day: int | None, star
 
 
 def _description(file: str, source: str) -> TrainingData:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError([FieldProblem("file", f"{file!r} ({error})", "YAML in UTF-8")], file) from None
-    content: Any = parse_mapping(text, file)
+    content: Any = parse_mapping(read_text(file), file)
     if content.get("kind") == "TrainingJob":
         spec = content.get("spec")
         content = spec.get("data") if isinstance(spec, dict) else spec

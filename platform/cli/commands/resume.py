@@ -46,8 +46,9 @@ def resume(job: str, store: str, overrides: tuple[str, ...], keep: bool, output:
     runs, because the model is exported with them at the end.
     """
     changes = parse_overrides(overrides)
+    # Before a node agent is started for a job that nobody knows.
+    launch = jobs.resumable(jobs.Platform.for_looking(), job, store)
     platform = jobs.Platform.from_environment()
-    launch = jobs.resumable(platform, job, store)
     words = ["elastrec", "resume", launch.job_id, *(("--store", store) if store != jobs.DEFAULT_STORE else ())]
     words += [word for override in overrides for word in ("--set", override)]
     with interrupted_by_signals(), JobProgress() as progress:

@@ -96,6 +96,19 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
     return None
 
 
+def has_left_pods(state_folder: str | Path) -> bool:
+    """Whether no agent runs, and the one before has left pods, which it finds when it is started."""
+    if not Path(state_folder).is_dir():
+        return False
+    state = StateFolder(Path(state_folder))
+    with state.starting():
+        try:
+            return not state.is_owned() and _left_pods(state)
+        except DamagedJournalError:
+            # The agent names the remedy when it is started.
+            return True
+
+
 def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> None:
     """Deletes all pods and ends the agent; an agent that has crashed is started again to end its pods.
 
@@ -103,8 +116,13 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
     """
     state = StateFolder(Path(state_folder))
     with state.starting():
-        if not state.is_owned() and not _left_pods(state):
-            return
+        try:
+            if not state.is_owned() and not _left_pods(state):
+                return
+        except DamagedJournalError:
+            Journal.put_aside(state.journal)
+            if not _left_pods(state):
+                return
     cluster = start_agent(state_folder, tls_folder=tls_folder)
     with state.starting():
         agent = os.pidfd_open(cluster.agent().pid)
@@ -127,16 +145,12 @@ def _left_pods(state: StateFolder) -> bool:
     has_pods = state.pods.is_dir() and any(entry.name != "trash" for entry in state.pods.iterdir())
     if not state.journal.exists():
         return has_pods
+    journal = Journal(state.journal)
     try:
-        journal = Journal(state.journal)
-        try:
-            # Read in any case, because the agent could not start with damaged records.
-            return bool(journal.records()) or has_pods
-        finally:
-            journal.close()
-    except DamagedJournalError:
-        Journal.put_aside(state.journal)
-        return has_pods
+        # Read in any case, because the agent could not start with damaged records.
+        return bool(journal.records()) or has_pods
+    finally:
+        journal.close()
 
 
 def _environment() -> dict[str, str]:

@@ -118,10 +118,9 @@ def kept_launch(store: str, job: str) -> KeptLaunch:
         if launches:
             return max(launches, key=lambda launch: launch.launched)
     shown = [f"{job_id} (of {name})" for name, ids in launched(store).items() for job_id in ids]
-    there = some(shown, _NAMED, last=True) or "none: no job was ever launched with this store"
-    problem = FieldProblem(
-        "JOB", repr(job), f"a job of {opened.uri} by id or name: {there}", "--store names another checkpoint store"
-    )
+    there = f": {some(shown, _NAMED, last=True)}" if shown else " (there are none)"
+    allowed = f"a job of {opened.uri}, by its id or its name{there}"
+    problem = FieldProblem("JOB", repr(job), allowed, "--store names another checkpoint store")
     raise SpecError([problem], "the command line")
 
 

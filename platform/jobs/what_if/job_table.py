@@ -23,6 +23,7 @@ requested sizes | 0.1 | | `compute_share`, `update_share` | of a step, of worker
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from elastrec.platform.simulator.mixes import coefficients_of, features_of
 from elastrec.platform.simulator.node_changes import NodeChange
 from elastrec.platform.simulator.workload import JobToRun
 from elastrec.platform.specs.errors import FieldProblem, SpecError
+from elastrec.platform.specs.text.loading import read_text
 
 SHARES = {"compute_share": 0.45, "update_share": 0.1, "network_share": 0.05, "lookup_share": 0.3}
 """Lookups take 30–48 % of a step (DLRover-RM §2.2); the others are assumed."""
@@ -47,6 +49,7 @@ _NUMBERS = {
     "worker_cores": 4.0, "parameter_server_cores": 4.0, "worker_memory_gib": 8.0, "parameter_server_memory_gib": 8.0,
     "step_seconds": 0.1, "priority": 1.0,
 }  # fmt: skip
+_TABLE = "a CSV file in UTF-8"
 _MOST_PROBLEMS = 20
 _EXPONENT = 0.7
 
@@ -66,11 +69,10 @@ def _rows(file: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, str]]]
     """The file's records, columns by our names, each with the number of its last line."""
     try:
         # Spreadsheets write a byte order mark.
-        with file.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.DictReader(text)
-            rows = [(reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable CSV file in UTF-8", "check the path")
+        reader = csv.DictReader(io.StringIO(read_text(file, _TABLE, encoding="utf-8-sig", newline=""), newline=""))
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        problem = FieldProblem("file", f"text that is no table ({error})", _TABLE)
         raise SpecError([problem], str(file)) from None
     if not rows:
         raise SpecError([FieldProblem("file", "no line", "a header and one line per job", "add jobs")], str(file))

@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from elastrec.platform.simulator.settings import Settings
 from elastrec.platform.specs.base import Spec
 from elastrec.platform.specs.elasticity import Prices
-from elastrec.platform.specs.errors import FieldProblem, SpecError
 from elastrec.platform.specs.scaling import ScalingSettings, beside
-from elastrec.platform.specs.text.loading import parse_mapping, validate
+from elastrec.platform.specs.text.loading import parse_mapping, read_text, validate
 from elastrec.platform.specs.text.quantities import Bytes, Cores, Seconds
 
 BY_HAND_NAME = "by-hand"
@@ -145,10 +144,6 @@ def load_simulation(file: Path) -> SimulationFile:
     """
     if file.suffix.lower() == ".csv":
         return SimulationFile(workload=Workload(jobs=str(file.resolve())))
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = FieldProblem("file", f"{str(file)!r} ({error})", "a readable YAML or CSV file in UTF-8", "check it")
-        raise SpecError([problem], str(file)) from None
+    text = read_text(file, "a YAML or CSV file in UTF-8")
     content = validate(SimulationFile, parse_mapping(text, str(file)), str(file))
     return content.model_copy(update={"policies": tuple(beside(each, file) for each in content.policies)})

@@ -78,15 +78,30 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     text = str(source)
     if isinstance(source, Path) or "\n" not in source:
         name = text
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            problem = FieldProblem(
-                "file", f"a path that cannot be read ({reason})", "a YAML file in UTF-8", "check the path"
-            )
-            raise SpecError([problem], name) from None
+        text = read_text(source)
     return parse_mapping(text, name), name
+
+
+def read_text(
+    file: str | Path, allowed: str = "a YAML file in UTF-8", *, encoding: str = "utf-8", newline: str | None = None
+) -> str:
+    """The text of a file that the user has named.
+
+    Args:
+        allowed: what it has to be, for the message.
+        newline: as in `open`.
+
+    Raises:
+        SpecError: it cannot be read, or has another encoding.
+    """
+    try:
+        with Path(file).open(encoding=encoding, newline=newline) as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        # The text of an OSError repeats the path.
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        problem = FieldProblem("file", f"a path that cannot be read ({reason})", allowed, "check the path")
+        raise SpecError([problem], str(file)) from None
 
 
 class _OnceLoader(yaml.SafeLoader):

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 from elastrec.platform.cli.app import root
 from elastrec.platform.clusters.local import start_agent, stop_agent
 from elastrec.platform.jobs import Platform
-from elastrec.platform.specs.errors import ClusterError, ElastrecError
+from elastrec.platform.specs.errors import ClusterError, ElastrecError, SpecError
 from tests.platform.master.fakes import job
 
 _JOB = "job.yaml"
+_ON_RUNNING_JOBS = ("status", "logs", "plan", "scale", "order", "stop")
 
 
 @pytest.fixture
@@ -35,8 +36,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["status"],
         ["status", "a-job"],
         ["logs", "a-job"],
+        ["logs", "a-job-worker-0"],
         ["plan"],
+        ["plan", "a-job"],
+        ["scale", "a-job", "--workers", "2"],
+        ["order", "a-job", "--idle", "--worker", "a-job-worker-0"],
+        ["stop", "a-job"],
         ["explain", "a-job"],
+        ["report", "a-job"],
         ["ledger", "a-job"],
         ["render", _JOB],
         ["validate", _JOB, "--data"],
@@ -47,6 +54,14 @@ def test_commands_that_read_report_a_missing_agent_and_start_none(home: Path, ar
     done = CliRunner().invoke(root, arguments)
     assert isinstance(done.exception, ElastrecError), done.output
     assert f"no node agent runs for {home}" in f"{done.output}{done.exception}"
+    # An unknown job is bad input, but what the cluster has is not known.
+    assert isinstance(done.exception, ClusterError) is (arguments[0] in _ON_RUNNING_JOBS)
+    assert not (home / "agent").exists()
+
+
+def test_no_agent_is_started_to_resume_a_job_that_the_store_does_not_know(home: Path) -> None:
+    done = CliRunner().invoke(root, ["resume", "a-job"])
+    assert isinstance(done.exception, SpecError) and "'a-job' is not allowed" in str(done.exception)
     assert not (home / "agent").exists()
 
 

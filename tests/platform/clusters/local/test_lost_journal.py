@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from elastrec.platform.cli.app import root
 from elastrec.platform.clusters.local import find_agent, start_agent, stop_agent
 from elastrec.platform.jobs import Platform
 from elastrec.platform.specs.errors import ClusterError
@@ -134,6 +136,19 @@ def test_the_pods_of_a_lost_journal_end_when_their_agent_is_stopped(state, orpha
     stop_agent(state)
     wait_for(lambda: not any(map(is_alive, orphans)), 20, "the end of the pod's processes")
     assert not any(group.exists() for group in groups) and find_agent(state) is None
+
+
+def test_a_job_that_a_dead_agent_left_is_stopped_from_the_command_line(state, orphans, is_alive, monkeypatch):
+    monkeypatch.setenv("ELASTREC_HOME", str(state.parent))
+    monkeypatch.delenv("ELASTREC_CLUSTER", raising=False)
+    refused = CliRunner().invoke(root, ["status", "job"])
+    assert "no node agent runs" in str(refused.exception) and all(map(is_alive, orphans))
+    done = CliRunner().invoke(root, ["stop", "job"])
+    assert done.exit_code == 0, done.exception
+    wait_for(lambda: not any(map(is_alive, orphans)), 20, "the end of the pod's processes")
+    stop_agent(state)
+    refused = CliRunner().invoke(root, ["stop", "job"])
+    assert "no node agent runs" in str(refused.exception) and find_agent(state) is None
 
 
 def test_a_damaged_journal_without_pods_is_put_aside(state):

@@ -170,7 +170,7 @@ def test_a_resumed_job_keeps_its_dag_run_and_not_the_log_of_the_task_that_launch
 
 
 def test_an_unknown_job_is_answered_with_those_that_are_there(platform: Platform, store: str) -> None:
-    with pytest.raises(SpecError, match="none: no job was ever launched with this store; --store names another"):
+    with pytest.raises(SpecError, match=r"a job of file:.*, by its id or its name \(there are none\); --store names"):
         resumable(platform, "clicks", store)
     kept(store, "clicks-b")
     with pytest.raises(SpecError, match=r"JOB: 'clicks-x' is not allowed; .*: clicks-b \(of clicks\); --store"):

@@ -124,5 +124,5 @@ def test_a_csv_file_alone_is_a_workload(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="a readable YAML or CSV file"):
+    with pytest.raises(SpecError, match=r"\(No such file or directory\) is not allowed; allowed: a YAML or CSV file"):
         load_simulation(tmp_path / "none.yaml")
