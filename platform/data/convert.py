@@ -10,6 +10,7 @@ The destination appears as a whole or not at all on a local file system; elsewhe
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections import Counter, defaultdict
@@ -123,6 +124,7 @@ def convert(
     reading = source if rule is None else source.model_copy(update={"label": rule.column})
     # Every row is checked anyway, with the label from the rule.
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
+    _check_last_day(layout, manifest.rows)
     inputs = {
         "source_digest": manifest.digest,
         "source_fingerprint": manifest.schema_fingerprint,
@@ -141,6 +143,8 @@ def convert(
         for partitions, table in _assigned(source, reading, manifest, layout, pieces):
             writer.add(partitions, table)
         writer.finish()
+        if not writer.rows.total():
+            raise DataError(f"{source.path}: all {ledger.rows} rows are bad, so there is nothing to write")
         report = ConvertReport(
             data=converted_data(source, destination, layout),
             rows=writer.rows.total(),
@@ -250,6 +254,8 @@ def _assigned(
         else:
             cuts = np.rint(shares * manifest.rows).astype(np.int64)
     for table, number_B in pieces:
+        if not table.num_rows:  # all of its rows are bad
+            continue
         if isinstance(layout, ByTime):
             key_B = calendar.keys_of(np.asarray(combined(table[timestamp])))
         elif isinstance(layout, ByRows):
@@ -378,7 +384,19 @@ def _check_layout(source: TrainingData, layout: Layout) -> None:
     timed = isinstance(layout, ByTime) or (isinstance(layout, ByFractions) and layout.by_time)
     if timed and source.timestamp is None:
         raise DataError("data.timestamp: is needed to split by time; name the column of seconds since the epoch")
-    if isinstance(layout, ByFractions) and (not layout.fractions or min(layout.fractions) <= 0):
-        raise DataError(f"fractions: {layout.fractions} is not allowed; allowed: shares above 0 such as 0.8,0.2")
+    if isinstance(layout, ByFractions):
+        shares = layout.fractions
+        if not shares or min(shares) <= 0 or not math.isfinite(sum(shares)):
+            raise DataError(f"fractions: {shares} is not allowed; allowed: shares above 0 such as 0.8,0.2")
     if isinstance(layout, ByRows) and layout.rows < 1:
         raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
+
+
+def _check_last_day(layout: Layout, rows: int) -> None:
+    if isinstance(layout, ByTime):
+        return
+    days = len(layout.fractions) if isinstance(layout, ByFractions) else math.ceil(rows / layout.rows)
+    # The end of the last day is a moment, too.
+    most = (date.max - layout.start).days
+    if days > most:
+        raise DataError(f"start: {layout.start} with {days} days is not allowed; allowed: days until {date.max}")

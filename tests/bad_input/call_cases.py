@@ -117,6 +117,8 @@ CASES = [
          ("rows_per_day", "0", "at least 1")),
     Case(MAKING, "a first day that is no date", call("data", "generate", "NEW", "--start", "soon"),
          ("start", "'soon'", "date")),
+    Case(MAKING, "days after the last date", call("data", "generate", "NEW", "--start", "9999-12-29", "--days", "3"),
+         ("start 9999-12-29", "3 days", "before 9999-12-31")),
     Case(MAKING, "an AUC that cannot be", call("data", "generate", "NEW", "--best-auc", "1.5"), ("best_auc", "1.5")),
     Case(MAKING, "an unknown property", call("data", "generate", "NEW", "--set", "zipf=2"),
          ("zipf", "unknown", "zipf_exponent")),

@@ -86,6 +86,8 @@ class GenerateSpec(Spec):
             )
         if self.format is FileFormat.CRITEO_TSV and self.conversion_rate is not None:
             raise ValueError("criteo_tsv has one label; remove conversion_rate or choose another format")
+        if self.days > (date.max - self.start).days:
+            raise ValueError(f"start {self.start} with {self.days} days must end before {date.max}")
         if self.rows_per_file % CHUNK_ROWS and self.rows_per_file > CHUNK_ROWS:
             raise ValueError(f"rows_per_file {self.rows_per_file} must be a multiple of {CHUNK_ROWS}, or below it")
         return self

@@ -206,6 +206,43 @@ def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+@pytest.mark.parametrize("layout", [ByTime(), ByFractions(by_time=True), ByFractions(), ByRows(rows=2)])
+def test_a_file_of_bad_rows_only_is_left_out_and_a_log_of_them_is_refused(
+    tmp_path: Path, layout: ByTime | ByFractions | ByRows
+) -> None:
+    for name, label in (("a", "9"), ("b", "1"), ("c", "9")):
+        write_lines(tmp_path / "log" / f"{name}.csv", "label,user,when", f"{label},1,100", f"{label},2,200")
+    source = TrainingData.model_validate(
+        {
+            "path": str(tmp_path / "log"), "format": "csv", "partitioning": "none", "label": "label",
+            "sparse": ({"name": "user"},), "timestamp": "when", "bad_rows": {"policy": "skip", "at_most": 9},
+        }
+    )  # fmt: skip
+    report = convert(source, str(tmp_path / "out"), layout=layout)
+    assert (report.rows, report.skipped_rows) == (2, 4)
+    (tmp_path / "log" / "b.csv").unlink()
+    with pytest.raises(DataError, match="log: all 4 rows are bad, so there is nothing to write"):
+        convert(source, str(tmp_path / "none"), layout=layout)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        ByFractions(fractions=(1, 1), start=date(9999, 12, 30)),
+        ByRows(rows=1, start=date(9999, 12, 30)),
+        ByFractions(fractions=(1e308, 1e308)),
+    ],
+)
+def test_days_after_the_last_date_and_shares_without_a_sum_are_refused(
+    tmp_path: Path, layout: ByFractions | ByRows
+) -> None:
+    source = _ratings(tmp_path / "r.csv", "1,a,4,100", "2,b,5,200")
+    source = source.model_copy(update={"evaluation_path": source.path})
+    with pytest.raises(DataError, match=r"(start: 9999-12-30 with 2 days|fractions: .*) is not allowed; allowed: "):
+        convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars >= 4")
+
+
 def test_skipped_rows_are_counted_and_left_out(tmp_path: Path) -> None:
     source = _ratings(tmp_path / "r.csv", "1,a,4,1", "x,b,3,2", "3,c,,3", "4,d,1,4")
     source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 2})})
