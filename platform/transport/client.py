@@ -159,12 +159,12 @@ class ArrayStream:
 
     def fileno(self) -> int:
         """-1 once the stream is closed."""
-        return self._channel.fileno()
+        return self._channel.connection.fileno()
 
     @property
     def wants_write(self) -> bool:
         """Whether the request under way waits until the socket takes more, rather than for what arrives."""
-        return self._channel.wants_write
+        return self._channel.connection.wants_write
 
     def begin(self, message: msgspec.Struct, arrays: Sequence[Array | Packed] = ()) -> None:
         """Sends as much of a request as the socket accepts; the arrays must not change until it is answered.
@@ -175,7 +175,7 @@ class ArrayStream:
         frame = encode_frame(message, arrays)
         self.deadline = time.monotonic() + self._timeout_seconds
         self._channel.begin(frame)
-        self._moved_bytes = self._channel.moved_bytes
+        self._moved_bytes = self._channel.connection.moved_bytes
 
     def advance(self) -> tuple[Any, list[Array]] | None:
         """The answer to the current request, and its arrays, read-only views of received memory.
@@ -192,7 +192,7 @@ class ArrayStream:
         if answer is not None:
             self.deadline = math.inf
             return self._reader.read(*answer, self._channel.version)
-        before, self._moved_bytes = self._moved_bytes, self._channel.moved_bytes
+        before, self._moved_bytes = self._moved_bytes, self._channel.connection.moved_bytes
         if self._moved_bytes > before:
             self.deadline = time.monotonic() + self._timeout_seconds
         elif time.monotonic() > self.deadline:
@@ -204,7 +204,7 @@ class ArrayStream:
         self.begin(message, arrays)
         ready = select.poll()
         while (answer := self.advance()) is None:
-            ready.register(self._channel.fileno(), select.POLLOUT if self.wants_write else select.POLLIN)
+            ready.register(self.fileno(), select.POLLOUT if self.wants_write else select.POLLIN)
             ready.poll(max(0.0, 1e3 * (self.deadline - time.monotonic())))
         return answer
 

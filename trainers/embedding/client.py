@@ -201,11 +201,11 @@ class ParameterClient:
         replies = []
         request = Request(make)
         both = [] if held is None else held.requests(make)
+        shares = [] if held is None else held.shares
         with self._sending():
-            for server, lane in enumerate(self._lanes.values()):
-                asked = routed.requests[server]
+            for server, (lane, asked) in enumerate(zip(self._lanes.values(), routed.requests, strict=True)):
                 if held is not None and server in held.lacking:
-                    reply = lane.send(both[min(server, 1)], [*held.shares[server], asked])
+                    reply = lane.send(both[1 if server else 0], [*shares[server], asked])
                     held.replies[server] = reply
                 else:
                     reply = lane.send(request, [asked])

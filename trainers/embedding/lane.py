@@ -26,6 +26,7 @@ from elastrec.trainers.parameter_server.messages import ANSWERS, Blocked, Missin
 Array = np.ndarray[Any, Any]
 
 _PAUSE_SECONDS = 0.02
+_NOT_TAKEN = (Blocked, Missing, Stale)
 
 
 class RoutingChangedError(TransportError):
@@ -57,7 +58,7 @@ class Request:
         return self._encoded
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Queued:
     request: Request
     arrays: Sequence[Array | Packed]
@@ -153,11 +154,8 @@ class Lane:
             self._queue.popleft().reply.fail(self._failure)
         if self._queue:
             self._current = self._queue.popleft()
-            self._be_patient()
+            self._deadline = time.monotonic() + self._patience_seconds
             self._attempt()
-
-    def _be_patient(self) -> None:
-        self._deadline = time.monotonic() + self._patience_seconds
 
     def _attempt(self) -> None:
         queued = self._current
@@ -207,8 +205,13 @@ class Lane:
 
     def _take(self, queued: _Queued, answer: Answer) -> None:
         message, stamp = answer[0], self._sent_under
-        if isinstance(message, Blocked):
-            self._be_patient()
+        if not isinstance(message, _NOT_TAKEN):
+            self._current = None
+            queued.reply.succeed(answer)
+            if self._queue:
+                self._send_next()
+        elif isinstance(message, Blocked):
+            self._deadline = time.monotonic() + self._patience_seconds
             self._attempt()
         elif isinstance(message, Missing):
             text = (
@@ -216,7 +219,7 @@ class Lane:
                 "rows of the shard"
             )
             self._fail(RoutingChangedError(text, stamp.epoch, stamp.generation))
-        elif isinstance(message, Stale):
+        else:
             state = "ready" if message.ready else "not ready"
             problem = RoutingChangedError(
                 f"parameter server {self._server} is at epoch {message.epoch}, generation {message.generation} "
@@ -231,10 +234,6 @@ class Lane:
             else:
                 # The server may not have received a directive yet that this worker has.
                 self._attempt_later(problem)
-        else:
-            self._current = None
-            queued.reply.succeed(answer)
-            self._send_next()
 
     def _lost(self, error: Exception) -> None:
         self._drop_stream()  # what it carries now is not known

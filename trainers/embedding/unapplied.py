@@ -61,6 +61,9 @@ class KeptPush:
     rate_scale: float = 1.0
     is_waiting: bool = False
 
+    def __post_init__(self) -> None:
+        self.split = self.origin.split
+
     def requests(self, pull: Callable[[Stamp], Pull] | None = None) -> list[Request]:
         """The request to the first server of the routing, which distributes rounds, and that to all others.
 
@@ -147,9 +150,8 @@ class UnappliedPushes:
     def take_answers(self) -> None:
         """Records answers that have arrived; raises the error of a failed request."""
         for push in self:
-            for server, reply in list(push.replies.items()):
-                if reply.is_done:
-                    self.take(push, server)
+            for server in [server for server, reply in push.replies.items() if reply.is_done]:
+                self.take(push, server)
 
     def take(self, push: KeptPush, server: int) -> None:
         """Waits for a server's answer to a push, and records it."""
@@ -163,7 +165,7 @@ class UnappliedPushes:
     def note(self, server: int, offsets: Mapping[SplitKey, int]) -> None:
         """Records the offsets up to which a server has applied splits."""
         for push in self._pushes:
-            if push.origin.end <= offsets.get(push.origin.split, -1):
+            if push.origin.end <= offsets.get(push.split, -1):
                 push.lacking.discard(server)
         while self._pushes and not self._pushes[0].lacking:
             self._pushes.popleft()

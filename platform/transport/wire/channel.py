@@ -29,11 +29,12 @@ class Channel:
     """Requests, each followed by its answer; used by one thread at a time, except `cut`.
 
     Attributes:
+        connection: that carries them.
         version: of the server's code.
     """
 
     def __init__(self, connection: Connection, address: str, welcome: Welcome) -> None:
-        self._connection = connection
+        self.connection = connection
         self.address, self.version, self.local_name = address, welcome.version, welcome.local_name
         self._timeout_seconds = 0.0
         self._is_sending = False
@@ -47,12 +48,12 @@ class Channel:
         """
         if timeout_seconds != self._timeout_seconds:
             self._timeout_seconds = timeout_seconds
-            self._connection.limit(timeout_seconds, timeout_seconds)
+            self.connection.limit(timeout_seconds, timeout_seconds)
         try:
             # A server that refuses a frame before it has read it sends an answer before it closes the connection.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self._connection.send(*frame)
-            metadata, body = self._connection.receive()
+                self.connection.send(*frame)
+            metadata, body = self.connection.receive()
             return read_layout(metadata), body
         except (TimeoutError, BlockingIOError):
             raise self.late(timeout_seconds) from None
@@ -61,21 +62,21 @@ class Channel:
 
     def unblock(self) -> None:
         """Switches to requests by `begin` and `advance`, which do not wait."""
-        self._connection.unblock()
+        self.connection.unblock()
 
     def begin(self, frame: tuple[bytes, list[Any]]) -> None:
         """Sends as much of a frame as the socket takes. Raises like `request`."""
-        self._is_sent(self._connection.send, *frame)
+        self._is_sent(self.connection.send, *frame)
 
     def advance(self) -> tuple[Layout, Array] | None:
         """Continues the current request: layout and body of its answer, None until it is complete.
 
         Call it again when the socket is ready (`fileno`, `wants_write`). Raises like `request`.
         """
-        if self._is_sending and not self._is_sent(self._connection.resume_sending):
+        if self._is_sending and not self._is_sent(self.connection.resume_sending):
             return None
         try:
-            metadata, body = self._connection.receive()
+            metadata, body = self.connection.receive()
             return read_layout(metadata), body
         except BlockingIOError:
             return None
@@ -95,19 +96,6 @@ class Channel:
         self._is_sending = False
         return True
 
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    @property
-    def wants_write(self) -> bool:
-        """Whether the request under way waits until the socket takes more, rather than for what arrives."""
-        return self._connection.wants_write
-
-    @property
-    def moved_bytes(self) -> int:
-        """Sent and received since the connection was made."""
-        return self._connection.moved_bytes
-
     def late(self, timeout_seconds: float) -> TransportError:
         """The error of a server that does not answer."""
         return TransportError(f"{self.address} did not answer within {timeout_seconds:.3g} s", retryable=True)
@@ -121,11 +109,11 @@ class Channel:
 
     def cut(self) -> None:
         """Makes the request under way fail; for any thread."""
-        self._connection.cut()
+        self.connection.cut()
 
     def close(self) -> None:
         """Safe to repeat."""
-        self._connection.close()
+        self.connection.close()
 
 
 class Dialer:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from elastrec.platform.specs.errors import TransportError
 from elastrec.platform.transport.wire.frames import MAXIMUM_CALL_BYTES, MAXIMUM_FRAME_BYTES, Array, empty_body
-from elastrec.platform.transport.wire.lending import Borrower, Lender, may_lend
+from elastrec.platform.transport.wire.lending import Borrower, Lender, Segment, may_lend
 
 # Bytes of metadata and body, the segment that contains the body, and the returned segments.
 _HEADER = struct.Struct("<4sIQBH")
 _MAGIC = b"elf2"
 _NO_SEGMENT = 255
 _DESCRIPTOR = struct.Struct("i")
+_ANCILLARY_BYTES = socket.CMSG_LEN(_DESCRIPTOR.size)
 _LOCAL_SEND_BYTES = 4 * 2**20  # a whole frame of a step, so that its sender need not wait for the reader
 _MOST_PARTS = 1024  # what one call takes, on every Linux
 _MOST_ENCRYPTED_BYTES = 2**18  # of one call: what it could not send is encrypted again
@@ -65,7 +66,7 @@ class Connection:
         self._unsent: list[Any] = []
         self._unsent_bytes = 0
         self._along: list[tuple[int, int, bytes]] = []
-        self._lent: int | None = None
+        self._segment_to_map: Segment | None = None
         self._begun = b""
         self._descriptors: list[int] = []
         self._incoming: _Incoming | None = None
@@ -111,18 +112,16 @@ class Connection:
     def send(self, metadata: bytes, buffers: Sequence[Any]) -> None:
         """Raises OSError."""
         size_bytes = sum(map(len, buffers))
-        number = self._lender.lend(buffers, size_bytes) if self._lender is not None and size_bytes else None
-        segment = _NO_SEGMENT
-        self._along = []
-        if self._lender is not None and number is not None:
-            segment, buffers = number, ()
-            if (descriptor := self._lender.descriptor(number)) >= 0:
-                self._along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(descriptor))]
+        number, on_socket = _NO_SEGMENT, size_bytes
+        if self._lender is not None and (segment := self._lender.lend(buffers, size_bytes)) is not None:
+            number, on_socket, buffers = segment.number, 0, ()
+            if segment.descriptor >= 0:
+                self._segment_to_map = segment
+                self._along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(segment.descriptor))]
         given_back = self._borrower.give_back() if self._borrower.dropped else 0
-        header = _HEADER.pack(_MAGIC, len(metadata), size_bytes, segment, given_back)
-        self._lent = number
-        self._unsent = [header + metadata, *buffers]
-        self._unsent_bytes = len(self._unsent[0]) + (size_bytes if number is None else 0)
+        first = _HEADER.pack(_MAGIC, len(metadata), size_bytes, number, given_back) + metadata
+        self._unsent_bytes = len(first) + on_socket
+        self._unsent = [first, *buffers]
         self.resume_sending()
 
     def resume_sending(self) -> None:
@@ -135,16 +134,19 @@ class Connection:
                 self._send_encrypted()
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
                 self._would_block(error)
-        if self._lender is not None and self._lent is not None:
-            self._lender.sent(self._lent)
-            self._lent = None
+        if self._segment_to_map is not None:
+            self._segment_to_map.close()
+            self._segment_to_map = None
         self.wants_write = False
 
     def _send_parts(self) -> None:
         parts = self._unsent
         while parts:
-            sent = self._link.sendmsg(parts[:_MOST_PARTS], self._along)
-            self._along = []
+            if len(parts) > 1 or self._along:
+                sent = self._link.sendmsg(parts[:_MOST_PARTS], self._along)
+                self._along = []
+            else:
+                sent = self._link.send(parts[0])
             self.moved_bytes += sent
             self._unsent_bytes -= sent
             if not self._unsent_bytes:
@@ -181,7 +183,8 @@ class Connection:
         try:
             if self._incoming is None:
                 self._incoming = self._receive_header()
-            self._receive_missing(self._incoming.missing)
+            if self._incoming.missing:
+                self._receive_missing(self._incoming.missing)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             self._would_block(error)
         metadata, body, _ = self._incoming
@@ -199,9 +202,7 @@ class Connection:
             if self._lender is None:
                 piece = self._link.recv(_FIRST_BYTES)
             else:
-                piece, ancillary, _, _ = self._link.recvmsg(
-                    _FIRST_BYTES, socket.CMSG_LEN(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
-                )
+                piece, ancillary, _, _ = self._link.recvmsg(_FIRST_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
                 for _, _, data in ancillary:
                     if len(data) == _DESCRIPTOR.size:
                         self._descriptors += _DESCRIPTOR.unpack(data)

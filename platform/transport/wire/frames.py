@@ -110,7 +110,7 @@ class Layout(msgspec.Struct, array_like=True):
         """
         if len(self.arrays) > MAXIMUM_ARRAYS:
             raise TransportError(f"a frame carries at most {MAXIMUM_ARRAYS} arrays, not {len(self.arrays)}")
-        body.flags.writeable = False
+        body.setflags(write=False)
         arrays, at = [], 0
         for dtype, shape in self.arrays:
             kind = _ALLOWED_DTYPES.get(dtype)

@@ -19,7 +19,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,21 +47,24 @@ def may_lend(link: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-class _Segment:
+class Segment:
     """Memory of this process that the other one may map.
 
     Attributes:
-        descriptor: sent with the first body; -1 afterwards. The mapping has one of its own.
+        number: among those of its lender.
+        descriptor: sent with the first body, then closed; -1 afterwards. The mapping has one of its own.
+        room, view: the memory.
     """
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, number: int, size_bytes: int) -> None:
+        self.number, self.size_bytes = number, size_bytes
         self.descriptor = os.memfd_create("elastrec-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.descriptor, size_bytes)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, seals)
             self.room: Array = np.frombuffer(mmap.mmap(self.descriptor, size_bytes), np.uint8)
+            self.view = self.room.data
         except BaseException:
             self.close()
             raise
@@ -79,19 +81,17 @@ class Lender:
     """The segments that one side of a connection lends."""
 
     def __init__(self) -> None:
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._warned = False
 
-    def lend(self, buffers: Sequence[Any], size_bytes: int) -> int | None:
-        """Copies a body of this size into a free segment and returns its number; None: send the body over the
-        socket."""
+    def lend(self, buffers: Sequence[Any], size_bytes: int) -> Segment | None:
+        """Copies a body of this size into a free segment and returns it; None: send the body over the socket."""
         if not SMALLEST_BYTES <= size_bytes <= LARGEST_BYTES:
             return None
-        number = self._free(size_bytes)
-        if number is None:
+        segment = self._free(size_bytes)
+        if segment is None:
             return None
-        segment, at = self._segments[number], 0
-        room, view = segment.room, segment.room.data
+        at, room, view = 0, segment.room, segment.view
         for buffer in buffers:
             end = at + len(buffer)
             if end - at < _SMALL_COPY_BYTES:
@@ -100,37 +100,30 @@ class Lender:
                 room[at:end] = np.frombuffer(buffer, np.uint8)
             at = end
         segment.is_lent = True
-        return number
+        return segment
 
-    def _free(self, size_bytes: int) -> int | None:
-        for number, segment in enumerate(self._segments):
+    def _free(self, size_bytes: int) -> Segment | None:
+        for segment in self._segments:
             if not segment.is_lent and segment.size_bytes >= size_bytes:
-                return number
-        free = [number for number, segment in enumerate(self._segments) if not segment.is_lent]
+                return segment
+        free = [segment.number for segment in self._segments if not segment.is_lent]
         if not free and len(self._segments) == MAXIMUM_SEGMENTS:
             return None
         needed = size_bytes + size_bytes // 4
         try:
-            segment = _Segment(needed + -needed % _PAGE_BYTES)
+            number = free[0] if free else len(self._segments)
+            segment = Segment(number, needed + -needed % _PAGE_BYTES)
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 log.warning("memory_not_lent", size_bytes=needed, reason=str(error), instead="over the socket")
             return None
         if free:
-            self._segments[free[0]].close()
-            self._segments[free[0]] = segment
-            return free[0]
-        self._segments.append(segment)
-        return len(self._segments) - 1
-
-    def descriptor(self, number: int) -> int:
-        """The descriptor with which the other side maps the segment; -1 when it has it."""
-        return self._segments[number].descriptor
-
-    def sent(self, number: int) -> None:
-        """Records that the other side has the segment's descriptor."""
-        self._segments[number].close()
+            self._segments[number].close()
+            self._segments[number] = segment
+        else:
+            self._segments.append(segment)
+        return segment
 
     def note_returned(self, numbers: int) -> None:
         """Records that the other side has dropped the bodies in these segments, one bit each.
@@ -153,18 +146,25 @@ class Lender:
             segment.close()
 
 
+class _Body(weakref.ref[Array]):
+    """A reference to a body in a segment with a number."""
+
+    __slots__ = ("number",)
+    number: int
+
+
 class Borrower:
     """The segments that one side of a connection has borrowed.
 
     Attributes:
-        dropped: numbers of the segments that are no longer needed and not yet returned.
+        dropped: bodies of the segments that are no longer needed and not yet returned.
     """
 
     def __init__(self) -> None:
         self._mappings: dict[int, mmap.mmap] = {}
-        self._bodies: dict[int, weakref.ref[Array]] = {}
+        self._bodies: dict[int, _Body] = {}
         # Bodies are freed in any thread, the one that drops them last.
-        self.dropped: deque[int] = deque()
+        self.dropped: deque[_Body] = deque()
 
     def map(self, number: int, descriptor: int) -> None:
         """Maps a segment, whose descriptor may be closed afterwards.
@@ -194,17 +194,15 @@ class Borrower:
         if number in self._bodies:
             raise TransportError(f"segment {number} was lent twice")
         body: Array = np.frombuffer(mapping, np.uint8, size_bytes)
-        self._bodies[number] = weakref.ref(body, partial(self._drop, number))
+        self._bodies[number] = reference = _Body(body, self.dropped.append)
+        reference.number = number
         return body
-
-    def _drop(self, number: int, _: weakref.ref[Array]) -> None:
-        self.dropped.append(number)
 
     def give_back(self) -> int:
         """Numbers of the segments that are no longer needed, one bit each; reported once."""
         numbers = 0
         while self.dropped:
-            number = self.dropped.popleft()
+            number = self.dropped.popleft().number
             del self._bodies[number]
             numbers |= 1 << number
         return numbers

@@ -336,7 +336,7 @@ def test_a_wrong_token_opens_no_stream_at_either_socket(server: RpcServer) -> No
 
 
 def family(stream: ArrayStream) -> str:
-    return stream._channel._connection._link.family.name
+    return stream._channel.connection._link.family.name
 
 
 def test_a_stream_within_a_network_namespace_is_a_unix_socket_and_across_namespaces_tcp(

@@ -217,12 +217,12 @@ def test_a_lie_about_lent_memory_ends_that_connection_alone(
 
 def test_a_segment_that_is_still_borrowed_cannot_be_lent_again() -> None:
     lender, borrower = Lender(), Borrower()
-    number = lender.lend([b"x" * SMALLEST_BYTES], SMALLEST_BYTES)
-    assert number is not None
-    borrower.map(number, lender.descriptor(number))
-    held = borrower.body(number, SMALLEST_BYTES)
+    segment = lender.lend([b"x" * SMALLEST_BYTES], SMALLEST_BYTES)
+    assert segment is not None
+    borrower.map(segment.number, segment.descriptor)
+    held = borrower.body(segment.number, SMALLEST_BYTES)
     with pytest.raises(TransportError, match="lent twice"):
-        borrower.body(number, SMALLEST_BYTES)
+        borrower.body(segment.number, SMALLEST_BYTES)
     assert bytes(held[:2]) == b"xx"
     lender.close()
 
@@ -241,13 +241,13 @@ class Loans(RuleBasedStateMachine):
     def lend(self, size_bytes: int) -> tuple[list[Array], int]:
         self.count += 1
         fill = self.count % 251
-        number = self.lender.lend([np.full(size_bytes, fill, np.uint8).data], size_bytes)
-        if number is None:
+        segment = self.lender.lend([np.full(size_bytes, fill, np.uint8).data], size_bytes)
+        if segment is None:
             return [], fill
-        if (descriptor := self.lender.descriptor(number)) >= 0:
-            self.borrower.map(number, descriptor)
-            self.lender.sent(number)
-        body = self.borrower.body(number, size_bytes)
+        if segment.descriptor >= 0:
+            self.borrower.map(segment.number, segment.descriptor)
+            segment.close()
+        body = self.borrower.body(segment.number, size_bytes)
         # As `decode_frame` does: what is kept is a view.
         return [body[64:].view(np.uint8).reshape(-1)], fill
 
