@@ -32,10 +32,12 @@ from elastrec.trainers.parameter_server.messages import GetStats, Parameter, Sta
 from elastrec.trainers.parameter_server.model import Model
 from elastrec.trainers.parameter_server.plan import plan_of_job
 from elastrec.trainers.parameter_server.pod import PodSettings, ServerPod
+from elastrec.trainers.parameter_server.records.share import save_part
 from elastrec.trainers.parameter_server.serving.handlers import RequestHandlers
 from elastrec.trainers.parameter_server.storage import RowStore, ServerMemoryError
 from tests.processes import wait_for
 from tests.splits import origin_of
+from tests.trainers.parameter_server.filled import push, servers_of
 from tests.trainers.parameter_server.running import DIMENSION, TOKEN, WORKER, ScriptedMaster, training_job
 
 pytestmark = pytest.mark.services
@@ -223,7 +225,8 @@ def saved_record(master: ScriptedMaster, job: TrainingJob, store: Path, step: in
 
 def problem_of(master: ScriptedMaster, order_id: str) -> RestoreProblem:
     def found() -> RestoreProblem | None:
-        problem = master.heartbeats["ps-0"].restore_problem
+        beat = master.heartbeats.get("ps-0")
+        problem = beat.restore_problem if beat is not None else None
         return problem if problem is not None and problem.order_id == order_id else None
 
     master.wait(found, f"a problem with {order_id}")
@@ -272,6 +275,29 @@ def test_a_server_process_survives_an_unreachable_store_and_a_damaged_record(tmp
             assert server.wait(15) == 0
     finally:
         master.close()
+
+
+def test_a_server_reports_the_base_in_which_it_found_the_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "store")
+    store.create()
+    job = training_job(checkpoint={"deltas": 2})
+    (writer,), uris = servers_of(job, 1), [store.child_uri(f"clicks/records/{step}") for step in (1, 2, 3)]
+    for step, (uri, base) in enumerate(zip(uris, ("", *uris), strict=False), start=1):
+        push([writer], range(2000 if step == 1 else 10), 1.0)
+        part = save_part(writer, uri, cut=f"s{step}", base=f"s{step - 1}" if base else "")
+        commit_record(uri, [part], b"{}", job=job, job_id="job-1", kind="periodic", step=step, generation=1, base=base)
+    (file,) = Path(uris[0].removeprefix("file://"), "parts").iterdir()
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3 : len(data) // 3 + 64] = bytes(64)
+    file.write_bytes(data)
+    with pod_in_thread(monkeypatch) as (master, _):
+        addresses = master.wait_for_registrations(1)
+        master.direct(generation=1, addresses=addresses, restore=RestoreOrder("r1", uris[-1]))
+        problem = problem_of(master, "r1")
+        master.direct(mode=Mode.EXIT)
+    assert problem.is_damaged and problem.record == uris[0], problem
 
 
 def test_a_server_restores_for_the_cores_that_it_has_now_and_registers_those_with_which_it_started(
