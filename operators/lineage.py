@@ -46,7 +46,8 @@ def training_rows(prepared: Prepared) -> InputDataset:
 def evaluation_rows(prepared: Prepared) -> InputDataset:
     """The log, or the separate evaluation log of the job, with the days and rows for evaluation."""
     _, path = _paths(prepared)
-    return _log(path, prepared.interval.end, prepared.interval.evaluation_end, prepared.evaluation_rows)
+    interval = prepared.interval
+    return _log(path, interval.evaluation_begin, interval.evaluation_end, prepared.evaluation_rows)
 
 
 def record_read(uri: str) -> InputDataset:

@@ -59,8 +59,8 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
             title="Day to evaluate on",
             type=["string", "null"],
             format="date",
-            description_md="A day in the time zone of the log, `spec.data.timezone`; the day before is trained on. "
-            "Empty: the moments below, or the run's logical date.",
+            description_md="A day in the time zone of the log, `spec.data.timezone`; the day before is trained on, or "
+            "what the moments below say. Empty: the moments below, or the run's logical date.",
             section="Days to train on",
         ),
         "interval_start": Param(
@@ -75,7 +75,8 @@ def training_params(jobs_folder: Path, default: str | None = None) -> dict[str, 
         "interval_end": Param(
             None,
             title="End of training, begin of evaluation",
-            description_md="The day that begins here is evaluated on. Empty: one day after the first moment.",
+            description_md="The day that begins here is evaluated on, unless a later day to evaluate on is given. "
+            "Empty: one day after the first moment.",
             section="Days to train on",
             **_MOMENT,
         ),
@@ -187,23 +188,22 @@ def read_interval(
     for evaluation, the others for training, at least one. So a run started by hand with the logical date of a scheduled
     run trains on the same rows.
 
+    A day beside the moments is evaluated on instead of the one that begins where the training ends: of a log whose next
+    day has no rows, the day before that one can be trained on all the same.
+
     Args:
         interval_start, interval_end: ISO 8601, or empty; without an offset they are moments of the log's time zone.
         run_interval: start and end of the DAG run's data interval; None for a run without a logical date.
-        evaluation_day: ISO 8601 date, or empty; training uses the day before it.
+        evaluation_day: ISO 8601 date, or empty; without moments, training uses the day before it.
         timezone: of the log.
 
     Raises:
-        SpecError: an end without a start, both a day and moments, or an end that is not after the start.
+        SpecError: an end without a start, an end that is not after the start, or a day to evaluate on before the end.
     """
     from elastrec.platform.jobs import Interval
 
-    if evaluation_day:
-        for name, moment in (("interval_start", interval_start), ("interval_end", interval_end)):
-            if moment:
-                allowed = "one of the two: a day, or the moments"
-                raise SpecError([FieldProblem("evaluation_day", f"given beside {name}", allowed)], "the form")
-        day = _moment(evaluation_day, "evaluation_day")
+    day = _moment(evaluation_day, "evaluation_day") if evaluation_day else None
+    if day is not None and not interval_start and not interval_end:
         return Interval((day - _DAY).isoformat(), day.isoformat()).resolved(timezone)
     if not interval_start:
         if interval_end:
@@ -221,11 +221,16 @@ def read_interval(
             timezone
         )
     ends = _moment(interval_end, "interval_end").isoformat() if interval_end else ""
-    interval = Interval(_moment(interval_start, "interval_start").isoformat(), ends).resolved(timezone)
+    interval = Interval(
+        _moment(interval_start, "interval_start").isoformat(), ends, evaluation_start=day.isoformat() if day else ""
+    ).resolved(timezone)
     start, end, _ = interval.moments()
     if end <= start:
         allowed = f"a moment after interval_start {start.isoformat()}"
         raise SpecError([FieldProblem("interval_end", end.isoformat(), allowed)], "the form")
+    if datetime.fromisoformat(interval.evaluation_begin) < end:
+        allowed = f"a day from the end of the training on, {end.isoformat()}"
+        raise SpecError([FieldProblem("evaluation_day", str(evaluation_day), allowed)], "the form")
     return interval
 
 

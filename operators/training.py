@@ -113,21 +113,20 @@ class PrepareDataOperator(ElastrecOperator):
             )
             if interval is not None and not (self.interval_start or self.evaluation_day):
                 self.log.info(
-                    "the days are those of the run's logical date %s: training on %s to %s, evaluation to %s",
-                    run.logical_date,
-                    *interval.moments(),
+                    "the days are those of the run's logical date %s: %s", run.logical_date, interval.in_words()
                 )
             job_id = job_id_for(job.metadata.name, owner_key(context))
             prepared = prepare(self.platform, job, job_id, interval)
         prepared = msgspec.structs.replace(prepared, page=job_page(self.platform, prepared), run_tags=run_tags(context))
         push_link(context, prepared.page)
         self.log.info(
-            "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (to %s)",
+            "job %s: %s rows to train on (%s to %s), %s rows to evaluate on (%s to %s)",
             job_id,
             f"{prepared.training_rows:,}",
             prepared.interval.start,
             prepared.interval.end,
             f"{prepared.evaluation_rows:,}",
+            prepared.interval.evaluation_begin,
             prepared.interval.evaluation_end,
         )
         self.log.info("continues from %s", prepared.start_record or "nothing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import uuid
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 import msgspec
@@ -99,12 +100,38 @@ def output_option(function: Function) -> Function:
     )(function)
 
 
-def job_options(function: Function) -> Function:
-    """FILE, `--set PATH=VALUE` and the data interval."""
+class Days(NamedTuple):
+    """The options of a data interval, as they were given; None: not given."""
+
+    since: str | None = None
+    until: str | None = None
+    evaluate_from: str | None = None
+    evaluate_until: str | None = None
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Name and value of each option that was given."""
+        names = ("--from", "--until", "--evaluate-from", "--evaluate-until")
+        return [(name, text) for name, text in zip(names, self, strict=True) if text is not None]
+
+
+def job_options(function: Callable[..., None]) -> Callable[..., None]:
+    """FILE, `--set PATH=VALUE` and the data interval, as the arguments `file`, `overrides` and `days`."""
+
+    @functools.wraps(function)
+    def with_days(**arguments: Any) -> None:
+        days = Days(*(arguments.pop(name) for name in Days._fields))
+        function(**arguments, days=days)
+
+    command: Callable[..., None] = with_days
     for option in (
         click.option(
             "--evaluate-until", metavar="DATE",
-            help="End of the partitions to evaluate on; default: one day after --until.",
+            help="End of the partitions to evaluate on; default: one day after their start.",
+        ),
+        click.option(
+            "--evaluate-from", metavar="DATE",
+            help="Start of the partitions to evaluate on, if the one at --until has no rows. Default: --until.",
         ),
         click.option(
             "--until", metavar="DATE",
@@ -120,8 +147,8 @@ def job_options(function: Function) -> Function:
         ),
         click.argument("file", type=click.Path(dir_okay=False)),
     ):  # fmt: skip
-        function = option(function)
-    return function
+        command = option(command)
+    return command
 
 
 def platform_to_look() -> Platform:
@@ -154,25 +181,30 @@ def parse_overrides(pairs: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def parse_interval(since: str | None, until: str | None, evaluate_until: str | None) -> Interval | None:
+def parse_interval(days: Days) -> Interval | None:
     """The interval, or None if no option was given.
 
     Raises:
-        SpecError: an invalid date, or `--until` without `--from`.
+        SpecError: an invalid date, or another option without `--from`.
     """
-    if since is None:
-        if until is not None or evaluate_until is not None:
-            problem = FieldProblem("--from", MISSING, "a date", "give --from together with --until")
+    dates = {option: _date(option, text) for option, text in days.options}
+    if days.since is None:
+        if dates:
+            problem = FieldProblem("--from", MISSING, "a date", f"give --from together with {next(iter(dates))}")
             raise SpecError([problem], "the command line")
         return None
-    options = (("--from", since), ("--until", until), ("--evaluate-until", evaluate_until))
-    return Interval(*(_date(option, text) for option, text in options))
+    return Interval(
+        dates["--from"],
+        dates.get("--until", ""),
+        dates.get("--evaluate-until", ""),
+        dates.get("--evaluate-from", ""),
+    )
 
 
-def _date(option: str, text: str | None) -> str:
+def _date(option: str, text: str) -> str:
     try:
         # Empty text, as of an unset variable of a script, must not select the default.
-        return "" if text is None else datetime.fromisoformat(text).isoformat()
+        return datetime.fromisoformat(text).isoformat()
     except ValueError:
         problem = FieldProblem(option, repr(text), "an ISO 8601 date such as 2026-01-31 or 2026-01-31T07:00")
         raise SpecError([problem], "the command line") from None

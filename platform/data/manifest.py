@@ -26,7 +26,7 @@ from elastrec.platform.data.reading.files.text import scan_text
 from elastrec.platform.data.reading.numbers import schema_without_views
 from elastrec.platform.data.reading.raw import RawReader
 from elastrec.platform.specs.data import FileFormat, TrainingData
-from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.errors import DataError, NoRowsError
 from elastrec.platform.specs.text.decoders import json_decoder
 from elastrec.platform.specs.text.some import repeated
 
@@ -56,8 +56,9 @@ def build_manifest(
             any order.
 
     Raises:
-        DataError: a partition is missing or holds no rows, a file is empty or broken, or a column is missing or has
-            the wrong type; the message names file, column, what was found and what was expected.
+        NoRowsError: a partition is missing, or it or a file of it holds no rows.
+        DataError: a file is broken, or a column is missing or has the wrong type; the message names file, column, what
+            was found and what was expected.
     """
     roots = [(partition, root) for partition, folders in chosen_folders(data, partitions) for root in folders]
     listed = []
@@ -69,7 +70,7 @@ def build_manifest(
                 raise
             names = [existing.folder for existing in existing_partitions(data)]
             available = f"from {names[0]} to {names[-1]} ({len(names)})" if names else "none"
-            raise DataError(
+            raise NoRowsError(
                 f"{data.path}: the partition {partition} is missing ({root}); partitions there: {available}"
             ) from error
         if partition and [uri for uri, _ in files] == [root]:
@@ -100,12 +101,12 @@ def build_manifest(
     return manifest
 
 
-def _no_files(data: TrainingData, root: str) -> DataError:
+def _no_files(data: TrainingData, root: str) -> NoRowsError:
     """The error for a folder without files."""
     if not data.include or not (others := list_files(root)):
-        return DataError(f"{root}: the folder holds no files; expected {data.format} files")
+        return NoRowsError(f"{root}: the folder holds no files; expected {data.format} files")
     name = others[0][0].rsplit("/", 1)[-1]
-    return DataError(
+    return NoRowsError(
         f"{root}: none of its {len(others)} files, such as {name}, matches data.include {list(data.include)}; "
         "correct the patterns"
     )
@@ -175,7 +176,7 @@ def _describe(
 ) -> tuple[DataFile, Columns]:
     """The entry of one file, and the columns that the job reads."""
     if not info.size:
-        raise DataError(f"{uri}: the file is empty; remove it or write its rows")
+        raise NoRowsError(f"{uri}: the file is empty; remove it or write its rows")
     content: dict[str, Any]
     types: dict[str, pa.DataType | str]
     if data.format is FileFormat.PARQUET:
@@ -194,7 +195,7 @@ def _describe(
         partition=partition, uri=uri, bytes=info.size, modified_ns=info.mtime_ns, keys=keys, **content
     )  # fmt: skip
     if not file.rows:
-        raise DataError(f"{uri}: the file holds no rows; remove it or write its rows")
+        raise NoRowsError(f"{uri}: the file holds no rows; remove it or write its rows")
     encoder = RowEncoder(data)
     needed = dict.fromkeys(encoder.columns)
     if data.transform is None:

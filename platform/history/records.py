@@ -43,7 +43,9 @@ TAG_CHAMPION_RUN = "elastrec.champion_run"
 TAG_INTERVAL_END = "elastrec.interval.end"
 """End of the training rows."""
 TAG_EVALUATION_END = "elastrec.interval.evaluation_end"
-"""End of the rows for evaluation, which begin where the training rows end."""
+"""End of the rows for evaluation."""
+TAG_EVALUATION_START = "elastrec.interval.evaluation_start"
+"""Start of the rows for evaluation: the end of the training rows, or later."""
 TAG_AIRFLOW_URL = "airflow.url"
 """Page of the DAG run to which the job belongs."""
 TAG_AIRFLOW_LOG = "airflow.log_url"
@@ -79,9 +81,10 @@ def dataset_name(data_path: str, interval: Interval, context: str) -> str:
     """The name in MLflow's list of data sets: the log's folder and the days, as in `run_name`.
 
     Args:
-        context: `training`, or `evaluation`, whose days follow those of the training.
+        context: `training` or `evaluation`.
     """
-    moments = (interval.end, interval.evaluation_end) if context == "evaluation" else (interval.start, interval.end)
+    evaluated = (interval.evaluation_begin, interval.evaluation_end)
+    moments = evaluated if context == "evaluation" else (interval.start, interval.end)
     return f"{data_path.rstrip('/').rpartition('/')[2]} {days(*moments)}".rstrip()
 
 
@@ -309,6 +312,7 @@ def describe(job: TrainingJob, prepared: Prepared, allocation: Allocation) -> De
         "elastrec.data.label": ", ".join(label.name for label in spec.data.label_columns),
         "elastrec.interval.start": prepared.interval.start,
         TAG_INTERVAL_END: prepared.interval.end,
+        TAG_EVALUATION_START: prepared.interval.evaluation_begin,
         TAG_EVALUATION_END: prepared.interval.evaluation_end,
         "elastrec.start": "continued" if prepared.start_record else "fresh",
         TAG_PHASE: Phase.STARTING.value,
@@ -328,7 +332,8 @@ def tag_text(text: str) -> str:
 def note(prepared: Prepared) -> str:
     """The run's description, in Markdown, without passwords of URIs."""
     interval = prepared.interval
-    trained, evaluated = days(interval.start, interval.end), days(interval.end, interval.evaluation_end)
+    trained = days(interval.start, interval.end)
+    evaluated = days(interval.evaluation_begin, interval.evaluation_end)
     lines = [
         f"Trains on {prepared.training_rows:,} rows"
         + (f" of {trained}" if trained else "")

@@ -16,7 +16,14 @@ import msgspec
 
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.decisions import PlanPictures
-from elastrec.platform.history.records import TAG_EVALUATION_END, TAG_GATE, TAG_GATE_REASON, JobRecord, Sizes
+from elastrec.platform.history.records import (
+    TAG_EVALUATION_END,
+    TAG_EVALUATION_START,
+    TAG_GATE,
+    TAG_GATE_REASON,
+    JobRecord,
+    Sizes,
+)
 from elastrec.platform.history.scaling_figures import Decision, change
 from elastrec.platform.history.words import NOTHING, Chart, count, duration, figure, percent, templates_in
 from elastrec.platform.specs.metrics import FaultCost
@@ -185,7 +192,13 @@ def _command(record: JobRecord, params: Mapping[str, str], tags: Mapping[str, st
     """The command that trains the same rows from the same record, and evaluates on the same rows."""
     begin, end = record.interval
     words = ["elastrec", "run", "job.json"]
-    for option, moment in (("--from", begin), ("--until", end), ("--evaluate-until", tags.get(TAG_EVALUATION_END, ""))):
+    evaluation_begin = tags.get(TAG_EVALUATION_START, "")
+    for option, moment in (
+        ("--from", begin),
+        ("--until", end),
+        ("--evaluate-from", "" if evaluation_begin == end else evaluation_begin),
+        ("--evaluate-until", tags.get(TAG_EVALUATION_END, "")),
+    ):
         words += [option, _day_or_moment(moment)] if moment else []
     return shlex.join([*words, "--set", f"spec.continual.start_from={params.get('start_from', 'nothing')}"])
 

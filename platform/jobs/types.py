@@ -8,33 +8,50 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+_DAY = timedelta(days=1)
+
 
 class Interval(msgspec.Struct, frozen=True):
-    """Half-open interval of days or hours; evaluation uses the partitions from `end` to `evaluation_end`.
+    """Half-open interval of days or hours of training, and the one after it of evaluation.
 
     ISO 8601 text, for example `2026-01-01T00:00:00+00:00`; without an offset from UTC it is a moment of the log's own
     time zone, `spec.data.timezone`. An empty `end` is one day after the start, an empty `evaluation_end` one day after
-    the end.
+    the beginning of the evaluation.
+
+    Attributes:
+        evaluation_start: empty: evaluation begins at `end`.
     """
 
     start: str
     end: str = ""
     evaluation_end: str = ""
+    evaluation_start: str = ""
+
+    @property
+    def evaluation_begin(self) -> str:
+        """Of a resolved interval: the first moment of the evaluation."""
+        return self.evaluation_start or self.end
 
     def resolved(self, timezone: str) -> Interval:
-        """All three moments, with the offsets of the log's time zone at these moments.
+        """All moments, with the offsets of the log's time zone at these moments; no `evaluation_start` if it is `end`.
 
         Days are added as calendar days, which may have 23 or 25 hours.
         """
         zone = ZoneInfo(timezone)
-        moments: list[datetime] = []
-        for text in (self.start, self.end, self.evaluation_end):
-            moment = datetime.fromisoformat(text) if text else moments[-1] + timedelta(days=1)
-            moments.append(moment.replace(tzinfo=zone) if moment.tzinfo is None else moment.astimezone(zone))
-        return Interval(*(moment.isoformat() for moment in moments))
+
+        def moment(text: str) -> datetime:
+            named = datetime.fromisoformat(text)
+            return named.replace(tzinfo=zone) if named.tzinfo is None else named.astimezone(zone)
+
+        start = moment(self.start)
+        end = moment(self.end or (start + _DAY).isoformat())
+        evaluation = moment(self.evaluation_start) if self.evaluation_start else end
+        evaluation_end = moment(self.evaluation_end or (evaluation + _DAY).isoformat())
+        begins_later = evaluation.isoformat() if evaluation != end else ""
+        return Interval(start.isoformat(), end.isoformat(), evaluation_end.isoformat(), begins_later)
 
     def moments(self) -> tuple[datetime, datetime, datetime]:
-        """The three moments of a resolved interval, each with its offset from UTC."""
+        """`start`, `end` and `evaluation_end` of a resolved interval, each with its offset from UTC."""
         start, end, evaluation_end = (
             datetime.fromisoformat(text) for text in (self.start, self.end, self.evaluation_end)
         )
@@ -42,7 +59,8 @@ class Interval(msgspec.Struct, frozen=True):
 
     def in_words(self) -> str:
         """Of a resolved interval, for people."""
-        return f"{self.start} to {self.end}, evaluated to {self.evaluation_end}"
+        begin = f"from {self.evaluation_start} " if self.evaluation_start else ""
+        return f"{self.start} to {self.end}, evaluated {begin}to {self.evaluation_end}"
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):

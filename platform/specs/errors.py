@@ -119,6 +119,10 @@ class DataError(ElastrecError):
     """A file or a row of the training data is unusable."""
 
 
+class NoRowsError(DataError):
+    """A chosen partition, or a file of it, is missing or holds no rows."""
+
+
 class MissingColumnError(DataError):
     """Rows lack a column that the job names."""
 

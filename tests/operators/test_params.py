@@ -173,10 +173,23 @@ def test_impossible_days_are_refused(start: str | None, end: str | None) -> None
         read_interval(start, end, None)
 
 
-@pytest.mark.parametrize("moments", [("2026-01-01", None), (None, "2026-01-02")], ids=["start", "end"])
-def test_a_day_and_moments_together_are_refused(moments: tuple[str | None, str | None]) -> None:
-    with pytest.raises(SpecError, match=r"evaluation_day: given beside interval_(start|end) is not allowed"):
-        read_interval(*moments, None, evaluation_day="2026-01-02")
+@pytest.mark.parametrize("end", [None, "2026-01-02"])
+def test_a_day_beside_the_moments_is_evaluated_on_instead_of_the_one_after_the_training(end: str | None) -> None:
+    interval = read_interval("2026-01-01", end, None, evaluation_day="2026-01-03")
+    assert interval is not None
+    assert [moment.day for moment in interval.moments()] == [1, 2, 4]
+    assert interval.evaluation_begin == "2026-01-03T00:00:00+00:00"
+    # The day that is evaluated on without it is named as before: a job that was begun is found again.
+    assert read_interval("2026-01-01", end, None, evaluation_day="2026-01-02") == read_interval("2026-01-01", end, None)
+
+
+def test_a_day_to_evaluate_on_needs_the_first_moment_and_comes_after_the_training() -> None:
+    with pytest.raises(
+        SpecError, match=r"evaluation_day: 2026-01-02 is not allowed; allowed: a day from .*2026-01-03T"
+    ):
+        read_interval("2026-01-01", "2026-01-03", None, evaluation_day="2026-01-02")
+    with pytest.raises(SpecError, match=r"interval_start: empty is not allowed"):
+        read_interval(None, "2026-01-02", None, evaluation_day="2026-01-03")
 
 
 def test_an_unknown_key_is_refused_with_the_known_ones_and_the_nearest() -> None:

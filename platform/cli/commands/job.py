@@ -9,6 +9,7 @@ import click
 import yaml
 
 from elastrec.platform.cli.options import (
+    Days,
     echo_json,
     job_options,
     output_option,
@@ -39,9 +40,7 @@ _ReadableDumper.add_representer(str, _block)
 def validate(
     file: str,
     overrides: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-    evaluate_until: str | None,
+    days: Days,
     data: bool,
     output: str,
 ) -> None:
@@ -50,7 +49,7 @@ def validate(
     Without --data, only the file itself is checked, not the data, the model and the cluster.
     """
     job = load_job(file, parse_overrides(overrides))
-    interval = parse_interval(since, until, evaluate_until)
+    interval = parse_interval(days)
     facts: dict[str, Any] = {"file": file, "valid": True, "name": job.metadata.name, "data_checked": data}
     tables: tuple[str, ...] = ()
     if data:
@@ -102,9 +101,7 @@ def validate(
 def render(
     file: str,
     overrides: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-    evaluate_until: str | None,
+    days: Days,
     full: bool,
     output: str,
 ) -> None:
@@ -116,7 +113,7 @@ def render(
     from elastrec.platform.specs.metrics import Role
 
     job = load_job(file, parse_overrides(overrides))
-    interval = parse_interval(since, until, evaluate_until)
+    interval = parse_interval(days)
     platform = platform_to_look()
     prepared = prepare(platform, job, job_id_for(job.metadata.name, "render"), interval)
     allocation = warm_start(platform, prepared)

@@ -9,7 +9,7 @@ import click
 
 from elastrec.platform import jobs
 from elastrec.platform.cli.job_course import Course, show_outcome, train_and_publish
-from elastrec.platform.cli.options import job_options, output_option, parse_interval, parse_overrides
+from elastrec.platform.cli.options import Days, job_options, output_option, parse_interval, parse_overrides
 from elastrec.platform.cli.progress import JobProgress
 from elastrec.platform.cli.run_claim import interrupted_by_signals
 from elastrec.platform.specs.text.loading import load_job
@@ -26,9 +26,7 @@ from elastrec.platform.specs.text.loading import load_job
 def run(
     file: str,
     overrides: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-    evaluate_until: str | None,
+    days: Days,
     run_key: str | None,
     keep: bool,
     output: str,
@@ -43,12 +41,12 @@ def run(
     trained twice.
     """
     job = load_job(file, parse_overrides(overrides))
-    interval = parse_interval(since, until, evaluate_until)
+    interval = parse_interval(days)
     platform = jobs.Platform.from_environment()
     key = run_key or uuid.uuid4().hex[:12]
     job_id = jobs.job_id_for(job.metadata.name, key)
     with interrupted_by_signals(), JobProgress() as progress:
-        progress.say(f"To continue this job: {_command(file, overrides, since, until, evaluate_until, key)}")
+        progress.say(f"To continue this job: {_command(file, overrides, days, key)}")
         if run_key and interval is None and (interval := jobs.days_to_continue(platform, job, job_id)) is not None:
             progress.say(f"Job {job_id} was begun on the days from {interval.in_words()}: continuing with these")
         progress.say("Checking job, data and model")
@@ -67,18 +65,11 @@ def run(
     show_outcome(outcome, output)
 
 
-def _command(
-    file: str,
-    overrides: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-    evaluate_until: str | None,
-    key: str,
-) -> str:
+def _command(file: str, overrides: tuple[str, ...], days: Days, key: str) -> str:
     """The command line that finds the same job again."""
     words = ["elastrec", "run", file]
-    for option, value in (("--from", since), ("--until", until), ("--evaluate-until", evaluate_until)):
-        words += [option, value] if value else []
+    for option, value in days.options:
+        words += [option, value]
     for override in overrides:
         words += ["--set", override]
     return shlex.join([*words, "--run-key", key])

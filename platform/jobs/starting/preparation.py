@@ -30,7 +30,15 @@ from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.types import Allocation, Interval, Prepared
 from elastrec.platform.master.service.resumption import StartPositions, start_positions
 from elastrec.platform.specs.data import Partitioning
-from elastrec.platform.specs.errors import MISSING, CheckpointError, DataError, ElastrecError, FieldProblem, SpecError
+from elastrec.platform.specs.errors import (
+    MISSING,
+    CheckpointError,
+    DataError,
+    ElastrecError,
+    FieldProblem,
+    NoRowsError,
+    SpecError,
+)
 from elastrec.platform.specs.features import Vocabulary
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_to_json
@@ -270,16 +278,25 @@ def _find_rows(job: TrainingJob, interval: Interval | None) -> _Rows:
     else:
         interval = interval.resolved(data.timezone)
         start, end, evaluation_end = interval.moments()
-        if not start < end < evaluation_end:
+        evaluation_begin = datetime.fromisoformat(interval.evaluation_begin)
+        if not start < end <= evaluation_begin < evaluation_end:
             problem = FieldProblem(
                 "interval",
-                f"{interval.start} .. {interval.end} .. {interval.evaluation_end}",
-                "start before end before the end of evaluation",
+                " .. ".join(dict.fromkeys((interval.start, interval.end, interval.evaluation_begin)))
+                + f" .. {interval.evaluation_end}",
+                "start before end, and evaluation that begins at that end or later, before its own end",
             )
             raise SpecError([problem], "the data interval")
         training = calendar.between(start, end)
-        evaluation = calendar.between(end, evaluation_end)
-    return _Rows(build_manifest(data, training), build_manifest(data, evaluation), interval)
+        evaluation = calendar.between(evaluation_begin, evaluation_end)
+    training_manifest = build_manifest(data, training)
+    try:
+        return _Rows(training_manifest, build_manifest(data, evaluation), interval)
+    except NoRowsError as error:
+        raise NoRowsError(
+            f"{error}. Without these rows, the job can be evaluated on later ones: `--evaluate-from DATE`, in Airflow "
+            "*Day to evaluate on* beside *First moment to train on*"
+        ) from error
 
 
 def _newest_last(job: TrainingJob, partitions: list[Partition]) -> tuple[list[Partition], list[Partition]]:

@@ -59,6 +59,17 @@ def test_a_run_on_days_that_are_named_or_with_a_new_key_asks_for_no_other_ones(
     assert prepared_on == [None, jobs.Interval("2026-01-05T00:00:00", "", "")]
 
 
+def test_the_days_to_evaluate_on_may_begin_later_and_are_in_the_command_that_continues_the_job(
+    tmp_path: Path, prepared_on: list[jobs.Interval | None]
+) -> None:
+    days = "--from 2026-01-05 --until 2026-01-06 --evaluate-from 2026-01-07"
+    said = run(tmp_path, *days.split())
+    assert prepared_on == [
+        jobs.Interval("2026-01-05T00:00:00", "2026-01-06T00:00:00", evaluation_start="2026-01-07T00:00:00")
+    ]
+    assert f"job.yaml {days} --run-key " in said
+
+
 def test_a_job_that_was_trained_otherwise_is_not_published_as_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(prepared: jobs.Prepared) -> None:
         raise OtherJobError("trained with another job file")

@@ -172,6 +172,16 @@ def test_the_command_of_an_hourly_job_has_its_hours(
     assert f"elastrec run job.json {command} spec.continual.start_from=file:///store" in text_of(history.report(run_id))
 
 
+def test_the_command_of_a_job_that_was_evaluated_on_a_later_day_has_that_day(
+    history: History, make_prepared: Callable[..., Prepared], allocation: Allocation
+) -> None:
+    start, end, later, last = (f"2026-01-0{day}T00:00:00+00:00" for day in (1, 2, 4, 5))
+    prepared = msgspec.structs.replace(make_prepared(), interval=Interval(start, end, last, later))
+    text = text_of(history.report(history.start_run(prepared, allocation)))
+    days = "--from 2026-01-01 --until 2026-01-02 --evaluate-from 2026-01-04 --evaluate-until 2026-01-05"
+    assert f"elastrec run job.json {days} --set" in text
+
+
 def test_every_fault_is_one_line_with_its_cost_or_unknown() -> None:
     lost, master, uncounted = STORY.faults
     assert lost.what == f"lost clicks-ps-0, replaced by clicks-ps-0-1; rolled back to {RECORD}"

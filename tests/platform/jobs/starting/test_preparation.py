@@ -16,7 +16,7 @@ from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.jobs import Interval, Platform, Prepared, days_to_continue, prepare
 from elastrec.platform.jobs.starting import preparation
 from elastrec.platform.jobs.starting.kept_launch import keep_launch
-from elastrec.platform.specs.errors import SpecError
+from elastrec.platform.specs.errors import NoRowsError, SpecError
 from elastrec.platform.specs.features import Standardize, Steps
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.text.loading import job_from_json
@@ -87,6 +87,31 @@ def test_a_job_that_was_begun_has_the_same_files_after_the_log_has_got_another_d
     assert interval == begun.interval
     # The figures of its steps are those of its own rows, too.
     assert prepare(platform, clicks, "clicks-1", interval) == begun
+
+
+@pytest.mark.parametrize("emptiness", ["no folder", "no file", "no rows"])
+def test_the_day_before_a_day_without_rows_is_trained_and_evaluated_on_a_later_one(
+    emptiness: str, platform: Platform, tmp_path: Path
+) -> None:
+    """Without that, its rows could be trained neither as that day nor together with others."""
+    for day, rows in ((3, 0), (4, 400), (5, 500)):
+        write_day(tmp_path / "data", day, rows)
+    if emptiness != "no rows":
+        (tmp_path / "data/day=2026-01-03/part-0.parquet").unlink()
+    if emptiness == "no folder":
+        (tmp_path / "data/day=2026-01-03").rmdir()
+    start, end, after = (f"2026-01-0{day}T00:00:00" for day in (2, 3, 4))
+    with pytest.raises(NoRowsError, match=r"day=2026-01-03.*evaluated on later ones: `--evaluate-from DATE`"):
+        prepare(platform, job(), "clicks-1", Interval(start))
+    prepared = prepare(platform, job(), "clicks-1", Interval(start, end, evaluation_start=after))
+    assert (prepared.training_rows, prepared.evaluation_rows) == (200, 400)
+    assert read_manifest(prepared.evaluation_manifest).partitions == ["day=2026-01-04"]
+    # The next run continues from its record, and only a folder that should not be there seems to be left out.
+    store = Path(job_from_json(prepared.job_json).spec.checkpoint.store)
+    record = final_record(store, job(), 1, (prepared.interval.start, prepared.interval.end))
+    following = prepare(platform, job(), "clicks-2", Interval(after))
+    assert following.start_record == record
+    assert ("day=2026-01-03" in following.untrained) == (emptiness != "no folder")
 
 
 def test_preparing_the_same_rows_again_makes_no_other_manifests(platform: Platform, tmp_path: Path) -> None:
