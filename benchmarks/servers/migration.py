@@ -11,7 +11,7 @@ logistic regression. The restart keeps the worker's process, so it is faster tha
 copy is its first round; with few bytes, nearly all rounds are short.
 
 What turns a figure red: a server that always reports its buckets as copied (`Mover`: `is_small` true), the pause; a
-server that copies without pauses between its requests (`COPY_SHARE` 1), the throughput during the copy.
+server that copies without pauses between its requests (`TakeOrder.copy_share` 1), the throughput during the copy.
 """
 
 from __future__ import annotations

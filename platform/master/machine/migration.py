@@ -26,13 +26,17 @@ from elastrec.platform.specs.buckets import balanced_owners
 from elastrec.platform.specs.metrics import MigrationMetrics, Phase, Role
 from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.some import some
-from elastrec.platform.transport.messages.directive import TakeFrom, TakeOrder
+from elastrec.platform.transport.messages.directive import COPY_SHARE, TakeFrom, TakeOrder
 
 if TYPE_CHECKING:
     from elastrec.platform.master.machine.ownership import Ownership
     from elastrec.platform.master.machine.state import JobState
 
 STARTING, COPYING, HANDING_OVER = "starting", "copying", "handing over"
+_RELIEF_COPY_SHARE = 0.5
+"""See COPY_SHARE; for buckets of a hot server. The share does not change how much time requests lose in total, and the
+job is slow until the buckets have moved.
+"""
 
 
 class Migration(msgspec.Struct, kw_only=True):
@@ -73,7 +77,9 @@ class Migration(msgspec.Struct, kw_only=True):
         if not sources:
             return None
         return TakeOrder(
-            self.order_id, [TakeFrom(name, addresses.get(name, ""), *buckets) for name, buckets in sources.items()]
+            self.order_id,
+            [TakeFrom(name, addresses.get(name, ""), *buckets) for name, buckets in sources.items()],
+            _RELIEF_COPY_SHARE if self.moves else COPY_SHARE,
         )
 
     def content(self) -> tuple[object, ...]:

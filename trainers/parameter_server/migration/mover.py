@@ -12,11 +12,15 @@ import structlog
 from elastrec.platform.specs.errors import AuthenticationError, ElastrecError, IncompatibleError, TransportError
 from elastrec.platform.transport.messages.directive import RoutingTable, TakeOrder
 from elastrec.platform.transport.messages.job import CopyProgress
-from elastrec.trainers.parameter_server.migration.taking import COPY_SHARE, Requests, Taker
+from elastrec.trainers.parameter_server.migration.taking import Requests, Taker
 from elastrec.trainers.parameter_server.serving.server import ParameterServer
 
 _SMALL_BYTES = 2**22
 """A rest of at most this size is handed over in some milliseconds."""
+_SHORT_SECONDS = 0.5
+"""A rest that does not become smaller is handed over if a round copied it in at most this time. The hand-over copies it
+in less, because fewer requests are served beside it.
+"""
 _SHRINKS = 0.7
 """If a round copies more than this share of the previous one, rows change as fast as they are copied."""
 _ROUND_SECONDS, _LONGEST_ROUND_SECONDS = 0.2, 5.0
@@ -172,18 +176,20 @@ class Mover:
                         before = None
                 else:
                     shrinks = before is None or copied_bytes < _SHRINKS * before
-                    # At most all rows can have changed. Rows that change faster than they are copied are first copied
-                    # faster, because a hand-over of half of the table would be a pause of seconds.
-                    is_small = taker.copied_bytes <= _SMALL_BYTES or (
-                        before is not None and (copied_bytes <= _SMALL_BYTES or not (shrinks or taker.hasten()))
-                    )
+                    # Rows that change faster than they are copied are first copied faster, because a hand-over of half
+                    # of the table would be a pause of seconds.
+                    is_long = taker.copying_seconds > _SHORT_SECONDS
+                    is_small = copied_bytes <= _SMALL_BYTES or not (shrinks or (is_long and taker.hasten()))
                     before, pause = copied_bytes, _ROUND_SECONDS
                     if is_small and self.copied != order.order_id:
                         self.copied = order.order_id
-                        log.info("buckets_copied", order=order.order_id, rest_bytes=copied_bytes)
+                        log.info(
+                            "buckets_copied", order=order.order_id, copied_bytes=taker.copied_bytes,
+                            rest_bytes=copied_bytes, rest_seconds=round(taker.copying_seconds, 3),
+                        )  # fmt: skip
                         self._report()
                     if self.copied == order.order_id:
-                        rest = (time.monotonic() - began) * (1 / COPY_SHARE - 1)
+                        rest = (time.monotonic() - began) * (1 / order.copy_share - 1)
                         pause = min(max(pause, rest), _LONGEST_ROUND_SECONDS)
             self._wait(order, pause)
 

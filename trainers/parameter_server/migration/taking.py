@@ -28,11 +28,6 @@ Answer = TypeVar("Answer", Copied, HandedOver)
 
 _MOST_BUCKETS = 256
 """Maximum of buckets in a request; the answer may contain fewer."""
-COPY_SHARE = 0.1
-"""Share of the time that copying takes at first while the buckets are trained; workers' requests have the rest.
-
-On two cores that a worker and three servers share, a quarter of the time costs a third of the throughput.
-"""
 _LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause before the next request, however long the last answer took."""
 _SHORT_ROUND_BYTES = 2**25
@@ -88,6 +83,7 @@ class Taker:
 
     Attributes:
         advance, copied_bytes: see CopyProgress.
+        copying_seconds: time of the last round without its pauses.
 
     Raises:
         ElastrecError: this server already holds one of the buckets.
@@ -104,8 +100,9 @@ class Taker:
         self._server, self._generation, self._connect, self._is_wanted = server, generation, connect, is_wanted
         self._order_id = order.order_id
         self._due, self._is_short = threading.Event(), False
-        self._copy_share, self._pause_seconds = COPY_SHARE, 0.0
+        self._copy_share, self._pause_seconds = order.copy_share, 0.0
         self.advance = self.copied_bytes = 0
+        self.copying_seconds = 0.0
         # Complete buckets of this attempt of the round, and of the best attempt.
         self._passed = self._most_passed = 0
         buckets = [bucket for source in order.sources for bucket in source.buckets]
@@ -152,7 +149,7 @@ class Taker:
             GivenUpError: the order is no longer valid.
             TransportError: a server is unreachable; the next round continues from here.
         """
-        self._passed = 0
+        self._passed, self.copying_seconds = 0, 0.0
         copied = [self._copy_group(source, group) for source in self._sources for group in range(len(self._stores))]
         self._most_passed = 0
         self._is_short = sum(copied) <= _SHORT_ROUND_BYTES
@@ -195,7 +192,9 @@ class Taker:
             wanted = wanted[whole:]
             if not answer.parts:
                 time.sleep(_PAUSE_SECONDS)
-            self._pause_seconds = (time.monotonic() - began) * (1 / self._copy_share - 1) if answer.parts else 0.0
+            seconds = time.monotonic() - began
+            self.copying_seconds += seconds
+            self._pause_seconds = seconds * (1 / self._copy_share - 1) if answer.parts else 0.0
         return copied_bytes
 
     def _count(self, whole: int, *, has_part: bool) -> None:

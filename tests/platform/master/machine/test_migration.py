@@ -322,6 +322,21 @@ def test_hot_buckets_stay_where_they_are_when_servers_change_or_have_changed():
     assert world.state.migration.order_id == order and owners(world) == before
 
 
+def test_hot_buckets_are_copied_with_more_of_the_time_than_those_of_a_change_of_servers():
+    shares = {}
+    for is_relief in (True, False):
+        world = long_job()
+        if is_relief:
+            hot(world, {0: world.state.ownership.servers[1]})
+        else:
+            ask(world, 3)
+        go_on(world, until=COPYING)
+        assert world.state.migration is not None
+        found = [world.state.migration.order_of(name, {}) for name in world.state.migration.servers]
+        shares[is_relief] = {order.copy_share for order in found if order is not None}
+    assert shares == {True: {0.5}, False: {0.1}}
+
+
 def test_hot_buckets_do_not_move_if_the_job_file_disables_it():
     world = long_job(relieves_hot_servers=False)
     servers = list(world.state.ownership.servers)

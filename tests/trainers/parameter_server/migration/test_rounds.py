@@ -26,15 +26,17 @@ ORDER = TakeOrder("move-1", [])
 
 
 class Rounds:
-    """A taker whose rounds bring so many bytes, and which can take more of the time so often."""
+    """A taker whose rounds bring so many bytes, 80 MiB a second, and which can take more of the time so often."""
 
     def __init__(self, copied_bytes: Sequence[int], hastens: int) -> None:
         self.of_round, self.hastens, self.rounds, self.advance, self.copied_bytes = copied_bytes, hastens, 0, 0, 0
+        self.copying_seconds = 0.0
 
     def copy_round(self) -> int:
         self.rounds += 1
         found = self.of_round[min(self.rounds, len(self.of_round)) - 1]
         self.copied_bytes += found
+        self.copying_seconds = found / (80 * _MIB)
         return found
 
     def hasten(self) -> bool:
@@ -71,10 +73,12 @@ def rounds_until_small(monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[i
         ([900 * _MIB, 400 * _MIB, 100 * _MIB, 3 * _MIB], 0, 4),
         ([900 * _MIB, 890 * _MIB, 880 * _MIB, 300 * _MIB, 2 * _MIB], 2, 5),
         ([900 * _MIB, 890 * _MIB, 880 * _MIB, 870 * _MIB], 1, 3),
+        ([900 * _MIB, 890 * _MIB, 80 * _MIB, 40 * _MIB, 39 * _MIB], 5, 5),
+        ([40 * _MIB, 39 * _MIB], 5, 2),
         ([5 * _MIB, _MIB], 5, 2),
         ([4 * _MIB], 5, 1),
     ],
-    ids=["shrinks", "shrinks when hastened", "cannot shrink", "small at once", "all is small"],
+    ids=["shrinks", "hastened", "cannot shrink", "is short", "is always short", "small at once", "all is small"],
 )
 def test_a_rest_is_small_or_copied_with_all_of_the_time_before_it_is_due(
     monkeypatch: pytest.MonkeyPatch, copied_bytes: Sequence[int], hastens: int, rounds: int
@@ -99,6 +103,7 @@ def test_a_taker_pauses_less_each_time_that_it_is_hastened(
             for _ in range(2):
                 taker.copy_round()
                 taker._is_short = False  # as if the round had brought much
+                assert taker.copying_seconds == pytest.approx(0.01 * len(taker._stores) * len(order.sources))
             taken.append(pauses[-1])
             if not taker.hasten():
                 break
