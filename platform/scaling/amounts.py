@@ -114,6 +114,8 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
     def changes(self, other: Allocation) -> frozenset[Change]:
         """The kinds of change from this allocation to the other one."""
+        if self == other:
+            return _NO_CHANGES
         found = set()
         if self.workers != other.workers:
             found.add(Change.WORKERS)
@@ -142,6 +144,9 @@ class Change(StrEnum):
     SERVERS = "servers"
     WORKER_SIZE = "worker size"
     SERVER_SIZE = "server size"
+
+
+_NO_CHANGES = frozenset[Change]()
 
 
 class PriceList(msgspec.Struct, frozen=True, kw_only=True):

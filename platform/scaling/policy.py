@@ -196,12 +196,15 @@ def _sound(
             problems[plan.job_id] = f"{name}: {counts[plan.job_id]} plans; allowed: one"
         elif plan.before != job.allocation:
             problems[plan.job_id] = f"{name}: made for {plan.before}, but the job has {job.allocation}"
+        elif plan.allocation == job.allocation:
+            # Most plans are to stay, which needs nothing.
+            sound[plan.job_id] = plan
         elif not plan.changes <= job.movable:
             fixed = ", ".join(sorted(plan.changes - job.movable))
             problems[plan.job_id] = f"{name}: changes {fixed}, which this job cannot change while it runs"
         elif lacking := job.lacks_memory(plan.allocation):
             problems[plan.job_id] = f"{name}: {lacking}"
-        elif plan.changes and not view.capacity.holds_pods_of(plan.allocation):
+        elif not view.capacity.holds_pods_of(plan.allocation):
             problems[plan.job_id] = f"{name}: a pod of {plan.allocation} is larger than the largest node has room for"
         elif not (needs := plan.allocation.resources - job.allocation.resources).fits(free):
             problems[plan.job_id] = f"{name}: needs {_text(needs)} more, but {_text(free)} are free"

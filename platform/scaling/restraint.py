@@ -6,6 +6,8 @@ not use the capacity that they would free.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from elastrec.platform.scaling.amounts import Allocation, Resources
@@ -40,15 +42,15 @@ def moves_of(before: Allocation, after: Allocation) -> dict[str, tuple[float, fl
     }
 
 
-def past_of(job: JobProfile) -> tuple[Done, ...]:
-    """The job's latest changes."""
+def past_of(job: JobProfile, within_seconds: float = math.inf) -> tuple[Done, ...]:
+    """The job's latest changes, less than so many seconds ago."""
     return tuple(
         Done(
             strategy=each.asked_by or "somebody", moves=moves_of(each.before, each.after), seconds_ago=each.seconds_ago,
             is_trial=each.asked_by == EXPLORING,
         )
         for each in job.changes
-        if each.before != each.after
+        if each.seconds_ago < within_seconds and each.before != each.after
     )  # fmt: skip
 
 
@@ -57,7 +59,7 @@ def permitted(proposal: Proposal, job: JobProfile, policy: str, settings: Strate
     if len(proposal.candidates) == 1:
         return proposal
     longest = max(settings.cool_down_seconds, settings.reversal_seconds)
-    past = [each for each in past_of(job) if each.seconds_ago < longest]
+    past = past_of(job, longest)
     kept, reasons = list(proposal.candidates[:1]), dict[str, int]()
 
     def too_soon(candidate: Candidate) -> str:

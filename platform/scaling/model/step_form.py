@@ -92,7 +92,7 @@ class Form:
     def coefficients(self, theta_K: Floats, compute_fixed: float | None) -> Coefficients:
         """A vector in the order of COLUMNS as a value."""
         return Coefficients(
-            **dict(zip(COLUMNS, map(float, theta_K), strict=True)), overlap=self.overlap, compute_fixed=compute_fixed
+            **dict(zip(COLUMNS, theta_K.tolist(), strict=True)), overlap=self.overlap, compute_fixed=compute_fixed
         )
 
 

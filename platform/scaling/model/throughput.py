@@ -148,9 +148,10 @@ def _weights(profile: Profile) -> Floats:
     variance of one period, because what disturbs them lasts as long. Masters reduce the number of older steps, which
     limits the periods to about five and the ratio of two weights to about 2.3.
     """
-    periods_C = np.maximum(profile.measured_seconds / FADING_SECONDS, 1.0)
-    weights_C = 1.0 / (LEAST_ERROR**2 + PERIOD_ERROR**2 / periods_C)
-    return np.asarray(weights_C / weights_C.mean())
+    # Not in numpy, whose overhead exceeds the arithmetic of few configurations; `mean` has the largest.
+    periods = [max(seconds / FADING_SECONDS, 1.0) for seconds in profile.measured_seconds.tolist()]
+    weights_C = np.array([1.0 / (LEAST_ERROR**2 + PERIOD_ERROR**2 / each) for each in periods])
+    return np.asarray(weights_C / (np.add.reduce(weights_C) / len(weights_C)))
 
 
 def fit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from elastrec.platform.scaling.amounts import Capacity, Resources
 from elastrec.platform.scaling.model.columns import FIELDS
 from elastrec.platform.scaling.search.exploration import explore
@@ -64,8 +66,14 @@ def sizes_needed(situation: Situation, space: Space) -> int:
     alone two, one part that grows with their number and one that does not. A part is a product of powers of decisions,
     so that two parts are proportional where they depend on the same ones of those that may change.
     """
-    free = {name for name, ladder in zip(FIELDS, space.ladders, strict=False) if len(ladder) > 1}
-    synchronises = situation.model.shape.dense_bytes > 0
+    movable = tuple(len(ladder) > 1 for ladder in space.ladders)
+    return _parts_that_differ(movable, situation.model.shape.dense_bytes > 0)
+
+
+@cache
+def _parts_that_differ(movable: tuple[bool, ...], synchronises: bool) -> int:
+    """`sizes_needed`, by the ladders with more than one value."""
+    free = {name for name, is_movable in zip(FIELDS, movable, strict=False) if is_movable}
     parts = (of for part, of in _DECISIONS_OF.items() if part != "synchronise" or synchronises)
     return len({frozenset(decisions & free) for decisions in parts})
 
