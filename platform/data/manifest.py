@@ -47,6 +47,7 @@ def build_manifest(
 ) -> DataManifest:
     """Lists and checks all files of the partitions (default: all that exist), and counts their rows.
 
+    A file without rows, as Spark writes one for an empty task, is left out if its partition has rows in other files.
     The types of columns are checked in every file. In addition, the first rows of every text file and of the first
     Parquet file are encoded (after the user's transform), so that a wrong encoding is found before the job starts.
 
@@ -56,7 +57,7 @@ def build_manifest(
             any order.
 
     Raises:
-        NoRowsError: a partition is missing, or it or a file of it holds no rows.
+        NoRowsError: a partition is missing or has no rows, or a file is empty, as one is that is still being written.
         DataError: a file is broken, or a column is missing or has the wrong type; the message names file, column, what
             was found and what was expected.
     """
@@ -81,13 +82,13 @@ def build_manifest(
 
     describe = partial(_describe, data, allow_compressed_text=allow_compressed_text)
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        described = list(pool.map(describe, *zip(*listed, strict=True)))
+        described = _with_rows(list(pool.map(describe, *zip(*listed, strict=True))))
     _check_kinds(described)
     digest = xxhash.xxh3_128()
     root_uri = join(data.path)
-    for (file, _), (_, uri, info) in zip(described, listed, strict=True):
-        name = uri[len(root_uri) :].lstrip("/") or uri.rsplit("/", 1)[-1]
-        digest.update(f"{name}\0{info.size}\0{info.mtime_ns}\0{file.rows}\n".encode())
+    for file, _ in described:
+        name = file.uri[len(root_uri) :].lstrip("/") or file.uri.rsplit("/", 1)[-1]
+        digest.update(f"{name}\0{file.bytes}\0{file.modified_ns}\0{file.rows}\n".encode())
     manifest = DataManifest(
         files=[file for file, _ in described],
         rows=sum(file.rows for file, _ in described),
@@ -99,6 +100,19 @@ def build_manifest(
     if try_rows:
         _try_rows(data, manifest)
     return manifest
+
+
+def _with_rows(described: list[tuple[DataFile, Columns]]) -> list[tuple[DataFile, Columns]]:
+    """The files that hold rows.
+
+    Raises:
+        NoRowsError: no file of a partition holds any.
+    """
+    full = {file.partition for file, _ in described if file.rows}
+    for file, _ in described:
+        if file.partition not in full:
+            raise NoRowsError(f"{file.uri}: the file holds no rows; remove it or write its rows")
+    return [each for each in described if each[0].rows]
 
 
 def _no_files(data: TrainingData, root: str) -> NoRowsError:
@@ -194,8 +208,6 @@ def _describe(
     file = DataFile(
         partition=partition, uri=uri, bytes=info.size, modified_ns=info.mtime_ns, keys=keys, **content
     )  # fmt: skip
-    if not file.rows:
-        raise NoRowsError(f"{uri}: the file holds no rows; remove it or write its rows")
     encoder = RowEncoder(data)
     needed = dict.fromkeys(encoder.columns)
     if data.transform is None:

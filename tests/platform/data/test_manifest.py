@@ -15,7 +15,7 @@ from elastrec.platform.data.manifest import build_manifest, read_manifest, write
 from elastrec.platform.data.partitions import Partition
 from elastrec.platform.data.reading.encode import RowEncoder
 from elastrec.platform.specs.data import TrainingData
-from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.errors import DataError, NoRowsError
 from tests.first_decode import types_collected
 from tests.platform.data.rows import data, table, write_lines, write_parquet
 
@@ -151,6 +151,23 @@ def test_empty_broken_and_compressed_files_are_refused_by_name(tmp_path: Path) -
     write_lines(tmp_path / "c" / "a.csv", "label,number,row,many")
     with pytest.raises(DataError, match="holds no rows"):
         build_manifest(data(tmp_path / "c", format="csv"))
+
+
+def test_a_file_without_rows_is_left_out_where_others_of_its_partition_have_rows(tmp_path: Path) -> None:
+    _days(tmp_path, "2026-01-01", "2026-01-02")
+    alone = build_manifest(data(tmp_path, partitioning="day"))
+    write_parquet(tmp_path / "day=2026-01-01" / "an-empty-task.parquet", table(0))
+    assert build_manifest(data(tmp_path, partitioning="day")) == alone
+    write_parquet(tmp_path / "day=2026-01-03" / "an-empty-task.parquet", table(0))
+    with pytest.raises(NoRowsError, match=r"day=2026-01-03/an-empty-task\.parquet: the file holds no rows"):
+        build_manifest(data(tmp_path, partitioning="day"))
+
+
+def test_columns_of_a_file_without_rows_are_checked(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", table(5))
+    write_parquet(tmp_path / "b.parquet", table(0).drop_columns(["many"]))
+    with pytest.raises(DataError, match=r"b\.parquet.*\['many'\] are missing"):
+        build_manifest(data(tmp_path))
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
