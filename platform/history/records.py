@@ -29,6 +29,7 @@ TAG_EARLIER_TERMS = "elastrec.earlier_terms"
 """Terms of the job up to this number belong to earlier trainings than the run's. A job that is trained again under the
 same id has a run for each training."""
 TAG_PHASE = "elastrec.phase"
+"""While the job runs, its master writes it when the phase changes; the final one is written by `History.finish_run`."""
 TAG_REASON = "elastrec.reason"
 TAG_DESCRIBED = "elastrec.described"
 TAG_SIZES = "elastrec.sizes"
@@ -142,7 +143,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One job of the past or present.
 
     Attributes:
-        phase: the last one written; Training, for example, if the job was killed with its master.
+        phase: the last one written; Training, for example, if the job was killed with its master. Starting, if its
+            master has not reached MLflow since the launch.
         interval: ISO 8601 start and end of its training data.
         features: numbers by which similar jobs are found: training_rows, batch_size, embedding_dimension,
             dense_features, sparse_features and tables.

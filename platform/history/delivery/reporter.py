@@ -24,12 +24,12 @@ _COLLISION_TRIES = 8
 
 
 class Reporter:
-    """Sends points in batches from a thread of its own, at most one call per interval.
+    """Sends points in batches, and tags, from a thread of its own, at most one call per interval.
 
     While the server is away points wait in a bounded buffer; when it is full the oldest go first, and their number is
     logged. Order is kept; a batch that may have arrived is sent again, which MLflow stores once. Points also wait while
     the run is deleted, until it is restored or another one is named, which may have happened before the server refused
-    the first points.
+    the first points. Of each tag only the newest value is kept, in memory; it goes with the next call.
 
     Args:
         tracking_uri: MLflow's; ignored when `sink` is given.
@@ -59,6 +59,8 @@ class Reporter:
         self._interval = interval_seconds
         self._spool = spool
         self._points: deque[Point] = deque(spool.points if spool else ())
+        self._tags: dict[str, str] = {}  # the newest values, for another run that may be named
+        self._unsent_tags: dict[str, str] = {}
         self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
         self._dropped = 0
         self._gone_run = ""  # a run that somebody has deleted
@@ -95,6 +97,7 @@ class Reporter:
 
     def _turn_to(self, run_id: str) -> None:
         self._run_id, self._next_run_id = run_id, ""
+        self._unsent_tags = dict(self._tags)
         if self._spool is not None:
             self._spool.name_run(run_id, self._points)
         self._changed.notify()
@@ -127,8 +130,24 @@ class Reporter:
         if first_loss:
             _log.warning("history points dropped", run_id=self._run_id, capacity=self._capacity)
 
+    def set_tag(self, name: str, value: str) -> None:
+        """Takes the value of a tag of the run; returns at once. After `close` it is dropped.
+
+        A value that replaces it before the server has taken it is sent in its place.
+        """
+        with self._changed:
+            if self._deadline is None:
+                self._tags[name] = self._unsent_tags[name] = value
+                self._changed.notify()
+
+    def forget_tags(self) -> None:
+        """Drops the tags that wait, because somebody else writes them from now on."""
+        with self._changed:
+            self._tags.clear()
+            self._unsent_tags.clear()
+
     def close(self, deadline_seconds: float = 5.0) -> bool:
-        """Sends what waits, then ends the thread; True when nothing was lost. May be called twice."""
+        """Sends what waits, then ends the thread; True when no point was lost. May be called twice."""
         with self._changed:
             if self._deadline is None:
                 self._deadline = time.monotonic() + deadline_seconds
@@ -143,8 +162,8 @@ class Reporter:
         pause, down = self._interval, False
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: (self._run_id and self._points) or self._deadline is not None)
-                if not self._run_id or not self._points:
+                self._changed.wait_for(lambda: self._has_work() or self._deadline is not None)
+                if not self._has_work():
                     return
             timeout = self._time_left()
             if timeout <= 0:
@@ -167,6 +186,9 @@ class Reporter:
             if self._deadline is not None and down:
                 time.sleep(min(0.2, max(0.0, self._time_left())))
 
+    def _has_work(self) -> bool:
+        return bool(self._run_id and (self._points or self._unsent_tags))
+
     def _time_left(self) -> float:
         if self._deadline is None:
             return _CALL_TIMEOUT_SECONDS
@@ -174,18 +196,21 @@ class Reporter:
 
     def _send(self, run_id: str, timeout_seconds: float) -> None:
         with self._changed:
-            batch = list(islice(self._points, POINTS_PER_CALL))
+            tags = dict(self._unsent_tags)
+            batch = list(islice(self._points, POINTS_PER_CALL - len(tags)))
             self._taken = len(batch)
         refused = False
         try:
-            self._sink.send(run_id, batch, timeout_seconds)
+            self._sink.send(run_id, batch, timeout_seconds, tags)
         except (RefusedError, CollisionError) as error:
             if isinstance(error, CollisionError):
                 self._collisions += 1
                 if self._collisions < _COLLISION_TRIES:
                     raise
             refused = True
-            _log.warning("history points refused", run_id=self._run_id, points=len(batch), reason=str(error))
+            _log.warning(
+                "history points refused", run_id=self._run_id, points=len(batch), tags=sorted(tags), reason=str(error)
+            )
         self._collisions = 0
         with self._changed:
             for _ in range(self._taken):
@@ -193,6 +218,10 @@ class Reporter:
             self._note_gone(self._taken)
             self._dropped += len(batch) if refused else 0
             self._taken = 0
+            if self._run_id == run_id:  # otherwise the tags wait for the run that was named meanwhile
+                for name, value in tags.items():
+                    if self._unsent_tags.get(name) == value:
+                        del self._unsent_tags[name]
 
     def _note_deleted_run(self, run_id: str, reason: str) -> None:
         with self._changed:

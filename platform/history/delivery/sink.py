@@ -1,4 +1,4 @@
-"""How points reach a tracking server.
+"""How points and tags reach a tracking server.
 
 Over HTTP this speaks MLflow's REST API itself: importing mlflow costs 3 s of CPU and 100 MB, which a job master of a
 tenth of a core has not got. Other tracking URIs (`sqlite:///...`) go through mlflow's own client.
@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from elastrec.platform.history.points import Point, json_number
@@ -22,7 +23,8 @@ from elastrec.platform.specs.errors import CollisionError, HistoryError
 from elastrec.platform.specs.text.uris import credentials, without_credentials
 
 POINTS_PER_CALL = 1000
-"""MLflow's limit of metrics per request."""
+"""MLflow's limit of metrics and tags per request, both together."""
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 _LONGEST_ANSWER_BYTES = 1 << 20
 
 
@@ -37,8 +39,10 @@ class RunGoneError(HistoryError):
 class Sink(Protocol):
     """Where a Reporter sends to; called by one thread."""
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
-        """Stores at most POINTS_PER_CALL points; the same points twice are stored once.
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None:
+        """Stores at most POINTS_PER_CALL points and tags; the same points twice are stored once.
 
         Raises:
             RefusedError: the server will never take this.
@@ -78,7 +82,9 @@ class RestSink:
             urllib.request.HTTPSHandler(context=tls_context(os.environ)), _NoRedirect
         )
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None:
         body = {
             "run_id": run_id,
             "metrics": [
@@ -90,6 +96,7 @@ class RestSink:
                 }
                 for point in points
             ],
+            "tags": [{"key": key, "value": value} for key, value in tags.items()],
         }
         request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")
         try:
@@ -188,9 +195,11 @@ class ClientSink:
         self._tracking_uri = tracking_uri
         self._client: Any = None
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None:
         del timeout_seconds  # a local database has its own
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric, RunTag
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
@@ -202,6 +211,7 @@ class ClientSink:
                 metrics=[
                     Metric(point.name, point.value, int(point.unix_seconds * 1000), point.step) for point in points
                 ],
+                tags=[RunTag(*tag) for tag in tags.items()],
             )
         except MlflowException as error:
             kind = _kind(error.get_http_status_code(), error.error_code, str(error))

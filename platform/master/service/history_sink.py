@@ -19,11 +19,12 @@ from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.delivery.reporter import Reporter
 from elastrec.platform.history.delivery.spool import Spool
 from elastrec.platform.history.points import CostMeter, Costs, Point, calibration_points, final_points, window_points
+from elastrec.platform.history.records import TAG_PHASE
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import read_points, write_points
 from elastrec.platform.specs.elasticity import PaidPrices
 from elastrec.platform.specs.errors import CheckpointError, ClusterError, DataError
-from elastrec.platform.specs.metrics import HeadMetrics, TrainingMetrics
+from elastrec.platform.specs.metrics import HeadMetrics, Phase, TrainingMetrics
 
 log = structlog.get_logger(__name__)
 SPOOL_FILE = "history.spool"
@@ -51,7 +52,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class HistorySink:
-    """Converts reports to points in a separate thread.
+    """Converts reports to points, and to the tag of the job's phase until it is final, in a separate thread.
 
     Args:
         fleet: provides the pods' sizes and usage, from which costs are computed.
@@ -67,6 +68,7 @@ class HistorySink:
         self._costs = self._meter.costs()
         self._reports: queue.Queue[tuple[float, Report] | None] = queue.Queue(_WAITING_REPORTS)
         self._has_ended = False
+        self._phase: Phase | None = None
         self._changes: Mapping[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
         self._thread.start()
@@ -123,6 +125,8 @@ class HistorySink:
     def _log(self, measured: float, report: Report) -> None:
         if self._has_ended:
             return
+        # Before the cluster is asked, which may take long.
+        self._tag(report.metrics.phase)
         step = report.metrics.samples_trained
         points = window_points(report.metrics, measured, report.trained)
         try:
@@ -150,6 +154,14 @@ class HistorySink:
             ]
             points += _calibration(report.evaluation_sketch, measured)
         self._reporter.log(points)
+
+    def _tag(self, phase: Phase) -> None:
+        if phase.is_final:
+            # `History.finish_run` writes it; an earlier one that still waits must not replace it.
+            self._reporter.forget_tags()
+        elif phase is not self._phase:
+            self._reporter.set_tag(TAG_PHASE, phase.value)
+        self._phase = phase
 
 
 def _calibration(encoded: bytes, now: float) -> list[Point]:

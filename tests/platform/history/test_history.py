@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 from elastrec.platform.data.metrics.binary import BinaryMetricsSketch
 from elastrec.platform.history import History, JobFilter, Point, Reporter, Sizes, final_points, window_points
 from elastrec.platform.history import metric_names as names
-from elastrec.platform.history.delivery.sink import ClientSink, RestSink
+from elastrec.platform.history.delivery.sink import POINTS_PER_CALL, ClientSink, RestSink
 from elastrec.platform.history.points import calibration_points
+from elastrec.platform.history.records import TAG_PHASE
 from elastrec.platform.history.report import Story
 from elastrec.platform.jobs.types import Allocation, Prepared
 from elastrec.platform.specs.errors import HistoryError
@@ -159,6 +160,30 @@ def test_a_reporter_over_http_fills_the_series_and_nan_is_kept(
     assert [step for step, _ in loss] == list(range(0, 2001, 100))
     assert loss[5] == (500, pytest.approx(0.65)) and np.isnan(loss[-1][1])
     assert len(history.series(run_id, names.SLOWEST_STEP_SECONDS)) == 20
+
+
+@pytest.mark.parametrize("way", ["http", "client"])
+def test_a_reporter_writes_the_phase_of_a_running_job_beside_a_full_call_of_points(
+    history: History,
+    tracking_server,  # type: ignore[no-untyped-def]
+    make_prepared: MakePrepared,
+    allocation: Allocation,
+    way: str,
+) -> None:
+    """MLflow's limit holds for metrics and tags together."""
+    run_id = history.start_run(make_prepared(), allocation)
+    assert history.record(run_id).phase is Phase.STARTING
+    sink = RestSink(tracking_server.uri) if way == "http" else ClientSink(tracking_server.uri)
+    reporter = Reporter("", "", sink=sink, interval_seconds=0.05)
+    reporter.set_tag(TAG_PHASE, Phase.TRAINING.value)
+    reporter.log([Point("loss", 0.5, step, time.time()) for step in range(POINTS_PER_CALL)])
+    reporter.name_run(run_id)
+    assert reporter.close(30)
+    assert len(history.series(run_id, "loss")) == POINTS_PER_CALL
+    assert history.record(run_id).phase is Phase.TRAINING
+    assert [each.run_id for each in history.job_records(JobFilter(phases=(Phase.TRAINING,)))] == [run_id]
+    history.finish_run(run_id, Phase.SUCCEEDED)
+    assert history.record(run_id).phase is Phase.SUCCEEDED
 
 
 def test_a_finished_job_has_its_pictures_status_and_reason(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.delivery.reporter import Reporter
+from elastrec.platform.history.delivery.sink import NO_TAGS
 from elastrec.platform.history.points import Point
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import FIRST_WINDOW_SECONDS, Monitor
@@ -25,6 +26,7 @@ from elastrec.platform.transport.messages.job import Heartbeat, WindowMetrics
 from tests.heads import encoded
 from tests.platform.master.fakes import FakeCluster, job, launch
 from tests.platform.master.world import World, plan, running
+from tests.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("some_fleet")
 
@@ -114,12 +116,18 @@ class Slow:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
+        self.tags: list[tuple[str, str]] = []
         self.open = threading.Event()
+        self.tried = threading.Event()
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None:
+        self.tried.set()
         if not self.open.is_set():
             raise HistoryError("away")
         self.points += points
+        self.tags += tags.items()
 
 
 def metrics(phase: Phase) -> TrainingMetrics:
@@ -141,6 +149,33 @@ def test_history_gets_series_and_totals_after_an_outage_of_its_server():
     assert values["time/training_seconds"] == 9.0 and values[names.CORE_HOURS] >= 0.0
     assert [point.name for point in server.points].count(names.WORKER_START_SECONDS) == 1
     assert names.CALIBRATION_OBSERVED in values
+
+
+def test_the_runs_tag_has_the_phase_until_it_is_final():
+    server = Slow()
+    server.open.set()
+    sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), FakeCluster(), "clicks-1")
+    phases = (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING, Phase.TRAINING, Phase.SAVING, Phase.EVALUATING)
+    for number, phase in enumerate(phases, start=1):
+        for _ in range(2):
+            sink.put(Report(metrics(phase), {}, b""))
+        wait_for(lambda number=number: len(server.tags) >= number, 10, f"the tag of phase {phase.value}")
+    sink.put(Report(metrics(Phase.SUCCEEDED), {names.SAMPLES_REPEATED: 3.0}, b""))
+    assert sink.close() == []
+    assert server.tags == [("elastrec.phase", phase.value) for phase in phases]
+
+
+def test_a_phase_that_waits_for_the_server_does_not_replace_the_final_one():
+    server = Slow()
+    sink = HistorySink(Reporter("", "run", sink=server, interval_seconds=0.01), FakeCluster(), "clicks-1")
+    sink.put(Report(metrics(Phase.TRAINING), {}, b""))
+    assert server.tried.wait(10)
+    sink.put(Report(metrics(Phase.FAILED), {names.SAMPLES_REPEATED: 3.0}, b""))
+    # The final phase has been handled when its figures wait.
+    wait_for(lambda: any(each.name == names.SAMPLES_REPEATED for each in sink._reporter.undelivered()), 10, "the end")
+    server.open.set()
+    assert sink.close() == []
+    assert server.points and server.tags == []
 
 
 def test_while_the_cluster_does_not_answer_the_newest_reports_wait_with_the_time_of_their_measurement():

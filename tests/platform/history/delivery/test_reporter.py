@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -16,7 +16,14 @@ import sqlalchemy.orm
 
 from elastrec.platform.history import History
 from elastrec.platform.history.delivery.reporter import Reporter
-from elastrec.platform.history.delivery.sink import POINTS_PER_CALL, ClientSink, RefusedError, RestSink, RunGoneError
+from elastrec.platform.history.delivery.sink import (
+    NO_TAGS,
+    POINTS_PER_CALL,
+    ClientSink,
+    RefusedError,
+    RestSink,
+    RunGoneError,
+)
 from elastrec.platform.history.delivery.spool import Spool
 from elastrec.platform.history.points import Point
 from elastrec.platform.specs.errors import CollisionError, HistoryError
@@ -28,20 +35,24 @@ class Recorder:
 
     def __init__(self) -> None:
         self.stored: list[float] = []
+        self.tags: list[dict[str, str]] = []
         self.calls: list[float] = []
         self.error: HistoryError | None = None
         self.open = threading.Event()
         self.open.set()
         self.called = threading.Event()
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None:
         self.calls.append(time.monotonic())
         self.called.set()
         self.open.wait(timeout_seconds)
         if self.error is not None:
             raise self.error
-        assert len(points) <= POINTS_PER_CALL
+        assert len(points) + len(tags) <= POINTS_PER_CALL
         self.stored += [point.value for point in points]
+        self.tags += [dict(tags)] if tags else []
 
 
 def points(first: int, last: int) -> list[Point]:
@@ -55,6 +66,101 @@ def test_points_arrive_once_and_in_order_in_calls_of_bounded_size() -> None:
         reporter.log(points(first, first + 10))
     assert reporter.close(10)
     assert sink.stored == [float(number) for number in range(5000)]
+
+
+def test_a_tag_goes_with_the_next_call_and_once() -> None:
+    sink = Recorder()
+    sink.open.clear()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.log(points(0, 1))
+    assert sink.called.wait(5)
+    reporter.set_tag("phase", "Training")
+    reporter.log(points(1, 2500))
+    sink.open.set()
+    assert reporter.close(5)
+    assert sink.tags == [{"phase": "Training"}]
+    assert sink.stored == [float(number) for number in range(2500)]
+
+
+def test_a_tag_is_sent_although_no_points_wait() -> None:
+    sink = Recorder()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.set_tag("phase", "Training")
+    wait_for(lambda: bool(sink.tags), 5, "the tag")
+    assert reporter.close(5)
+    reporter.set_tag("phase", "Saving")
+    assert sink.tags == [{"phase": "Training"}] and sink.stored == []
+
+
+def test_only_the_newest_value_of_a_tag_is_sent_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
+    sink = Recorder()
+    sink.error = HistoryError("connection refused")
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.set_tag("phase", "Training")
+    wait_for(lambda: len(sink.calls) > 1, 5, "the repeated tries")
+    reporter.set_tag("phase", "Saving")
+    sink.error = None
+    assert reporter.close(5)
+    assert sink.tags == [{"phase": "Saving"}]
+
+
+def test_a_tag_that_is_set_while_its_earlier_value_is_being_sent_is_sent_afterwards() -> None:
+    sink = Recorder()
+    sink.open.clear()
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.set_tag("phase", "Training")
+    assert sink.called.wait(5)
+    reporter.set_tag("phase", "Saving")
+    sink.open.set()
+    assert reporter.close(5)
+    assert sink.tags == [{"phase": "Training"}, {"phase": "Saving"}]
+
+
+def test_tags_that_the_server_refuses_are_not_sent_again() -> None:
+    sink = Recorder()
+    sink.error = RefusedError("bad name")
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.set_tag("phase", "Training")
+    assert sink.called.wait(5)
+    assert reporter.close(5) and len(sink.calls) == 1 and sink.tags == []
+
+
+def test_forgotten_tags_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
+    sink = Recorder()
+    sink.error = HistoryError("connection refused")
+    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
+    reporter.set_tag("phase", "Training")
+    assert sink.called.wait(5)
+    reporter.forget_tags()
+    sink.error = None
+    reporter.log(points(0, 1))
+    assert reporter.close(5) and sink.stored == [0.0] and sink.tags == []
+
+
+def test_the_run_that_replaces_a_deleted_one_gets_the_tags_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The description of the new run says that the job starts."""
+    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
+
+    class Deletable(Recorder):
+        deleted = ""
+
+        def send(
+            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+        ) -> None:
+            self.error = RunGoneError("deleted") if run_id == self.deleted else None
+            super().send(run_id, points, timeout_seconds, tags)
+
+    sink = Deletable()
+    reporter = Reporter("", "first", sink=sink, interval_seconds=0.001)
+    reporter.set_tag("phase", "Training")
+    wait_for(lambda: bool(sink.tags), 5, "the tag of the first run")
+    sink.deleted = "first"
+    reporter.log(points(0, 1))
+    reporter.name_run("second")
+    assert reporter.close(5)
+    assert sink.tags == [{"phase": "Training"}] * 2 and sink.stored == [0.0]
 
 
 def test_calls_keep_their_distance() -> None:
@@ -118,9 +224,11 @@ def test_points_that_the_servers_database_refuses_are_sent_again_but_not_for_eve
     monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
 
     class Busy(Recorder):
-        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+        def send(
+            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+        ) -> None:
             self.error = CollisionError("no connection is free") if len(self.calls) < refusals else None
-            super().send(run_id, points, timeout_seconds)
+            super().send(run_id, points, timeout_seconds, tags)
 
     sink = Busy()
     reporter = Reporter("", "run", sink=sink, interval_seconds=0.001)
@@ -192,9 +300,11 @@ def test_points_of_a_deleted_run_wait_until_another_run_is_named(
     monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
 
     class Deleted(Recorder):
-        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+        def send(
+            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+        ) -> None:
             self.error = RunGoneError("deleted") if run_id == "deleted" else None
-            super().send(run_id, points, timeout_seconds)
+            super().send(run_id, points, timeout_seconds, tags)
 
     sink = Deleted()
     reporter = Reporter("", "deleted", sink=sink, interval_seconds=0.001, spool=Spool(tmp_path / "spool"))
@@ -214,9 +324,11 @@ def test_a_run_that_is_named_before_the_server_says_that_the_first_one_is_delete
     class Deleted(Recorder):
         runs = list[str]()
 
-        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None:
+        def send(
+            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+        ) -> None:
             self.error = RunGoneError("deleted") if run_id == "deleted" else None
-            super().send(run_id, points, timeout_seconds)
+            super().send(run_id, points, timeout_seconds, tags)
             self.runs.append(run_id)
 
     def reporter() -> Reporter:

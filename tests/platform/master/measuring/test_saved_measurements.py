@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodStatus
 from elastrec.platform.history.delivery.reporter import Reporter
+from elastrec.platform.history.delivery.sink import NO_TAGS
 from elastrec.platform.history.points import Point
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
@@ -152,7 +153,9 @@ class Listing:
 class Nowhere:
     """A tracking server that takes everything."""
 
-    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float) -> None: ...
+    def send(
+        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
+    ) -> None: ...
 
 
 def history(*pods: PodStatus) -> HistorySink:
