@@ -28,6 +28,13 @@ from elastrec.platform.data.entries import DataManifest
 from elastrec.platform.data.features.written_columns import written_column
 from elastrec.platform.data.files import errors_naming, join
 from elastrec.platform.data.finished import ParquetFile, Progress, finished_report, staged_folder, write_report
+from elastrec.platform.data.fractions import (
+    check_fractions,
+    check_row_counts,
+    check_written_rows,
+    first_rows,
+    first_seconds,
+)
 from elastrec.platform.data.log_calendar import LogCalendar
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.moments import seconds_column, seconds_of
@@ -59,7 +66,8 @@ class ByFractions(Spec):
     """The rows are divided into consecutive days by share.
 
     With `by_time`, the boundaries are quantiles of the timestamp, so that each day is later than the one before; rows
-    of the same second stay together. Otherwise, they follow the order of the files.
+    of the same second stay together. Otherwise, they follow the order of the files. The sum of the fractions is 1, and
+    each day gets rows.
     """
 
     kind: Literal["fractions"] = "fractions"
@@ -125,6 +133,8 @@ def convert(
     # Every row is checked anyway, with the label from the rule.
     manifest = build_manifest(reading, try_rows=False, allow_compressed_text=True)
     _check_last_day(layout, manifest.rows)
+    if isinstance(layout, ByFractions):
+        check_row_counts(layout.fractions, manifest.rows, layout.start)
     inputs = {
         "source_digest": manifest.digest,
         "source_fingerprint": manifest.schema_fingerprint,
@@ -137,14 +147,18 @@ def convert(
     if existing is not None:
         return existing
     ledger = BadRowLedger(source.bad_rows)
+    cuts = _cuts(source, reading, manifest, layout)
     with staged_folder(destination) as staging:
         pieces = _pieces(source, reading, manifest, rule, ledger, progress)
         writer = _Writer(staging)
-        for partitions, table in _assigned(source, reading, manifest, layout, pieces):
+        for partitions, table in _assigned(source, layout, cuts, pieces):
             writer.add(partitions, table)
         writer.finish()
         if not writer.rows.total():
             raise DataError(f"{source.path}: all {ledger.rows} rows are bad, so there is nothing to write")
+        if isinstance(layout, ByFractions):
+            days = [layout.start + timedelta(days=day) for day in range(len(layout.fractions))]
+            check_written_rows(layout.fractions, [writer.rows[Partition(day)] for day in days], layout.start)
         report = ConvertReport(
             data=converted_data(source, destination, layout),
             rows=writer.rows.total(),
@@ -235,24 +249,30 @@ def _with_label(source: TrainingData, table: pa.Table, rule: _Rule) -> pa.Table:
     return table.set_column(index, source.label, pa.array(label_B, mask=missing_B | wrong_B))
 
 
+def _cuts(source: TrainingData, reading: TrainingData, manifest: DataManifest, layout: Layout) -> NDArray[np.int64]:
+    """Row numbers or, with `by_time`, timestamps with which the second and later days of `ByFractions` begin.
+
+    With `by_time`, needs 8 bytes of memory per row of the log.
+    """
+    if not isinstance(layout, ByFractions):
+        return np.empty(0, np.int64)
+    if not layout.by_time:
+        return first_rows(layout.fractions, manifest.rows)
+    assert source.timestamp is not None
+    raw = RawReader(reading, manifest, RowEncoder(reading).readings, extra=[source.timestamp])
+    seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
+    return first_seconds(layout.fractions, seconds, layout.start)
+
+
 def _assigned(
     source: TrainingData,
-    reading: TrainingData,
-    manifest: DataManifest,
     layout: Layout,
+    cuts: NDArray[np.int64],
     pieces: Iterator[tuple[pa.Table, NDArray[np.int64]]],
 ) -> Iterator[tuple[list[tuple[Partition, NDArray[np.int64]]], pa.Table]]:
     """For each piece: its partitions with the indexes of their rows."""
-    cuts = np.empty(0, np.int64)
     timestamp = seconds_column(source)
     calendar = LogCalendar(source.timezone, _partitioning(layout))
-    if isinstance(layout, ByFractions):
-        shares = np.cumsum(layout.fractions)[:-1] / sum(layout.fractions)
-        if layout.by_time:
-            assert source.timestamp is not None
-            cuts = _time_cuts(reading, source.timestamp, manifest, shares)
-        else:
-            cuts = np.rint(shares * manifest.rows).astype(np.int64)
     for table, number_B in pieces:
         if not table.num_rows:  # all of its rows are bad
             continue
@@ -275,16 +295,6 @@ def _assigned(
             for key, rows in zip(keys, np.split(order, begins[1:]), strict=True)
         ]
         yield chosen, table
-
-
-def _time_cuts(
-    reading: TrainingData, timestamp: str, manifest: DataManifest, shares: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    """Timestamps of the boundaries between days. Needs 8 bytes of memory per row of the log."""
-    raw = RawReader(reading, manifest, RowEncoder(reading).readings, extra=[timestamp])
-    seconds = np.concatenate([seconds_of(reading, piece.table, piece) for piece in raw.read(0, manifest.rows)])
-    positions = np.minimum(np.rint(shares * len(seconds)).astype(np.int64), len(seconds) - 1)
-    return np.sort(seconds)[positions]
 
 
 class _Writer:
@@ -385,9 +395,7 @@ def _check_layout(source: TrainingData, layout: Layout) -> None:
     if timed and source.timestamp is None:
         raise DataError("data.timestamp: is needed to split by time; name the column of seconds since the epoch")
     if isinstance(layout, ByFractions):
-        shares = layout.fractions
-        if not shares or min(shares) <= 0 or not math.isfinite(sum(shares)):
-            raise DataError(f"fractions: {shares} is not allowed; allowed: shares above 0 such as 0.8,0.2")
+        check_fractions(layout.fractions)
     if isinstance(layout, ByRows) and layout.rows < 1:
         raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
 

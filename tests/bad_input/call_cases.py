@@ -59,6 +59,13 @@ def _milliseconds(place: Place) -> list[str]:
     return convert("{format: parquet, sparse: [{name: C1}], timestamp: time}\n", "--by-time")(place)
 
 
+def _one_second(place: Place) -> list[str]:
+    for day in DAYS:
+        place.write(day, time=[1767225600] * ROWS)
+    timed = "{format: parquet, sparse: [{name: C1}], timestamp: time}\n"
+    return convert(timed, "--by-time", "--fractions", "0.8,0.2")(place)
+
+
 DESCRIBED = "{format: parquet, sparse: [{name: C1}]}\n"
 
 CASES = [
@@ -147,6 +154,13 @@ CASES = [
          ("fractions", "'most'", "number")),
     Case(MAKING, "fractions below zero", convert(DESCRIBED, "--fractions", "1.2,-0.2"),
          ("fractions", "-0.2", "above 0", "0.8,0.2")),
+    Case(MAKING, "fractions that do not add up to one", convert(DESCRIBED, "--fractions", "0.5,0.3"),
+         ("fractions", "0.5,0.3", "sum 0.8", "0.625,0.375")),
+    Case(MAKING, "a fraction that gets no row", convert(DESCRIBED, "--fractions", "0.99,0.01"),
+         ("fractions", "0.01 of 24 rows", "2026-01-02 would have no row", "at least one row", "1/24")),
+    Case(MAKING, "fractions that divide the rows of one second", _one_second,
+         ("fractions", "0.8 in order of time", "24 of 24 rows", "1767225600", "stay together",
+          "use fewer or other fractions")),
     Case(MAKING, "days of minus four rows", convert(DESCRIBED, "--rows-per-day", "-4"), ("rows", "-4", "1 and above")),
     Case(AROUND, "a cluster file that is not there", around("ELASTREC_CLUSTER", None, "run", "JOB"),
          ("ELASTREC_CLUSTER", "surroundings", "readable cluster file")),

@@ -119,7 +119,11 @@ def generate(
     is_flag=True,
     help="One partition per day of the timestamp column; with --fractions: split in order of time.",
 )
-@click.option("--fractions", metavar="F,F,...", help="Consecutive days of these fractions of the rows, e.g. 0.8,0.2.")
+@click.option(
+    "--fractions",
+    metavar="F,F,...",
+    help="Consecutive days of these fractions of the rows, with the sum 1, e.g. 0.8,0.2.",
+)
 @click.option("--rows-per-day", type=int, help="Consecutive days with this number of rows.")
 @click.option("--start", default="2026-01-01", show_default=True, metavar="DATE", help="First day, unless --by-time.")
 @output_option

@@ -206,7 +206,9 @@ def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-@pytest.mark.parametrize("layout", [ByTime(), ByFractions(by_time=True), ByFractions(), ByRows(rows=2)])
+@pytest.mark.parametrize(
+    "layout", [ByTime(), ByFractions(by_time=True), ByFractions(fractions=(0.5, 0.5)), ByRows(rows=2)]
+)
 def test_a_file_of_bad_rows_only_is_left_out_and_a_log_of_them_is_refused(
     tmp_path: Path, layout: ByTime | ByFractions | ByRows
 ) -> None:
@@ -229,7 +231,7 @@ def test_a_file_of_bad_rows_only_is_left_out_and_a_log_of_them_is_refused(
 @pytest.mark.parametrize(
     "layout",
     [
-        ByFractions(fractions=(1, 1), start=date(9999, 12, 30)),
+        ByFractions(fractions=(0.5, 0.5), start=date(9999, 12, 30)),
         ByRows(rows=1, start=date(9999, 12, 30)),
         ByFractions(fractions=(1e308, 1e308)),
     ],
@@ -241,6 +243,32 @@ def test_days_after_the_last_date_and_shares_without_a_sum_are_refused(
     source = source.model_copy(update={"evaluation_path": source.path})
     with pytest.raises(DataError, match=r"(start: 9999-12-30 with 2 days|fractions: .*) is not allowed; allowed: "):
         convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars >= 4")
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (
+            ByFractions(fractions=(0.5, 0.3)),
+            r"fractions: 0\.5,0\.3 with the sum 0\.8 is not .* these are 0\.625,0\.375$",
+        ),
+        (ByFractions(fractions=(0.99, 0.01)), r"fractions: 0\.01 of 10 rows is not .* 2026-01-02 would have no row;"),
+        (ByFractions(fractions=(0.99, 0.01), by_time=True), r"fractions: 0\.01 of 10 rows is not allowed"),
+        (
+            ByFractions(by_time=True),
+            r"0\.8 in order of time .* 2026-01-01 .*: 9 of 10 rows have the timestamp 100,",
+        ),
+        (ByFractions(fractions=(0.7, 0.3)), "0\\.3 is not allowed, because all rows of 2026-01-02 are bad;"),
+    ],
+    ids=["the sum", "rows", "rows by time", "equal timestamps", "bad rows"],
+)
+def test_fractions_with_which_a_day_has_no_row_leave_nothing(tmp_path: Path, layout: ByFractions, says: str) -> None:
+    lines = [f"{user},a,{'' if user >= 7 else 4},{200 if user == 9 else 100}" for user in range(10)]
+    source = _ratings(tmp_path / "in" / "r.csv", *lines)
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})
+    with pytest.raises(DataError, match=says):
+        convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_skipped_rows_are_counted_and_left_out(tmp_path: Path) -> None:

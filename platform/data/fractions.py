@@ -1,0 +1,111 @@
+"""The days of a conversion that divides the rows by fractions: where they begin, and that each of them has rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.some import counted
+
+_TOLERANCE = 1e-6
+"""Of the sum of the fractions, which may be written with few digits."""
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuses fractions that cannot divide rows, or whose sum is not 1.
+
+    Raises:
+        DataError: says which fractions to use.
+    """
+    total, written = sum(fractions), _written(fractions)
+    if not fractions or min(fractions) <= 0 or not math.isfinite(total):
+        raise DataError(f"fractions: {written} is not allowed; allowed: shares above 0 with the sum 1, such as 0.8,0.2")
+    if abs(total - 1) > _TOLERANCE:
+        scaled = _written([fraction / total for fraction in fractions])
+        raise DataError(
+            f"fractions: {written} with the sum {total:.9g} is not allowed; allowed: shares with the sum 1; "
+            f"with the same proportions, these are {scaled}"
+        )
+
+
+def first_rows(fractions: Sequence[float], rows: int) -> NDArray[np.int64]:
+    """Numbers of the rows with which the second and later days begin, shape (days - 1,)."""
+    ends = np.cumsum(fractions)[:-1] / sum(fractions)
+    # Halves are rounded up, not to even numbers: a fraction of one row or more always gets a row. The sums may be
+    # slightly below a half.
+    return np.floor(ends * rows + 0.5 + 1e-9).astype(np.int64)
+
+
+def check_row_counts(fractions: Sequence[float], rows: int, start: date) -> None:
+    """Refuses fractions with which a day would have none of so many rows.
+
+    Args:
+        start: the first day.
+
+    Raises:
+        DataError: names the first day without rows, and the least fraction.
+    """
+    counts = np.diff([0, *first_rows(fractions, rows), rows])
+    if not counts.all():
+        day = int(np.argmin(counts))
+        raise DataError(
+            f"fractions: {fractions[day]:g} of {counted(rows, 'row')} is not allowed, because "
+            f"{start + timedelta(days=day)} would have no row; allowed: fractions of at least one row, "
+            f"1/{rows}; use fewer or more equal fractions"
+        )
+
+
+def first_seconds(fractions: Sequence[float], second_N: NDArray[np.int64], start: date) -> NDArray[np.int64]:
+    """Timestamps with which the second and later days begin, shape (days - 1,), if rows are divided in order of time.
+
+    Rows of the same second belong to the same day.
+
+    Args:
+        second_N: timestamps of all N rows, which `check_row_counts` has accepted; sorted in place.
+        start: the first day.
+
+    Raises:
+        DataError: a day would have no row, because too many rows are of the same second.
+    """
+    second_N.sort()
+    seconds = second_N[first_rows(fractions, len(second_N))]
+    counts = np.diff([0, *np.searchsorted(second_N, seconds), len(second_N)])
+    if not counts.all():
+        day = int(np.argmin(counts))
+        # The last day has at least the row with which it begins; any other ends before the second of the next one.
+        shared = seconds[day]
+        count = int(np.searchsorted(second_N, shared, side="right") - np.searchsorted(second_N, shared))
+        raise DataError(
+            f"fractions: {fractions[day]:g} in order of time is not allowed, because {start + timedelta(days=day)} "
+            f"would have no row: {count} of {counted(len(second_N), 'row')} have the timestamp {shared}, and rows of "
+            "one second stay together; allowed: fractions with which each day begins at a later second than the one "
+            "before; use fewer or other fractions, or divide the rows in the order of the files"
+        )
+    return seconds
+
+
+def check_written_rows(fractions: Sequence[float], rows: Sequence[int], start: date) -> None:
+    """Refuses a conversion in which all rows of a day are bad.
+
+    Args:
+        rows: written rows of each day.
+        start: the first day.
+
+    Raises:
+        DataError: names the first day without rows.
+    """
+    if 0 in rows:
+        day = rows.index(0)
+        raise DataError(
+            f"fractions: {fractions[day]:g} is not allowed, because all rows of {start + timedelta(days=day)} are bad; "
+            "allowed: fractions with which each day has good rows; correct the rows, or use other fractions"
+        )
+
+
+def _written(fractions: Sequence[float]) -> str:
+    return ",".join(f"{fraction:.9g}" for fraction in fractions)
