@@ -39,6 +39,7 @@ class FieldProblem:
     """A problem of one field of a spec or of another input.
 
     Attributes:
+        path: of the field; empty: the whole of an input that has no name.
         value: as in the input; MISSING; or COMBINATION, if fields contradict each other: then `allowed` says how.
     """
 
@@ -53,6 +54,7 @@ class FieldProblem:
             text = f"{self.path} is missing; needed: {self.allowed}"
         elif self.value == COMBINATION:
             text = f"{self.path}: {self.allowed}"
+        text = text.removeprefix(": ")
         return f"{text}; {self.remedy}" if self.remedy else text
 
 

@@ -35,6 +35,8 @@ from elastrec.platform.specs.data import (
 )
 from elastrec.platform.specs.errors import DataError
 from elastrec.platform.specs.text.patterns import Location
+from elastrec.platform.specs.text.problems import FieldError
+from elastrec.platform.specs.text.some import counted
 
 CHUNK_ROWS = 65_536
 RECORD_NAME = "_generated.json"
@@ -87,7 +89,8 @@ class GenerateSpec(Spec):
         if self.format is FileFormat.CRITEO_TSV and self.conversion_rate is not None:
             raise ValueError("criteo_tsv has one label; remove conversion_rate or choose another format")
         if self.days > (date.max - self.start).days:
-            raise ValueError(f"start {self.start} with {self.days} days must end before {date.max}")
+            value, allowed = f"{self.start} with {counted(self.days, 'day')}", f"days that end before {date.max}"
+            raise FieldError("start", value, allowed, "begin earlier or make fewer days")
         if self.rows_per_file % CHUNK_ROWS and self.rows_per_file > CHUNK_ROWS:
             raise ValueError(f"rows_per_file {self.rows_per_file} must be a multiple of {CHUNK_ROWS}, or below it")
         return self

@@ -33,11 +33,14 @@ def load_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     for path, value in (overrides or {}).items():
         _check_size(f"override {path}", value, "the overrides")
         _override(content, path, value)
-    return validate(TrainingJob, content, name)
+    return validate(TrainingJob, content, name, "job")
 
 
-def validate(kind: type[AnySpec], content: Any, source: str = "") -> AnySpec:
+def validate(kind: type[AnySpec], content: Any, source: str = "", whole: str = "") -> AnySpec:
     """A checked spec.
+
+    Args:
+        whole: stands for the path of a problem that belongs to no field.
 
     Raises:
         SpecError: with every problem, its path, the value and what is allowed.
@@ -45,7 +48,7 @@ def validate(kind: type[AnySpec], content: Any, source: str = "") -> AnySpec:
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        raise SpecError([problem_of(kind, content, detail) for detail in error.errors()], source) from None
+        raise SpecError([problem_of(kind, content, detail, whole) for detail in error.errors()], source) from None
 
 
 def dump_job(job: TrainingJob) -> str:
@@ -62,7 +65,7 @@ def job_from_json(text: str | bytes) -> TrainingJob:
     try:
         return TrainingJob.model_validate_json(text)
     except ValidationError as error:
-        raise SpecError([problem_of(TrainingJob, None, detail) for detail in error.errors()]) from None
+        raise SpecError([problem_of(TrainingJob, None, detail, "job") for detail in error.errors()]) from None
 
 
 def job_to_json(job: TrainingJob) -> str:

@@ -45,17 +45,18 @@ class FieldError(ValueError):
         self.path, self.value, self.allowed, self.remedy = path, value, allowed, remedy
 
 
-def problem_of(kind: type[Spec], content: Any, detail: Any) -> FieldProblem:
+def problem_of(kind: type[Spec], content: Any, detail: Any, whole: str = "") -> FieldProblem:
     """One of the errors of a pydantic ValidationError.
 
     Args:
         content: what was checked; None where it is out of reach.
+        whole: stands for the path of a problem that belongs to no field.
     """
     parts = [part for part in detail["loc"] if part not in ("function-after", "json-or-python")]
     value = _show(detail["input"])
     if parts and parts[-1] == _KEY:
         parts, value = parts[:-2], f"the name {value}"
-    path = ".".join(str(part) for part in _without_tags(parts, content)) or "job"
+    path = ".".join(str(part) for part in _without_tags(parts, content)) or whole
     error = detail["type"]
     context = detail.get("ctx", {})
     if isinstance(inner := context.get("error"), FieldError):
