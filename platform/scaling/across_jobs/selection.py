@@ -317,11 +317,24 @@ def _best_saving(proposal: Proposal) -> int:
 
 
 def _beyond(items: Items, proposals: Sequence[Proposal], chosen: Sequence[int]) -> Items:
-    """Items of a job with a chosen plan need only the resources beyond that plan's."""
-    taken = [proposal.candidates[c].needs for proposal, c in zip(proposals, chosen, strict=True)]
-    cores_J = np.array([each.cores for each in taken], dtype=np.float64)
-    bytes_J = np.array([each.memory_bytes for each in taken], dtype=np.float64)
-    return replace(items, cores=items.cores - cores_J[items.job], memory_bytes=items.memory_bytes - bytes_J[items.job])
+    """Items of a job with a chosen plan need only the resources beyond that plan's, and save the seconds that the plan
+    loses, too."""
+    taken = [proposal.candidates[c] for proposal, c in zip(proposals, chosen, strict=True)]
+    cores_J = np.array([each.needs.cores for each in taken], dtype=np.float64)
+    bytes_J = np.array([each.needs.memory_bytes for each in taken], dtype=np.float64)
+    saved_I = items.saved_seconds
+    if saved_I is not None:
+        now_J = np.array([proposal.candidates[STAY].samples_per_second for proposal in proposals], dtype=np.float64)
+        taken_J = np.array([each.samples_per_second for each in taken], dtype=np.float64)
+        work_J = np.array([proposal.priority * proposal.remaining_samples for proposal in proposals], dtype=np.float64)
+        lost_J = work_J * (1.0 / np.maximum(taken_J, 1e-300) - 1.0 / np.maximum(now_J, 1e-300))
+        saved_I = saved_I + lost_J[items.job]
+    return replace(
+        items,
+        cores=items.cores - cores_J[items.job],
+        memory_bytes=items.memory_bytes - bytes_J[items.job],
+        saved_seconds=saved_I,
+    )
 
 
 def choose(

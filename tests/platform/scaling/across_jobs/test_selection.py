@@ -149,6 +149,15 @@ def test_in_an_overdrawn_cluster_nothing_grows_until_savings_have_made_it_good()
     assert choose(jobs, free(-4)).chosen == (1, 1)
 
 
+def test_workers_go_where_they_save_most_beyond_a_plan_that_saves() -> None:
+    loses_much = (*of_workers(50), candidate(-400, -0.1, -1))
+    loses_little = (*of_workers(50), candidate(-10, -0.1, -1))
+    # Of two free cores, one of them from the plan that saves, the other job would use one for 91 seconds.
+    other = proposal("other", *of_workers(100))
+    assert choose([proposal("job", *loses_much), other], free(1)).chosen == (1, STAY)
+    assert choose([proposal("job", *loses_little), other], free(1)).chosen == (2, 1)
+
+
 def test_a_job_that_ends_soon_goes_first_with_a_large_rho() -> None:
     jobs = [proposal("long", candidate(500, 1.0, 4), remaining=1e8), proposal("short", candidate(400, 1.0, 4))]
     assert choose(jobs, free(4), weights=Weights(rho=2.5)).chosen == (STAY, 1)
