@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from benchmarks.simulator.simulator_calibration import (
 from elastrec.platform.scaling.amounts import GIBIBYTE, Allocation
 from elastrec.platform.scaling.model import columns, step_form, throughput
 from elastrec.platform.scaling.model.least_squares import fit_relative
+from elastrec.platform.scaling.model.step_form import SERVERS
 from elastrec.platform.scaling.search.space import forget
 from elastrec.platform.scaling.types import ModelShape
 from elastrec.platform.simulator.mixes import coefficients_of
@@ -121,12 +123,22 @@ def test_a_model_of_which_all_features_are_1_misses_them(
 
     kernels = columns.equation_kernels()
 
-    def summed(*arguments: object) -> tuple[object, ...]:
+    def summed(*arguments: Any) -> tuple[object, ...]:
         rows_RK, seconds_R, weights_R, _ = kernels.summed(*arguments)
         rows_RK = np.ones_like(rows_RK)
         return rows_RK, seconds_R, weights_R, fit_relative(rows_RK, seconds_R, weights_R)
 
-    broken = SimpleNamespace(summed=summed, known=kernels.known)
+    def plain_fit(*arguments: Any) -> tuple[object, ...]:
+        found, weights_C, (rows_RK, seconds_R, weights_R, _), _ = kernels.plain_fit(*arguments)
+        rows_RK = np.ones_like(rows_RK)
+        summed_K = fit_relative(rows_RK, seconds_R, weights_R)
+        known = kernels.known(
+            rows_RK, seconds_R, weights_R, summed_K, arguments[3], SERVERS.start, SERVERS.stop, 1.0, found[1],
+            throughput.LEAST_ERROR, throughput.PRIOR_ERROR,
+        )  # fmt: skip
+        return found, weights_C, (rows_RK, seconds_R, weights_R, summed_K), known
+
+    broken = SimpleNamespace(plain_fit=plain_fit, summed=summed, known=kernels.known)
     monkeypatch.setattr(throughput, "equation_kernels", lambda: broken)
     monkeypatch.setattr(step_form, "rows_of", ones)
     assert False in goals(figures(runs, draws=3)).values()

@@ -7,6 +7,8 @@ Shape legend: C configurations, R rows (equations), K coefficients (`step_form.C
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from elastrec.platform.scaling.model import kernels as model_kernels
@@ -15,6 +17,7 @@ from elastrec.platform.scaling.model.kernels import (
     Constants,
     Fitted,
     least_relative,
+    rank_and_condition,
     rows,
     step_and_slopes,
     step_seconds,
@@ -27,6 +30,18 @@ _NO_INFORMATION = 1e-12
 """Share of the largest eigenvalue of the information below which one counts as 0."""
 _LEAST_SECONDS = 1e-300
 """Shortest time of a step, so that logarithms and shares of it are finite."""
+
+
+class Limits(NamedTuple):
+    """The constants of `throughput` for a fit; see there."""
+
+    condition: float
+    tie_break: float
+    compute_weight: float
+    least_error: float
+    period_error: float
+    prior_error: float
+    fading_seconds: float
 
 
 @_kernel
@@ -150,14 +165,18 @@ def knowledge(  # type: ignore[no-untyped-def]
     error = np.sqrt(squares / steps)
     sigma = max(least_error, error * np.sqrt(steps / max(1, steps - unknowns)))
     information_KK, assumptions = np.zeros((len(theta_K), len(theta_K))), len(seconds_R) - doubted
+    relative_K = np.empty(len(theta_K))
     for r in range(len(seconds_R)):
         if steps <= r < doubted:
             continue
         seconds = found_R[r] if r < steps else seconds_R[r]
         weight = weights_R[r] / sigma**2 if r < steps else 1.0 / (assumptions * prior_error**2)
+        for k in range(len(theta_K)):
+            relative_K[k] = slopes_RK[r, k] / seconds
         for i in range(len(theta_K)):
+            weighted = weight * relative_K[i]
             for j in range(len(theta_K)):
-                information_KK[i, j] += weight * (slopes_RK[r, i] / seconds) * (slopes_RK[r, j] / seconds)
+                information_KK[i, j] += weighted * relative_K[j]
     return error, information_KK
 
 
@@ -183,3 +202,58 @@ def known(  # type: ignore[no-untyped-def]
         least_error, prior_error,
     )  # fmt: skip
     return theta_K, error, pseudo_inverse(information_KK, _NO_INFORMATION)
+
+
+@_kernel
+def weights(measured_seconds_C, limits):  # type: ignore[no-untyped-def]
+    """Weights of the configurations in a fit, [C], 1 in the mean: inversely proportional to the variance of their mean
+    steps, which falls with the number of periods in which they were measured. Shorter measurements have the variance of
+    one period, because what disturbs them lasts as long. Masters reduce the number of older steps, which limits the
+    periods to about five and the ratio of two weights to about 2.3.
+    """
+    found_C, total = np.empty(len(measured_seconds_C)), 0.0
+    for c in range(len(found_C)):
+        periods = max(measured_seconds_C[c] / limits.fading_seconds, 1.0)
+        found_C[c] = 1.0 / (limits.least_error**2 + limits.period_error**2 / periods)
+        total += found_C[c]
+    return found_C / (total / len(found_C))
+
+
+@_kernel
+def plain_fit(  # type: ignore[no-untyped-def]
+    table_FC, constants, seconds_C, compute_C, measured_seconds_C, prior_constants, prior, has_prior, shares,
+    prior_weight, may_refine, servers_from, servers_to, limits,
+):  # fmt: skip
+    """A fit of the paper's sum as a whole, in one call, because a call from Python costs as much as much of it.
+
+    Args:
+        constants, prior_constants, prior: as of `summed`; limits: `Limits`, likewise as a plain tuple.
+        prior_weight: of the prior's rows together, if it is above what only breaks ties.
+        may_refine: there are configurations enough for other forms.
+
+    Returns:
+        Rank, number of columns and condition (`rank_and_condition`), the weight of the prior, that of compute parts,
+        weights of the configurations [C], `summed`, and `known`.
+    """
+    limits = Limits(*limits)
+    rank, columns, condition = rank_and_condition(table_FC, constants, seconds_C)
+    identified = rank == columns and condition <= limits.condition
+    if not identified:
+        prior_weight = max(prior_weight, limits.tie_break)
+    # If steps determine all coefficients, the compute part only determines how β is split.
+    compute_weight = limits.tie_break if may_refine and identified else limits.compute_weight
+    measured_C = weights(measured_seconds_C, limits)
+    rows_RK, seconds_R, weights_R, summed_K = summed(
+        table_FC, constants, seconds_C, compute_C, measured_C, compute_weight, prior_constants, prior, has_prior,
+        shares, prior_weight,
+    )  # fmt: skip
+    theta_K, error, covariance_KK = known(
+        rows_RK, seconds_R, weights_R, summed_K, compute_C, servers_from, servers_to, 1.0, columns,
+        limits.least_error, limits.prior_error,
+    )  # fmt: skip
+    return (
+        (rank, columns, condition, prior_weight, compute_weight),
+        measured_C,
+        (rows_RK, seconds_R, weights_R, summed_K),
+        (theta_K, error, covariance_KK),
+    )

@@ -57,6 +57,10 @@ _NO_PRIOR = (0.0,) * (len(COLUMNS) + 1)
 _TIE_BREAK = 1e-3
 """Weight of assumptions that only break ties, against 1 of a measured configuration. Chosen: it changes a fitted step
 by far less than the noise, and is above rounding errors."""
+_LIMITS = (
+    CONDITION_LIMIT, _TIE_BREAK, COMPUTE_WEIGHT, LEAST_ERROR, PERIOD_ERROR, PRIOR_ERROR, float(FADING_SECONDS),
+)  # fmt: skip
+"""`equation_kernels.Limits`."""
 
 
 @dataclass(frozen=True)
@@ -142,18 +146,6 @@ def _prior_terms(prior: Prior | None, shape: ModelShape) -> tuple[tuple[float, .
     return constants_of(shape, by_request=form.by_request), (*vector(prior.coefficients).tolist(), form.overlap)
 
 
-def _weights(profile: Profile) -> Floats:
-    """Weights of the configurations in a fit, shape (C,), 1 in the mean: inversely proportional to the variance of
-    their mean steps, which falls with the number of periods in which they were measured. Shorter measurements have the
-    variance of one period, because what disturbs them lasts as long. Masters reduce the number of older steps, which
-    limits the periods to about five and the ratio of two weights to about 2.3.
-    """
-    # Not in numpy, whose overhead exceeds the arithmetic of few configurations; `mean` has the largest.
-    periods = [max(seconds / FADING_SECONDS, 1.0) for seconds in profile.measured_seconds.tolist()]
-    weights_C = np.array([1.0 / (LEAST_ERROR**2 + PERIOD_ERROR**2 / each) for each in periods])
-    return np.asarray(weights_C / (np.add.reduce(weights_C) / len(weights_C)))
-
-
 def fit(
     shape: ModelShape,
     observations: Sequence[Observation],
@@ -177,19 +169,7 @@ def fit(
     """
     profile = summarise(observations)
     require_rows(profile, job_id)
-    rank, columns, condition = kernels().rank_and_condition(
-        profile.columns.table_FN, tuple(constants_of(shape, by_request=False)), profile.iteration_seconds
-    )  # fmt: skip
-    identified = rank == columns and condition <= CONDITION_LIMIT
-    notes = list(profile.notes)
-    if not identified:
-        notes.append(
-            f"{rank} of {columns} parts of a step can be distinguished by {counted(len(profile), 'measured size')}"
-            if rank < columns
-            else "the sizes measured are too much alike to distinguish the parts of a step"
-        )
-
-    weight = 0.0
+    weight, form = 0.0, Form()
     if prior is not None:
         known, form = vector(prior.coefficients), Form.of(prior.coefficients)
         is_valid = np.isfinite(known).all() and (known >= 0).all()
@@ -200,71 +180,87 @@ def fit(
                 "numbers of at least 0 that give this job a step above 0 s; start without a prior"
             )
         weight = prior.strength * max(0.0, 1.0 - len(profile) / FADED_AFTER)
-        if weight > _TIE_BREAK:
-            notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
-        elif not identified:
-            weight = _TIE_BREAK
-            notes.append(f"prior from {prior.source} only where nothing was measured")
-    elif not identified:
-        weight = _TIE_BREAK
-        notes.append("no similar job: shares of the step are assumed where nothing was measured")
-
-    mature = refine and identified and len(profile) >= LEAST_CONFIGURATIONS
-    believed = _prior_terms(prior, shape)
-    # If steps determine all coefficients, the compute part only determines how β is split.
-    of_compute = _TIE_BREAK if mature else COMPUTE_WEIGHT
-    weights_C = _weights(profile)
+    believed = tuple(map(tuple, _prior_terms(prior, shape)))
+    may_refine = refine and len(profile) >= LEAST_CONFIGURATIONS
+    (rank, columns, condition, weight, of_compute), weights_C, summed, known_sum = equation_kernels().plain_fit(
+        profile.columns.table_FN, tuple(constants_of(shape, by_request=False)), profile.iteration_seconds,
+        profile.compute_seconds, profile.measured_seconds, *believed, prior is not None, _ASSUMED_SHARES, weight,
+        may_refine, SERVERS.start, SERVERS.stop, _LIMITS,
+    )  # fmt: skip
+    identified = rank == columns and condition <= CONDITION_LIMIT
+    of_sum = Equations(*summed)
 
     def equations_of(form: Form) -> Equations:
+        if not form.by_request:
+            return of_sum
         return Equations(
             *equation_kernels().summed(
-                profile.columns.table_FN, tuple(constants_of(shape, by_request=form.by_request)),
-                profile.iteration_seconds, profile.compute_seconds, weights_C, of_compute, *map(tuple, believed),
-                prior is not None, _ASSUMED_SHARES, weight,
+                profile.columns.table_FN, tuple(constants_of(shape, by_request=True)), profile.iteration_seconds,
+                profile.compute_seconds, weights_C, of_compute, *believed, prior is not None, _ASSUMED_SHARES, weight,
             )
         )  # fmt: skip
 
-    if mature:
+    if may_refine and identified:
         fitted = choose(equations_of, len(profile), LEAST_ERROR)
     else:
-        form = Form.of(prior.coefficients) if prior is not None and weight > 0 else Form()
+        form = form if weight > 0 else Form()
         fitted = solve(form, equations_of(form))
+    notes = [*profile.notes, *_reliability(profile, prior, rank, columns, identified=identified, weight=weight)]
     if fitted.form.refinements:
         notes.append(_described(fitted.form))
-    return _model(shape, profile, fitted, (rank, columns, condition), tuple(notes))
+    # A split β is in the last two columns; of a total both are 1.
+    count = len(COLUMNS)
+    split = len(fitted.theta_K) > count
+    theta_K, error, covariance_KK = known_sum if fitted.form == Form() else _known(profile, fitted, columns)
+    return ThroughputModel(
+        shape=shape,
+        coefficients=fitted.form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
+        rmsle=error,
+        configurations=len(profile),
+        rank=rank,
+        columns=columns,
+        condition=condition,
+        identified=identified,
+        notes=tuple(notes),
+        form=fitted.form,
+        covariance_KK=covariance_KK,
+    )
+
+
+def _reliability(
+    profile: Profile, prior: Prior | None, rank: int, columns: int, *, identified: bool, weight: float
+) -> list[str]:
+    """Notes for users on what the measurements determine, and on what is assumed instead."""
+    notes = []
+    if not identified:
+        notes.append(
+            f"{rank} of {columns} parts of a step can be distinguished by {counted(len(profile), 'measured size')}"
+            if rank < columns
+            else "the sizes measured are too much alike to distinguish the parts of a step"
+        )
+    if prior is not None and weight > _TIE_BREAK:
+        notes.append(f"prior from {prior.source} counts as {weight:.2g} configurations")
+    elif prior is not None and not identified:
+        notes.append(f"prior from {prior.source} only where nothing was measured")
+    elif not identified:
+        notes.append("no similar job: shares of the step are assumed where nothing was measured")
+    return notes
+
+
+def _known(profile: Profile, fitted: Fitted, columns: int) -> tuple[Floats, float, Floats]:
+    """The coefficients with one β, the error of the measured steps, and the covariance of a refined form's fit."""
+    form, equations = fitted.form, fitted.equations
+    found: tuple[Floats, float, Floats] = equation_kernels().known(
+        equations.rows_RK, equations.seconds_R, equations.weights_R, fitted.theta_K, profile.compute_seconds,
+        SERVERS.start, SERVERS.stop, form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
+    )  # fmt: skip
+    return found
 
 
 def _described(form: Form) -> str:
     overlap = [f"servers work while workers do (overlap {form.overlap:g})"] if form.overlap != 1.0 else []
     requests = ["every request has a price of its own"] if form.by_request else []
     return "the parts of a step do not simply add up: " + ", ".join(overlap + requests)
-
-
-def _model(
-    shape: ModelShape, profile: Profile, fitted: Fitted, known: tuple[int, int, float], notes: tuple[str, ...]
-) -> ThroughputModel:
-    """Notes on a fit; `known`: rank, columns, condition."""
-    count, (rank, columns, condition) = len(COLUMNS), known
-    form, equations = fitted.form, fitted.equations
-    # A split β is in the last two columns; of a total both are 1.
-    split = len(fitted.theta_K) > count
-    theta_K, error, covariance_KK = equation_kernels().known(
-        equations.rows_RK, equations.seconds_R, equations.weights_R, fitted.theta_K, profile.compute_seconds,
-        SERVERS.start, SERVERS.stop, form.overlap, columns + form.refinements, LEAST_ERROR, PRIOR_ERROR,
-    )  # fmt: skip
-    return ThroughputModel(
-        shape=shape,
-        coefficients=form.coefficients(theta_K, float(fitted.theta_K[count - 1]) if split else None),
-        rmsle=error,
-        configurations=len(profile),
-        rank=rank,
-        columns=columns,
-        condition=condition,
-        identified=rank == columns and condition <= CONDITION_LIMIT,
-        notes=notes,
-        form=form,
-        covariance_KK=covariance_KK,
-    )
 
 
 def fit_job(job: JobProfile) -> ThroughputModel:

@@ -150,3 +150,42 @@ def test_a_split_fixed_part_is_one_coefficient_whose_covariance_is_known() -> No
     expected, information_KK = compiled.knowledge(rows_RK, seconds_R, weights_R, theta_K, 8, 10, *at)
     assert error == expected
     assert covariance_KK @ information_KK == pytest.approx(np.eye(7), abs=1e-6)
+
+
+LIMITS = compiled.Limits(
+    condition=100.0, tie_break=1e-3, compute_weight=0.03, least_error=0.03, period_error=0.05, prior_error=0.3,
+    fading_seconds=600.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("may_refine", [False, True])
+@pytest.mark.parametrize("prior_weight", [0.0, 0.5])
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_a_whole_fit_is_the_same_as_its_parts(count: int, prior_weight: float, *, may_refine: bool) -> None:
+    measured, constants = columns(count, 4), tuple(constants_of(SHAPE, by_request=False))
+    seconds_C = np.random.default_rng(5).uniform(0.2, 0.4, count)
+    compute_C, trained_C = 0.4 * seconds_C, np.linspace(100.0, 3000.0, count)
+    theirs, shares = (*np.linspace(1e-4, 1e-3, 7).tolist(), 1.0), (0.6, 0.1, 0.1, 0.1)
+    found, measured_C, summed, known = compiled.plain_fit(
+        measured.table_FN, constants, seconds_C, compute_C, trained_C, constants, theirs, prior_weight > 0, shares,
+        prior_weight, may_refine, SERVERS.start, SERVERS.stop, tuple(LIMITS),
+    )  # fmt: skip
+    rank, used, condition = kernels().rank_and_condition(measured.table_FN, constants, seconds_C)
+    identified = rank == used and condition <= LIMITS.condition
+    assert identified == (count == 12)
+    weight = prior_weight if identified else max(prior_weight, LIMITS.tie_break)
+    of_compute = LIMITS.tie_break if identified and may_refine else LIMITS.compute_weight
+    assert found == (rank, used, condition, weight, of_compute)
+    variance_C = LIMITS.least_error**2 + LIMITS.period_error**2 / np.maximum(trained_C / LIMITS.fading_seconds, 1.0)
+    assert measured_C == pytest.approx(1.0 / variance_C / np.mean(1.0 / variance_C), rel=1e-12)
+    expected = compiled.summed(
+        measured.table_FN, constants, seconds_C, compute_C, measured_C, of_compute, constants, theirs,
+        prior_weight > 0, shares, weight,
+    )  # fmt: skip
+    for ours, part in zip(summed, expected, strict=True):
+        assert np.array_equal(ours, part)
+    of_parts = compiled.known(
+        *expected, compute_C, SERVERS.start, SERVERS.stop, 1.0, used, LIMITS.least_error, LIMITS.prior_error
+    )
+    for ours, part in zip(known, of_parts, strict=True):
+        assert np.array_equal(ours, part)
