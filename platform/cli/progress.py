@@ -15,6 +15,9 @@ from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 
 PLAIN_LINE_EVERY_SECONDS = 5.0
 _LONG_BAR, _SHORT_BAR = 20, 10
+_REASON_CHARACTERS = 90
+"""Of the reason for which a job waits, in a line on a terminal."""
+_WITH_REASON = (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SAVING, Phase.EVALUATING, Phase.FAILED)
 _EXPENDABLE = ("servers", "workers", "samples", "bar", "speed", "loss", "auc", "shards")
 
 
@@ -25,7 +28,7 @@ def progress_line(metrics: TrainingMetrics, width: int | None = None) -> str:
         width: of the terminal, in characters; the least important parts are left out until the line fits. None: no
         limit.
     """
-    parts = _parts(metrics)
+    parts = _parts(metrics, None if width is None else _REASON_CHARACTERS)
     for name in _EXPENDABLE:
         if width is None or len("  ".join(parts.values())) <= width:
             break
@@ -37,7 +40,7 @@ def progress_line(metrics: TrainingMetrics, width: int | None = None) -> str:
     return "  ".join(parts.values())
 
 
-def _parts(metrics: TrainingMetrics) -> dict[str, str]:
+def _parts(metrics: TrainingMetrics, reason_characters: int | None) -> dict[str, str]:
     """The parts of a line, from left to right."""
     parts = {"phase": f"{metrics.phase.value:<10}"}
     done, total = _shards(metrics)
@@ -57,8 +60,8 @@ def _parts(metrics: TrainingMetrics) -> dict[str, str]:
         if pods and not metrics.phase.is_final:
             up = sum(pod.state.lower() in ("ready", "running") for pod in pods)
             parts[word] = f"{word} {up}/{len(pods)}"
-    if metrics.reason and metrics.phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.FAILED):
-        parts["reason"] = f"({metrics.reason.splitlines()[0][:90]})"
+    if metrics.reason and metrics.phase in _WITH_REASON:
+        parts["reason"] = f"({metrics.reason.splitlines()[0][:reason_characters]})"
     return parts
 
 

@@ -20,7 +20,7 @@ from elastrec.platform.cli.reader import interrupted_without_reader
 from elastrec.platform.cli.tables import Columns
 from elastrec.platform.clusters.pods import PodStatus
 from elastrec.platform.jobs.known import not_in_cluster
-from elastrec.platform.specs.metrics import IDLE, Phase, Role
+from elastrec.platform.specs.metrics import IDLE, Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 
@@ -93,20 +93,28 @@ class Look:
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """Why a job failed or its master does not answer, and which change of its pods makes no progress or was undone.
+        """Why a job failed or its master does not answer, what it waits for, and which change of its pods makes no
+        progress or was undone.
 
-        For a single job also the record from which it started, and pods whose orders differ.
+        For a single job also the record from which it started, pods whose orders differ, and what it waits for while
+        it trains.
         """
         begun = [one.metrics for one in self._observations if self._job and one.metrics.started_from]
         troubled = [one for one in self._observations if one.metrics.phase is Phase.FAILED or not one.reachable]
-        stalled = [one.metrics for one in self._observations if one not in troubled and one.metrics.is_stalled]
+        waiting = [one.metrics for one in self._observations if one not in troubled and self._shows_reason(one.metrics)]
         idle = [pod for one in self._observations if self._job for pod in one.metrics.pods if pod.state == IDLE]
         return [
             *(f"{metrics.job}: started from {metrics.started_from}" for metrics in begun),
             *(f"{pod.name}: {pod.reason}" for pod in idle),
             *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
-            *(f"{metrics.job}: {metrics.reason}" for metrics in stalled),
+            *(f"{metrics.job}: {metrics.reason}" for metrics in waiting if metrics.reason),
         ]
+
+    def _shows_reason(self, metrics: TrainingMetrics) -> bool:
+        """Whether the reason of a job that has not failed is shown: in a list of jobs, short waits of jobs that train
+        are not."""
+        waits = not metrics.phase.is_final and (self._job is not None or metrics.phase is not Phase.TRAINING)
+        return waits or metrics.is_stalled
 
     def lines(self) -> dict[str, tuple[str, str]]:
         """(phase, line) of each job."""

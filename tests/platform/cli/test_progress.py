@@ -44,6 +44,15 @@ def test_without_a_terminal_every_phase_leaves_its_last_line_once() -> None:
     assert "0/4" in lines[0] and "4/4" in lines[1]
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RECOVERING, Phase.SAVING, Phase.EVALUATING])
+def test_a_line_has_the_whole_reason_for_which_a_job_waits(phase: Phase) -> None:
+    reason = f"the final record waits for the checkpoint store: {'folder/' * 20}part: No space left on device"
+    waiting = job(phase, reason=f"{reason}\nmore")
+    assert progress_line(waiting).endswith(f"({reason})")
+    assert reason[:90] in progress_line(waiting, 60) and reason[:91] not in progress_line(waiting, 60)
+    assert reason not in progress_line(job(reason=reason))
+
+
 def full_line(phase: Phase = Phase.TRAINING) -> TrainingMetrics:
     pods = [PodMetrics(name=role.value, role=role, state="Running") for role in (Role.WORKER, Role.PARAMETER_SERVER)]
     return job(

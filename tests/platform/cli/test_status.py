@@ -107,6 +107,24 @@ def test_why_a_job_failed_is_shown_below_the_table(world: World, job: str | None
     assert shown(world.look(job), 200)[-1] == f"{NAME}: the master failed: its journal is damaged"
 
 
+@pytest.mark.parametrize("job", [None, NAME])
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SAVING, Phase.EVALUATING])
+def test_what_a_job_waits_for_while_it_does_not_train_is_shown_below_the_table(
+    world: World, job: str | None, phase: Phase
+) -> None:
+    world.now = [metrics(phase, reason="the final record waits for the checkpoint store: no space is left")]
+    assert world.look(job).reasons() == [f"{NAME}: the final record waits for the checkpoint store: no space is left"]
+    world.now = [metrics(phase)]
+    assert world.look(job).reasons() == []
+
+
+def test_what_a_job_that_trains_waits_for_is_shown_with_its_pods(world: World) -> None:
+    world.now = [metrics(reason="writing save 7: waiting for j-ps-1 for 35 s")]
+    assert world.look(NAME).reasons() == [f"{NAME}: writing save 7: waiting for j-ps-1 for 35 s"]
+    world.now = [metrics(Phase.SUCCEEDED, reason="writing save 7: waiting for j-ps-1 for 35 s")]
+    assert world.look(NAME).reasons() == []
+
+
 def test_a_job_that_trains_has_no_line_below_the_table(world: World) -> None:
     world.now = [metrics(reason="waits for nothing")]
     assert world.look().reasons() == []
