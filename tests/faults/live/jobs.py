@@ -26,12 +26,13 @@ from elastrec.platform.master.reporting.explanation import Explanation, read_exp
 from elastrec.platform.master.reporting.ledger import read_ledger
 from elastrec.platform.specs.errors import ClusterError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
+from elastrec.platform.specs.splits import StreamPositions
 from elastrec.platform.specs.text.loading import job_from_json
 from elastrec.platform.transport import RpcClient, new_token
 from elastrec.platform.transport.messages.job import Done
 from elastrec.platform.transport.messages.observer import PodMove, SaveNow, ShapeOutcome, ShapeRequest
 from elastrec.trainers.parameter_server.messages import GetStats, Stats
-from tests.faults.campaign.accounts import Accounts, check_ledger, journals
+from tests.faults.campaign.accounts import Accounts, check_ledger, journals, positions_of
 from tests.faults.campaign.checking import SIZE
 from tests.faults.campaign.job import EPOCHS, campaign_job
 from tests.faults.campaign.plan import Shape
@@ -200,14 +201,14 @@ class LiveJob:
         jobs.finish(self.platform, self.job_id)
         return metrics
 
-    def accounts(self) -> tuple[Accounts, Explanation]:
+    def accounts(self, read_positions: Callable[[str], StreamPositions] = positions_of) -> tuple[Accounts, Explanation]:
         """What its ledger says, checked against its story."""
         store = str(self.site.store)
         ledger, story = read_ledger(store, self.job_id), read_explanation(store, self.job_id)
         assert ledger is not None and story is not None
         begun = journals(list_terms(store, self.name, self.job_id))
         size = dataclasses.replace(SIZE, epochs=self._epochs)
-        return check_ledger(ledger.to_pylist(), story, size, begun=begun), story
+        return check_ledger(ledger.to_pylist(), story, size, read_positions, begun), story
 
     def stop(self) -> None:
         self.hurry()
