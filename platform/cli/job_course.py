@@ -31,7 +31,7 @@ class Course:
         again: how to continue the job later, as text for the user.
         keep: whether the pods of a failed job stay in the cluster.
         allocation: start-up sizes; None: chosen as for any job.
-        earlier_terms: as in `jobs.launch`.
+        earlier_terms, named_fields: as in `jobs.launch`.
         is_resumed: whether it was launched before and does not run now.
     """
 
@@ -41,6 +41,7 @@ class Course:
     allocation: jobs.Allocation | None = None
     earlier_terms: int | None = None
     is_resumed: bool = False
+    named_fields: frozenset[str] = frozenset()
 
 
 def train_and_publish(platform: jobs.Platform, course: Course, progress: JobProgress) -> jobs.Result:
@@ -142,7 +143,7 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
             jobs.refuse_other_training(prepared)
         progress.say(f"Job {prepared.job_id} is already trained; continuing with its results")
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
-    launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms)
+    launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms, course.named_fields)
     if launched.goes_on_from:
         progress.say(f"Continues from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
         if launched.adaptation:

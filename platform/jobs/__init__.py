@@ -36,6 +36,7 @@ from elastrec.platform.jobs.starting.preparation import job_id_for, prepare
 from elastrec.platform.jobs.starting.resuming import (
     attached,
     days_to_continue,
+    named_fields,
     prepare_again,
     remove_unsuccessful,
     resumable,
@@ -83,6 +84,7 @@ __all__ = [
     "launch",
     "launch_request",
     "ledger",
+    "named_fields",
     "observe",
     "pods_of_job",
     "prepare",

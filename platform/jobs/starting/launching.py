@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Collection
 
 import msgspec
 import structlog
@@ -78,12 +79,19 @@ class _EndingMaster:
             time.sleep(0.1)
 
 
-def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: int | None = None) -> LaunchRequest:
+def launch_request(
+    prepared: Prepared,
+    allocation: Allocation,
+    earlier_terms: int | None = None,
+    named_fields: Collection[str] = (),
+) -> LaunchRequest:
     """The launch parameters of the job's master, without its run in MLflow.
 
     Args:
         earlier_terms: terms up to this number belong to finished runs; None: to runs whose model was published, or to
             all runs if the newest one was trained to its end on other rows, or with `spec.continual.resume: never`.
+        named_fields: fields of the job file, by dotted path, that the caller has named for this launch. Their values
+            replace what the job has reached since the launch before.
 
     Raises:
         CheckpointError: the store could not be asked which runs of the job are over.
@@ -91,6 +99,7 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
     in_file = job_from_json(prepared.job_json)
     job = allocated(in_file, allocation)
     job_place = (job.spec.checkpoint.store, job.metadata.name, prepared.job_id)
+    before = newest_term(*job_place) if named_fields else None
     request = LaunchRequest.of(
         job,
         job_id=prepared.job_id,
@@ -106,6 +115,8 @@ def launch_request(prepared: Prepared, allocation: Allocation, earlier_terms: in
         start_positions=prepared.start_positions,
         data_interval=(prepared.interval.start, prepared.interval.end),
         named_sizes=Shape.of(in_file.spec.resources),
+        named_fields=sorted(named_fields),
+        named_after_term=before.term if before is not None else 0,
     )
     if earlier_terms is not None:
         return request
@@ -124,6 +135,7 @@ def launch(
     allocation: Allocation,
     owner: str = "",
     earlier_terms: int | None = None,
+    named_fields: Collection[str] = (),
 ) -> Launched:
     """Creates the job's master, or takes over the job that already exists under this id. Never creates a second one.
 
@@ -134,7 +146,7 @@ def launch(
 
     Args:
         owner: who may stop the job with `stop(owner=...)`; a later launch with another owner takes it over.
-        earlier_terms: as in `launch_request`.
+        earlier_terms, named_fields: as in `launch_request`.
 
     Raises:
         OtherJobError: the job that exists under this id has another job file; it is not changed.
@@ -158,7 +170,7 @@ def launch(
             owner_to_name = ""
     else:
         # Checked before a run is created, so that a refused launch leaves no run.
-        request = launch_request(prepared, allocation, earlier_terms=earlier_terms)
+        request = launch_request(prepared, allocation, earlier_terms, named_fields)
         record = next(iter(own_records(request, 1)), None)
         training = request.earlier_terms
     history = History(platform.tracking_uri, names.experiment, platform.ui_url)

@@ -70,6 +70,11 @@ def prepare_again(
     return msgspec.structs.replace(prepared, run_tags=kept.prepared.run_tags)
 
 
+def named_fields(overrides: Mapping[str, Any]) -> frozenset[str]:
+    """The fields of a job file that overrides name, by dotted path; an override may be a section."""
+    return frozenset(path for name, value in overrides.items() for path, _ in flat(value, name))
+
+
 def attached(
     platform: Platform, kept: KeptLaunch, overrides: Mapping[str, Any], store: str = DEFAULT_STORE
 ) -> Prepared:

@@ -41,6 +41,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         job_id: unique per job; at most 50 characters of `[a-z0-9-]`; every pod's name begins with it.
         job: a TrainingJob as plain JSON values, with the start-up sizes.
         named_sizes: those in the job file, if similar jobs may have led to other start-up sizes; None: those of `job`.
+        named_fields: fields of the job file, by dotted path, that the caller of this launch has named, unlike those
+            that come from the launch before; records with terms up to `named_after_term` are of earlier launches.
         training_manifest, evaluation_manifest: URIs of data manifests; the evaluation's may be empty.
         training_rows, evaluation_rows: rows of those manifests.
         store: URI of the checkpoint store; records go into `{store}/{job name}/records`.
@@ -72,6 +74,8 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tracking_uri: str = ""
     linger_seconds: float = 600.0
     named_sizes: Shape | None = None
+    named_fields: list[str] = []
+    named_after_term: int = 0
 
     @staticmethod
     def of(job: TrainingJob, **fields: Any) -> LaunchRequest:

@@ -23,7 +23,7 @@ from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecEr
 from elastrec.platform.specs.job import TrainingJob
 from elastrec.platform.specs.metrics import Role
 from elastrec.platform.specs.row_ranges import RowRanges
-from elastrec.platform.specs.shape import PlacesChange, Shape
+from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
 from elastrec.platform.transport.messages.directive import PodOrders
 
@@ -159,7 +159,8 @@ def _kept(record: Record, attribute: str, kind: type[_Kept], consequence: str) -
 def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
     """The shape with which the launch continues from a record; None: the record does not say it.
 
-    It is that of the job at the record, except for fields in which this launch differs from the one before.
+    It is that of the job at the record, except for fields in which this launch differs from the one before, and fields
+    that its caller has named, also with the number of the launch before: the job may have been scaled since.
     With the start-up sizes, servers would have to hold rows again for which they were enlarged, also if a person names
     another number of workers. A maximum number of workers that was lowered since is kept; one that was in force before
     is not applied again, because a person may have exceeded it on purpose.
@@ -170,25 +171,57 @@ def _shape_of(record: Record, request: LaunchRequest) -> Shape | None:
     start = Shape.of(request.training_job.spec.resources)
     anew = _named_sizes(request).change_from(kept.launched)
     shape = kept.reached.changed({role: change.earlier(start[role]) for role, change in anew.items()})
+    shape = shape.changed(_named_anew(record, request))
     most_workers = request.training_job.spec.scaling.maximum_workers
-    if kept.most_workers is None or not most_workers < min(kept.most_workers, shape[Role.WORKER].count):
+    if kept.most_workers is None or not most_workers < shape[Role.WORKER].count:
+        return shape
+    if most_workers >= kept.most_workers and not _is_named(record, request, "spec.scaling.maximum_workers"):
         return shape
     return shape.changed({Role.WORKER: PlacesChange(count=most_workers)})
+
+
+def _named_anew(record: Record, request: LaunchRequest) -> ShapeChange:
+    """The sizes that the caller of this launch has named, whatever the record and similar jobs say."""
+    named = _named_sizes(request)
+
+    def change(role: Role, section: str) -> PlacesChange:
+        places = f"spec.resources.{section}"
+        return PlacesChange(
+            count=named[role].count if _is_named(record, request, f"{places}.count") else None,
+            cores=named[role].size.cores if _is_named(record, request, f"{places}.cores") else None,
+            memory_bytes=named[role].size.memory_bytes if _is_named(record, request, f"{places}.memory") else None,
+        )
+
+    return {
+        Role.WORKER: change(Role.WORKER, "worker"),
+        Role.PARAMETER_SERVER: change(Role.PARAMETER_SERVER, "parameter_server"),
+    }
+
+
+def _is_named(record: Record, request: LaunchRequest, *fields: str) -> bool:
+    """Whether the caller of this launch has named one of the fields, and the record is of a launch before. What this
+    launch has recorded itself is newer than the call."""
+    is_earlier = record.manifest.term <= request.named_after_term
+    return is_earlier and any(field in request.named_fields for field in fields)
 
 
 def _orders_of(record: Record, request: LaunchRequest) -> PodOrders | None:
     """The orders for all workers with which the launch continues from a record; None: there are none.
 
-    A value that this launch names otherwise than the one before replaces the ordered one.
+    A value that this launch names otherwise than the one before, or that its caller has named, replaces the ordered
+    one.
     """
     kept = _kept(record, _ORDERS, KeptOrders, "workers train as in the job file; order them again with elastrec order")
     if kept is None:
         return None
     batch_size, rates = _ordered_values(request)
+    has_own_size = batch_size != kept.batch_size or _is_named(record, request, "spec.training.batch_size")
+    rate_fields = ("spec.optimizers.rows.learning_rate", "spec.optimizers.dense.learning_rate")
+    has_own_rates = rates != kept.learning_rates or _is_named(record, request, *rate_fields)
     orders = PodOrders(
         version=0,
-        batch_size=kept.orders.batch_size if batch_size == kept.batch_size else None,
-        learning_rate_scale=kept.orders.learning_rate_scale if rates == kept.learning_rates else 1.0,
+        batch_size=None if has_own_size else kept.orders.batch_size,
+        learning_rate_scale=1.0 if has_own_rates else kept.orders.learning_rate_scale,
     )
     return None if orders == PodOrders(version=0) else orders
 

@@ -8,10 +8,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from elastrec.platform import jobs
 from elastrec.platform.cli.app import root
+from elastrec.platform.cli.commands import resume
+from elastrec.platform.cli.job_course import Course
 from elastrec.platform.clusters.local import start_agent, stop_agent
-from elastrec.platform.jobs import Platform
+from elastrec.platform.jobs import KeptLaunch, Platform
 from elastrec.platform.specs.errors import ClusterError, ElastrecError, SpecError
+from tests.operators.steps import ALLOCATION, PREPARED
 from tests.platform.master.fakes import job
 
 _JOB = "job.yaml"
@@ -76,3 +80,23 @@ def test_a_job_is_compared_with_the_size_that_the_agent_would_have(home: Path) -
         assert launcher.pods() == launcher.jobs() == [] and launcher.find("a-job") is None
         with pytest.raises(ClusterError, match="no node agent runs"):
             launcher.remove("a-job")
+
+
+def test_a_resumed_job_is_launched_with_the_fields_that_the_command_names(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only with their values: the job may have other sizes by now than at its launch."""
+    launched = KeptLaunch(prepared=PREPARED, allocation=ALLOCATION, launched="", earlier_terms=3)
+    for name, result in (("resumable", launched), ("remove_unsuccessful", False), ("prepare_again", PREPARED)):
+        monkeypatch.setattr(jobs, name, lambda *values, result=result: result)
+    platform = Platform.for_looking()
+    monkeypatch.setattr(Platform, "from_environment", lambda **named: platform)
+    monkeypatch.setattr(resume, "show_outcome", lambda *values: None)
+    courses: list[Course] = []
+    monkeypatch.setattr(resume, "train_and_publish", lambda platform, course, progress: courses.append(course))
+    sizes = ["--set", "spec.resources.worker.count=2", "--set", "spec.resources.parameter_server={cores: 1}"]
+    done = CliRunner().invoke(root, ["resume", "clicks-1", *sizes], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [course.named_fields for course in courses] == [
+        {"spec.resources.worker.count", "spec.resources.parameter_server.cores"}
+    ]

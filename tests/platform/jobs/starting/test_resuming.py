@@ -30,6 +30,7 @@ from elastrec.platform.jobs import (
     Prepared,
     days_to_continue,
     launch,
+    named_fields,
     remove_unsuccessful,
     resumable,
 )
@@ -258,6 +259,46 @@ def test_a_job_continues_with_its_pods_whatever_start_up_sizes_similar_jobs_lead
     assert continued(msgspec.structs.replace(others, workers=4), resources=fewer) == reached.changed(change(workers=4))
 
 
+def test_sizes_that_the_caller_names_replace_those_of_a_scaled_job_also_with_the_numbers_of_its_launch(
+    store: str,
+) -> None:
+    began = Shape.of(training_job().spec.resources)
+    reached = began.changed(change(parameter_server_memory_bytes=7 * 2**30, workers=5, worker_cores=3.0))
+    term_taken(store, "clicks-1")
+    saved(launch_request(prepared(store), ALLOCATION), 10, reached=reached)
+
+    def continued(request: LaunchRequest) -> Shape | None:
+        found = resumed_from(request, JobPlan.of(request))
+        assert found is not None
+        return found.shape
+
+    workers, servers = began[Role.WORKER].count, began[Role.PARAMETER_SERVER].size.memory_bytes
+    count = named_fields({"spec.resources.worker.count": workers})
+    others = msgspec.structs.replace(ALLOCATION, workers=9)
+    named = launch_request(prepared(store), others, named_fields=count)
+    assert continued(named) == reached.changed(change(workers=workers))
+    memory = named_fields({"spec.resources.parameter_server": {"memory": servers}})
+    of_servers = launch_request(prepared(store), ALLOCATION, named_fields=memory)
+    assert continued(of_servers) == reached.changed(change(parameter_server_memory_bytes=servers))
+    of_data = launch_request(prepared(store), ALLOCATION, named_fields=named_fields({"spec.data.path": "/mnt/clicks"}))
+    assert continued(of_data) == reached
+    # The resumed job was scaled again before its master lost the journal.
+    term_taken(store, "clicks-1", "the resumed one")
+    later = reached.changed(change(workers=7))
+    saved(named, 20, term=2, reached=later)
+    assert continued(named) == later
+
+
+def test_a_maximum_that_the_caller_names_limits_the_workers_that_a_person_had_exceeded(store: str) -> None:
+    reached = Shape.of(training_job().spec.resources).changed(change(workers=5))
+    job = prepared(store, scaling={"maximum_workers": 4})
+    term_taken(store, "clicks-1")
+    saved(launch_request(job, ALLOCATION), 10, reached=reached)
+    request = launch_request(job, ALLOCATION, named_fields=["spec.scaling.maximum_workers"])
+    found = resumed_from(request, JobPlan.of(request))
+    assert found is not None and found.shape == reached.changed(change(workers=4))
+
+
 @pytest.mark.parametrize(
     ("before", "now", "workers"), [(64, 3, 3), (64, 64, 5), (4, 4, 5), (4, 64, 5), (64, 5, 5)], ids=str
 )
@@ -306,6 +347,25 @@ def test_orders_for_all_workers_outlive_the_journal_unless_the_launch_names_othe
     term_taken(store, "clicks-1")
     saved(first, 10, **KeptOrders.attribute(first, HALF))
     again = launch_request(prepared(store, **spec), ALLOCATION)
+    found = resumed_from(again, JobPlan.of(again))
+    assert found is not None and found.orders == orders
+
+
+@pytest.mark.parametrize(
+    ("field", "orders"),
+    [
+        ("spec.training.batch_size", PodOrders(version=0, learning_rate_scale=0.5)),
+        ("spec.optimizers.rows.learning_rate", PodOrders(version=0, batch_size=5)),
+        ("spec.data.path", HALF),
+    ],
+)
+def test_values_that_the_caller_names_replace_those_that_were_ordered(
+    store: str, field: str, orders: PodOrders
+) -> None:
+    first = launch_request(prepared(store), ALLOCATION)
+    term_taken(store, "clicks-1")
+    saved(first, 10, **KeptOrders.attribute(first, HALF))
+    again = launch_request(prepared(store), ALLOCATION, named_fields=[field])
     found = resumed_from(again, JobPlan.of(again))
     assert found is not None and found.orders == orders
 
