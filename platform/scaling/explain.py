@@ -89,7 +89,7 @@ def _why_not(candidate: Candidate, picked: Candidate, value: float | None, free:
 
 def _why_stay(considered: Sequence[Considered], proposal: Proposal) -> str:
     if len(considered) == 1:
-        return "stays: no plan pays or saves enough; " + "; ".join(proposal.notes)
+        return "stays: no plan remains that pays or saves enough; " + "; ".join(proposal.notes)
     best = max(considered[1:], key=lambda each: each.candidate.gain)
     return f"stays: {len(considered) - 1} candidates, none taken; the fastest: {best.why}"
 

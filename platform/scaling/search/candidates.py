@@ -12,6 +12,7 @@ from elastrec.platform.scaling.search.objectives import Situation
 from elastrec.platform.scaling.search.pareto import thin
 from elastrec.platform.scaling.search.space import Space, space_of
 from elastrec.platform.scaling.types import Candidate, CandidateKind, Proposal
+from elastrec.platform.specs.text.some import counted
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _DEFAULTS = SearchSettings()
@@ -43,7 +44,8 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
     """The candidates of one job, `stay` first; pure and seeded, so that one mapped task per job may compute it.
 
     Plans with an untrusted prediction (`objectives`) are not proposed for their gain; instead, steps that improve the
-    prediction are proposed (`explore`). The notes describe the quality of predictions and missing measurements.
+    prediction are proposed (`explore`). The notes describe the quality of predictions and missing measurements, and how
+    many plans were examined and proposed.
     """
     job, model, settings = situation.job, situation.model, settings or _DEFAULTS
     space = space_of(job, capacity)
@@ -56,7 +58,9 @@ def propose(situation: Situation, capacity: Capacity, settings: SearchSettings |
         kind = CandidateKind.SAVE if chosen.cost_per_hour[row] <= 0 else CandidateKind.GROW
         candidates.append(chosen.candidate(row, kind))
     candidates += explore(situation, capacity, space, found.doubted)
-    return Proposal.of(job, candidates, (_trust(situation, space), _looked_at(found, space.size), *model.notes))
+    return Proposal.of(
+        job, candidates, (_trust(situation, space), _examined(found, len(chosen.columns), space.size), *model.notes)
+    )
 
 
 def sizes_needed(situation: Situation, space: Space) -> int:
@@ -96,6 +100,17 @@ def _number(count: int) -> str:
     return _NUMBERS[count] if count < len(_NUMBERS) else str(count)
 
 
-def _looked_at(found: Front, size: int) -> str:
-    how = "all" if found.exhaustive else "a search of"
-    return f"{how} {size} plans: {len(found.points)} on the Pareto front of those with a prediction to be trusted"
+def _examined(found: Front, proposed: int, size: int) -> str:
+    """How many plans were examined, the present one among them, and why they are proposed or not."""
+    plans = counted(size, "plan")
+    head = f"{plans} examined" if found.exhaustive else f"{plans} searched in part"
+    if proposed:
+        front = len(found.points)
+        which = str(proposed) if proposed == front else f"{proposed} of the {front} best"
+        are = "is" if proposed == 1 else "are"
+        best = "no other with a trusted prediction is both cheaper and faster"
+        return f"{head}, {which} {are} proposed for gain or saving: {best}"
+    doubted = len(found.doubted)
+    would = f"{doubted} would pay, but the prediction is not trusted yet; " if doubted else ""
+    others = "the others do" if doubted else "each does"
+    return f"{head}, none is proposed for gain or saving: {would}{others} not fit, or not pay or save enough"

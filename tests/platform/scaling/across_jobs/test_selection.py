@@ -274,6 +274,15 @@ def test_every_candidate_is_explained() -> None:
     assert [sum(each.chosen for each in plan.considered) for plan in plans] == [1, 1, 1]
 
 
+def test_a_job_that_can_only_stay_says_how_many_plans_were_examined() -> None:
+    alone = msgspec.structs.replace(proposal("stays"), notes=("8 plans examined, none is proposed", "a model"))
+    plan = plans_of("test", [alone], choose([alone], free(4)), free(4), Weights())[0]
+    assert (
+        plan.reason == "stays: no plan remains that pays or saves enough; 8 plans examined, none is proposed; a model"
+    )
+    assert len(rows(plan)) == 1
+
+
 def test_the_explanation_is_a_table_of_plain_values() -> None:
     jobs = [proposal("grows", candidate(500, 1.0, 4), candidate(100, 0.9, 3))]
     plan = plans_of("test", jobs, choose(jobs, free(4)), free(4), Weights())[0]

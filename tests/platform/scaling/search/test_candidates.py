@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import msgspec
@@ -148,6 +149,30 @@ def test_the_notes_describe_missing_measurements() -> None:
     assert "20 sizes measured, which the throughput model meets within" in settled
     for notes in (with_workers_alone, with_everything, settled):
         assert not any(word in notes for word in ("RMSLE", "rank", "condition", "inf"))
+
+
+def proposed(proposal: Proposal) -> int:
+    return sum(each.kind in (CandidateKind.GROW, CandidateKind.SAVE) for each in proposal.candidates)
+
+
+def test_the_notes_say_of_how_many_plans_how_many_are_proposed_or_why_none_is() -> None:
+    all_of_them = propose(situation(movable=WORKERS), PLENTY, SearchSettings(most=100))
+    count = proposed(all_of_them)
+    assert count > 1 and f"plans examined, {count} are proposed for gain or saving" in all_of_them.notes[1]
+    few = propose(situation(movable=WORKERS), PLENTY, SearchSettings(most=2))
+    assert proposed(few) == 2 and f"plans examined, 2 of the {count} best are proposed" in few.notes[1]
+    part = propose(situation(), PLENTY, SearchSettings(exhaustive_points=10, coarse_points=32))
+    assert " plans searched in part, " in part.notes[1]
+    ending = propose(young(allocation(1, 1), movable=WORKERS, remaining_samples=100.0), PLENTY)
+    assert [each.kind for each in ending.candidates] == [CandidateKind.STAY]
+    assert ending.notes[1].endswith("none is proposed for gain or saving: each does not fit, or not pay or save enough")
+
+
+def test_the_notes_count_the_plans_whose_prediction_is_not_trusted_yet() -> None:
+    found = propose(young(allocation(4, 1), movable=frozenset({Change.SERVERS})), PLENTY)
+    assert proposed(found) == 0 and any(each.kind is CandidateKind.EXPLORE for each in found.candidates)
+    words = r"none is proposed for gain or saving: [1-9]\d* would pay, but the prediction is not trusted yet;"
+    assert re.search(words, found.notes[1])
 
 
 LADDERS = st.tuples(
