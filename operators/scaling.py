@@ -47,6 +47,8 @@ _ARGUMENTS = "the operator's arguments"
 _LONGEST_NAME = 250
 """Maximum length of a mapped task's name, in characters: the size of the column in Airflow's database."""
 _NOTHING_TO_DECIDE = "no job trains that could be changed"
+REASONS_KEY = "reasons"
+"""XCom key of a round's reasons by job id, also those of jobs that are not changed."""
 
 
 def plan_key(number: int, job_id: str) -> str:
@@ -56,6 +58,8 @@ def plan_key(number: int, job_id: str) -> str:
 
 class PlanRoundOperator(ElastrecOperator):
     """One round over all running jobs. Output: the XCom keys of the plans that change a job, most urgent first.
+
+    A second XCom, `reasons`, has the reason of the decision about every job, by job id.
 
     The settings file is read again in every round, so that changes take effect in the next round.
 
@@ -88,6 +92,9 @@ class PlanRoundOperator(ElastrecOperator):
             self.log.info("%s: %s", plan.job_id, plan.reason)
         for job_id, problem in decided.problems.items():
             self.log.warning("%s: %s", job_id or "all jobs", problem)
+        reasons = {other.job_id: f"left alone: {other.reason}" for other in left_alone}
+        reasons |= {plan.job_id: plan.reason for plan in decided.plans}
+        context["ti"].xcom_push(key=REASONS_KEY, value=reasons | decided.problems)
         changing = [plan for plan in decided.plans if plan.changes]
         keys = [plan_key(number, plan.job_id) for number, plan in enumerate(changing)]
         for key, plan in zip(keys, changing, strict=True):

@@ -67,7 +67,7 @@ def planned(ran: dict[str, Any]) -> list[str]:
 def test_each_plan_is_one_mapped_task_and_unchanged_jobs_have_none() -> None:
     ran = context()
     (key,) = planned(ran)
-    assert ran["ti"].pushed.keys() == {key}
+    assert ran["ti"].pushed.keys() == {key, "reasons"}
     assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(ran["ti"].pushed[key])), Plan) == GROWS
 
 
@@ -97,6 +97,18 @@ def test_a_round_without_changes_ends_immediately(answers: dict[str, Any], plans
     answers["plans"] = plans
     with pytest.raises(AirflowSkipException, match=why):
         planned(context())
+
+
+def test_a_round_leaves_the_reason_of_every_decision_also_if_no_job_is_changed(answers: dict[str, Any]) -> None:
+    answers["plans"], answers["problems"] = (STAYS,), {"odd-1": "no usable observation"}
+    ran = context()
+    with pytest.raises(AirflowSkipException):
+        planned(ran)
+    assert ran["ti"].pushed == {
+        "reasons": {
+            "new-1": "left alone: 3 steps", "rests-1": "stays: no plan pays", "odd-1": "no usable observation"
+        }
+    }  # fmt: skip
 
 
 def test_a_wrong_settings_file_fails_without_a_retry(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import click
 import structlog
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -172,11 +173,15 @@ def show(console: Console, stack: ServiceStack, outcome: Outcome, truth: Generat
     table = Table(title="daily_retraining", show_header=False, title_justify="left")
     table.add_row("samples trained", f"{metrics['samples_trained']:,} in {outcome.seconds:.0f} s, all steps together")
     table.add_row("evaluation rows", f"{metrics['evaluation_samples']:,} of {last.day} (never trained on)")
-    table.add_row("scaling", "\n".join(outcome.scaling.changes) or outcome.scaling.grown or "the job was not changed")
-    if outcome.scaling.killed:
-        back = outcome.scaling.back_after_seconds
+    scaling = outcome.scaling
+    unchanged = f"the job was not changed: {scaling.why_unchanged}"
+    table.add_row("scaling", escape("\n".join(scaling.changes) or scaling.grown or unchanged))
+    if scaling.killed:
+        back = scaling.back_after_seconds
         found = "it had ended before the server was back" if back is None else f"it trained again {back:.0f} s later"
-        table.add_row(f"{outcome.scaling.killed} was killed", found)
+        table.add_row(f"{scaling.killed} was killed", found)
+    else:
+        table.add_row("kill of a server", escape(f"not shown: {scaling.why_not_killed}"))
     table.add_row("AUC", f"{metrics['auc']:.4f}   (best possible: {last.best_auc:.4f})")
     table.add_row(
         "normalised entropy",

@@ -27,6 +27,7 @@ class Airflow:
     def __init__(self) -> None:
         self.rounds: dict[str, str] = {"of an earlier demo": "success"}
         self.output: dict[str, object] | None = None
+        self.reasons: dict[str, str] | None = {"job": "stays: 8 plans examined", "other": "grows"}
 
     @property
     def triggered(self) -> list[str]:
@@ -39,8 +40,11 @@ class Airflow:
     def runs(self, dag_id):
         return dict(self.rounds)
 
-    def xcom(self, dag_id, run_id, task_id, map_index):
+    def xcom(self, dag_id, run_id, task_id, key="return_value", map_index=-1):
         assert run_id != "of an earlier demo"
+        if (task_id, key) == ("plan", "reasons"):
+            return self.reasons
+        assert (task_id, key, map_index) == ("migrate", "return_value", 0)
         return self.output
 
 
@@ -99,7 +103,7 @@ def test_a_scheduled_round_is_printed_too(airflow, said):
     [
         ("success", GROWN, "1 → 3 workers, pause of training 0.25 s", ["1 → 3 workers, pause of training 0.25 s"]),
         ("success", REFUSED, "1 → 3 workers: refused no room", []),
-        ("success", None, "leaves the job as it is", []),
+        ("success", None, "leaves the job as it is: stays: 8 plans examined", []),
         ("failed", None, "failed: see the DAG auto_scaling in Airflow", []),
     ],
 )
@@ -121,6 +125,49 @@ def test_servers_that_the_jobs_master_adds_between_rounds_are_growth_too(airflow
     assert killed == [], "without a record the job would begin again"
     scaling.look("job", metrics(servers=2))
     assert (scaling.grown, killed, said) == ("1 → 2 servers", [2], ["the job has grown: 1 → 2 servers"])
+
+
+@pytest.mark.parametrize(
+    ("state", "output", "reasons", "why"),
+    [
+        ("success", None, {"job": "stays: 8 plans examined"}, "stays: 8 plans examined"),
+        ("success", None, {"other": "grows"}, "the last round did not find the job training"),
+        ("success", None, None, "the last round did not find the job training"),
+        ("success", REFUSED, {}, "1 → 3 workers: refused no room"),
+        ("failed", None, None, "the last round failed: see the DAG auto_scaling in Airflow"),
+    ],
+)
+def test_a_job_that_is_not_changed_has_the_reason_of_the_last_round(airflow, said, state, output, reasons, why):
+    scaling, airflow.reasons = Scaling(airflow, said.append, kills=False), reasons
+    assert scaling.why_unchanged == "no round of scaling has ended while it trained"
+    one_round(scaling, airflow, state, output)
+    assert scaling.why_unchanged == why
+
+
+def test_a_server_that_is_not_killed_has_the_last_reason_while_the_job_trained(airflow, said):
+    scaling = Scaling(airflow, said.append, kills=True)
+    reasons = [scaling.why_not_killed]
+
+    def look(**values):
+        scaling.look("job", metrics(**values))
+        reasons.append(scaling.why_not_killed)
+
+    look()
+    look(servers=2, checkpoint=None)
+    look(servers=2, migration=MigrationMetrics(stage="copying"))
+    look(servers=2)
+    look(phase=Phase.EVALUATING)
+    assert reasons == [
+        "the job was not seen training",
+        "the job has not grown",
+        "the job had no record, without which it would begin again",
+        "the job's pods were being changed until its training ended",
+        "no process of its parameter servers was found on this machine",
+        "no process of its parameter servers was found on this machine",
+    ]
+    unwanted = Scaling(airflow, said.append, kills=False)
+    unwanted.look("job", metrics())
+    assert unwanted.why_not_killed == "--no-kill"
 
 
 @pytest.mark.services
