@@ -104,7 +104,11 @@ def _restarted(state: JobState, event: Restarted, effects: list[Effect]) -> None
     phases = state.phases
     if not phases.phase.is_final:
         state.times.add(WITHOUT_MASTER, event.away_seconds)
-        effects.append(Decided(decision="master_resumed", inputs={"away_seconds": round(event.away_seconds, 3)}))
+        state.times.suspended(event.suspended_seconds)
+        inputs = {
+            "away_seconds": round(event.away_seconds, 3), "suspended_seconds": round(event.suspended_seconds, 3),
+        }  # fmt: skip
+        effects.append(Decided(decision="master_resumed", inputs=inputs))
     state.training.rearm(event.time)
     state.evaluation.rearm(event.time)
     committing = [save for save in state.saves.under_way.values() if save.stage == COMMITTING]

@@ -28,9 +28,12 @@ PARTS = {
     REDOING: "training that a rollback threw away, so that it had to be done again",
     EVALUATING: "workers scored the evaluation rows",
     IDLE: "workers had no shards, or there were none",
-    WITHOUT_MASTER: "the master's process was gone",
+    WITHOUT_MASTER: "the master's process was gone or suspended",
 }
 """The parts, and what they mean. Where workers differ, a part is the mean over the workers that were up."""
+
+SUSPENSION_SECONDS = 2.0
+"""A master notices that its process was suspended if it was for longer than this."""
 
 _BY_PHASE = {
     Phase.PENDING: PENDING,
@@ -48,6 +51,8 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         unmeasured: training seconds for which the share of waiting is not known yet.
         unsaved_training, unsaved_waiting: seconds since the last record, which a rollback turns into lost work.
         workers: number of running workers when the directives had this `version`.
+        long_pause: what was counted between the last two events that were so far apart that the master may have been
+            suspended.
     """
 
     seconds: dict[str, float] = {}
@@ -56,6 +61,7 @@ class TimeProfile(msgspec.Struct, kw_only=True):
     unsaved_waiting: float = 0.0
     workers: int = 0
     version: int = -1
+    long_pause: dict[str, float] = {}
 
     @property
     def total(self) -> float:
@@ -74,17 +80,38 @@ class TimeProfile(msgspec.Struct, kw_only=True):
         """Counts the time since the last event; `state` is that before the next one."""
         if seconds <= 0 or state.phase.is_final:
             return
+        parts = self._parts(state, seconds)
+        for part, counted in parts.items():
+            self.add(part, counted)
+        self.unmeasured += parts.get(TRAINING, 0.0)
+        self.unsaved_training += parts.get(TRAINING, 0.0)
+        if seconds >= SUSPENSION_SECONDS:
+            # The pauses of faults add up to the time in which the job recovered, so it stays there.
+            self.long_pause = {} if state.phase is Phase.RECOVERING else parts
+
+    def _parts(self, state: JobState, seconds: float) -> dict[str, float]:
         if state.phase is not Phase.TRAINING or state.saves.is_paused:
-            self.add(_BY_PHASE.get(state.phase, CHECKPOINTING), seconds)
-            return
+            return {_BY_PHASE.get(state.phase, CHECKPOINTING): seconds}
         if self.version != state.phases.version:
             self.version = state.phases.version
             self.workers = sum(worker.is_registered for worker in state.membership.workers())
         busy = min(len(state.training.held), self.workers) / self.workers if self.workers else 0.0
-        self.add(TRAINING, busy * seconds)
-        self.add(IDLE, (1.0 - busy) * seconds)
-        self.unmeasured += busy * seconds
-        self.unsaved_training += busy * seconds
+        return {TRAINING: busy * seconds, IDLE: (1.0 - busy) * seconds}
+
+    def suspended(self, seconds: float) -> None:
+        """The master was suspended for so long, and did not learn what the job did: this time is counted apart.
+
+        Events may have been handled since it continued, so the time is that of the last long pause between two events.
+        """
+        share = min(1.0, seconds / total) if (total := sum(self.long_pause.values())) else 0.0
+        for part, counted in self.long_pause.items():
+            moved = min(share * counted, self.seconds.get(part, 0.0))
+            self.seconds[part] = self.seconds.get(part, 0.0) - moved
+            self.add(WITHOUT_MASTER, moved)
+            if part == TRAINING:
+                self.unmeasured = max(0.0, self.unmeasured - moved)
+                self.unsaved_training = max(0.0, self.unsaved_training - moved)
+        self.long_pause = {}
 
     def measure(self, waiting_share: float) -> None:
         """Takes the share of their time since the last measurement in which workers waited for rows; 0 to 1."""

@@ -87,12 +87,21 @@ def timeline_entry(
 
 def _cost(decision: str, inputs: dict[str, Any], costs: Mapping[int, FaultCost]) -> FaultCost:
     match decision:
-        case "master_resumed" if inputs["away_seconds"]:
-            return FaultCost(without_master_seconds=inputs["away_seconds"])
+        case "master_resumed" if seconds := inputs["away_seconds"] or inputs.get("suspended_seconds"):
+            return FaultCost(without_master_seconds=seconds)
         case "job_resumed":
             return FaultCost(repeated_rows=inputs["repeated_rows"])
     # Journals of earlier versions have no numbers; when a process that was replaced had ended, nobody knows.
     return costs.get(inputs.get("fault", 0), FaultCost())
+
+
+def _absence(inputs: dict[str, Any]) -> str:
+    if away := inputs["away_seconds"]:
+        return f"there was no master for {away:.1f} s"
+    # Journals of earlier versions do not have it.
+    if suspended := inputs.get("suspended_seconds"):
+        return f"its process was suspended, or its journal could not be written, for {suspended:.1f} s"
+    return "it was suspended or restarted"
 
 
 def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
@@ -178,11 +187,7 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
         case "phase_changed":
             return f"the job {plain_words.phase(inputs['after'])}", ""
         case "master_resumed":
-            away = inputs["away_seconds"]
-            return (
-                "the master continued",
-                f"there was no master for {away:.1f} s" if away else "it was suspended or restarted",
-            )
+            return "the master continued", _absence(inputs)
         case "pod_ordered":
             names = [name for name in inputs if name not in ("pod", "reason")]
             places = ", ".join(f"{name.replace('_', ' ')} {inputs[name]}" for name in names)

@@ -15,6 +15,7 @@ from elastrec.platform.master.machine import events
 from elastrec.platform.master.measuring.observations import Remembered
 from elastrec.platform.master.measuring.saved_measurements import SavedMeasurements
 from elastrec.platform.master.measuring.slow_pods import SlowPod, has_room_elsewhere
+from elastrec.platform.master.measuring.time_profile import SUSPENSION_SECONDS
 from elastrec.platform.master.reporting.final_artifacts import FinalArtifacts
 from elastrec.platform.master.service.history_sink import Report
 from elastrec.platform.master.service.journal import JournalError
@@ -27,7 +28,6 @@ from elastrec.platform.transport.messages.profile import GetProfile, Profile
 
 log = structlog.get_logger(__name__)
 _TICK_SECONDS = 0.1
-_STALL_SECONDS = 2.0
 
 
 class TimedWork(ServicePart):
@@ -71,7 +71,7 @@ class TimedWork(ServicePart):
                 continue
             gap, last = now - last, now
             try:
-                if gap > _STALL_SECONDS:
+                if gap > SUSPENSION_SECONDS:
                     # This process was stopped and received no heartbeats, so the pods do not count as silent.
                     log.warning("master_stalled", seconds=gap)
                     with self._lock:

@@ -146,6 +146,32 @@ def test_time_without_a_master_is_counted_apart():
     assert seconds(world, PENDING) == 4.0 and seconds(world, WITHOUT_MASTER) == 30.0
 
 
+@pytest.mark.parametrize("is_handled_first", [False, True])
+def test_time_in_which_the_master_was_suspended_is_counted_apart(is_handled_first: bool):
+    world = World(plan(save_interval_seconds=0.0))
+    in_training(world)
+    world.time += 1.0
+    trained = seconds(world, TRAINING)
+    world.handle(events.OwnerChanged(time=world.time, owner="me"))
+    world.time += 64.0
+    if is_handled_first:
+        # Calls that arrived meanwhile are answered before the timer notices the suspension.
+        world.handle(events.OwnerChanged(time=world.time, owner="another"))
+    world.handle(events.Restarted(time=world.time, suspended_seconds=63.5))
+    assert seconds(world, WITHOUT_MASTER) == pytest.approx(63.5)
+    assert seconds(world, TRAINING) == pytest.approx(trained + 0.5) and seconds(world, IDLE) == 0.0
+    # What happened meanwhile is not measured, and a rollback makes no lost work of it.
+    world.handle(events.Measured(time=world.time, waiting_share=1.0))
+    assert seconds(world, WAITING) == pytest.approx(trained + 0.5)
+    world.kill("j-ps-0")
+    assert seconds(world, REDOING) == pytest.approx(trained + 0.5)
+    assert world.state.times.total == pytest.approx(world.time)
+    # The same pause is not counted twice.
+    before = seconds(world, WITHOUT_MASTER)
+    world.handle(events.Restarted(time=world.time, suspended_seconds=63.5))
+    assert seconds(world, WITHOUT_MASTER) == before
+
+
 def test_looking_at_the_profile_does_not_change_it():
     world = World(plan())
     times = world.state.times
@@ -164,6 +190,12 @@ def test_looking_at_the_profile_does_not_change_it():
         ),
         ("rollback", {"reason": "ps: gone", "generation": 2, "record": "from nothing"}, "the beginning", "ps: gone"),
         ("master_resumed", {"away_seconds": 3.0}, "the master continued", "no master for 3.0 s"),
+        (
+            "master_resumed",
+            {"away_seconds": 0.0, "suspended_seconds": 64.0},
+            "the master continued",
+            "its process was suspended, or its journal could not be written, for 64.0 s",
+        ),
         (
             "job_begun",
             {"record": "", "samples": 0, "workers": 1, "parameter_servers": 2},
@@ -208,6 +240,12 @@ def test_the_cost_of_a_fault_is_shown_below_it_without_a_separate_entry():
     [
         ("master_resumed", {"away_seconds": 3.0}, FaultCost(without_master_seconds=3.0), "3.0 s without a master"),
         ("master_resumed", {"away_seconds": 0.0}, FaultCost(), "unknown"),
+        (
+            "master_resumed",
+            {"away_seconds": 0.0, "suspended_seconds": 64.0},
+            FaultCost(without_master_seconds=64.0),
+            "64.0 s without a master",
+        ),
         (
             "job_resumed",
             {"repeated_rows": 1200, "record": "r", "step": 9, "generation": 1, "term": 2},
