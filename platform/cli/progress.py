@@ -110,8 +110,10 @@ class JobProgress:
             return
         before, self._shown = self._shown, metrics
         if before is not None and before.phase is not metrics.phase:
-            # The phase ended between two observations: its last line shows the end, not the earlier observation.
-            self._put(metrics.model_copy(update={"phase": before.phase, "reason": before.reason}))
+            # The phase ended between two observations: its last line shows the end, not the earlier observation. After
+            # a rollback, and while the master does not answer, the figures are not those of its end.
+            if (before.generation, before.shards_total) == (metrics.generation, metrics.shards_total):
+                self._put(metrics.model_copy(update={"phase": before.phase, "reason": before.reason}))
             self._settle()
         self._put(metrics)
 

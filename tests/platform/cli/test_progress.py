@@ -84,3 +84,30 @@ def test_the_last_line_of_a_phase_shows_its_end() -> None:
     lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
     assert [line.split()[0] for line in lines] == ["Training", "Training", "Evaluating", "Evaluating", "Succeeded"]
     assert lines[1].endswith("shards 8/8") and lines[3].endswith("shards 2/2")
+
+
+def lines_of(*observed: TrainingMetrics) -> list[str]:
+    output = io.StringIO()
+    with JobProgress(console=Console(file=output, width=200)) as progress:
+        for metrics in observed:
+            progress.show(metrics)
+    return [" ".join(line.split()) for line in output.getvalue().splitlines()]
+
+
+def test_the_last_line_of_a_phase_that_a_rollback_ended_keeps_its_own_figures() -> None:
+    lines = lines_of(
+        job(Phase.SAVING, shards_total=8, shards_done=8, reason="the final record waits"),
+        job(Phase.RECOVERING, shards_total=8, shards_done=3, generation=1, reason="ps-0: gone"),
+    )
+    bars = [line.partition("shards ")[2] for line in lines]
+    assert bars == ["8/8 (the final record waits)", "3/8 (ps-0: gone)"]
+
+
+def test_a_master_that_does_not_answer_changes_no_line_of_another_phase() -> None:
+    lines = lines_of(
+        job(shards_total=8, shards_done=3),
+        job(Phase.PENDING, reason="the master does not answer"),
+        job(shards_total=8, shards_done=4),
+    )
+    assert [line.split()[0] for line in lines] == ["Training", "Pending", "Training"]
+    assert "shards 3/8" in lines[0] and lines[1] == "Pending (the master does not answer)" and "4/8" in lines[2]
