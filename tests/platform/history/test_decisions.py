@@ -36,12 +36,17 @@ def run_id(history: History, make_prepared: Callable[..., Prepared], allocation:
     return history.start_run(make_prepared(), allocation)
 
 
-def table(client: MlflowClient, run_id: str) -> list[dict[str, Any]]:
-    content = json.loads(Path(client.download_artifacts(run_id, EXPLAIN_FILE)).read_text())
+def table(client: MlflowClient, run_id: str, folder: Path) -> list[dict[str, Any]]:
+    content = json.loads(Path(client.download_artifacts(run_id, EXPLAIN_FILE, str(folder))).read_text())
     return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
 
 
-def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, history: History, run_id: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_round_is_a_table_a_point_and_a_page_of_pictures(
+    tracking_server,
+    history: History,
+    run_id: str,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
     client, now = MlflowClient(tracking_server.uri), time.time()
     speeds = [Point(names.SAMPLES_PER_SECOND, 10.0 + i, 100 * i, now - 60 + 10 * i) for i in range(6)]
     history.log_series(run_id, [*speeds, Point(names.WORKERS_RUNNING, 1.0, 0, now - 60)])
@@ -54,7 +59,7 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     observations = measure(coefficients(), [ONE, msgspec.structs.replace(ONE, workers=2), THREE])
     (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
     history.log_model(run_id, rounds, plan.considered, fit(SHAPE, observations), observations)
-    lines = table(client, run_id)
+    lines = table(client, run_id, tmp_path)
     assert [line["why"] for line in lines] == ["a", "b", "c"] and {line["samples_trained"] for line in lines} == {100}
     # By this tag MLflow's pages know that the file is a table.
     shown = json.loads(client.get_run(run_id).data.tags["mlflow.loggedArtifacts"])
@@ -69,7 +74,7 @@ def test_a_round_is_a_table_a_point_and_a_page_of_pictures(tracking_server, hist
     _, pictured = history.plan_pictures(run_id, rounds)
     assert (pictured.number, pictured.plan) == (2, grew)
     for name in ("scaling_fit.png", "scaling_candidates.png"):
-        png = Path(client.download_artifacts(run_id, f"figures/{name}")).read_bytes()
+        png = Path(client.download_artifacts(run_id, f"figures/{name}", str(tmp_path))).read_bytes()
         assert pictured.pictures[name] == f"data:image/png;base64,{base64.b64encode(png).decode()}"
     assert history.gains_picture(run_id).startswith("data:image/png;base64,")
     metrics = client.get_run(run_id).data.metrics
@@ -104,8 +109,9 @@ def test_the_reasons_of_each_plan_are_kept_and_those_of_a_round_that_changes_not
 
 def test_a_picture_of_a_plan_is_rendered_once_and_written_twice(
     tracking_server,
-    run_id: str,  # type: ignore[no-untyped-def]
-    monkeypatch: pytest.MonkeyPatch,
+    run_id: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
     rendered = []
     savefig = Figure.savefig
@@ -116,7 +122,7 @@ def test_a_picture_of_a_plan_is_rendered_once_and_written_twice(
     (plan,) = decide(ThreeStage(), [profile()], View(PLENTY, PRICES)).plans
     history.log_model(run_id, [GREW], plan.considered, fit(SHAPE, seen), seen)
     client, name = MlflowClient(tracking_server.uri), "scaling_candidates.png"
-    newest = Path(client.download_artifacts(run_id, f"figures/{name}")).read_bytes()
+    newest = Path(client.download_artifacts(run_id, f"figures/{name}", str(tmp_path))).read_bytes()
     (pictured,) = history.plan_pictures(run_id, [GREW])
     assert pictured.pictures[name] == f"data:image/png;base64,{base64.b64encode(newest).decode()}"
     assert len(rendered) == 1
@@ -125,13 +131,14 @@ def test_a_picture_of_a_plan_is_rendered_once_and_written_twice(
 def test_the_table_stays_bounded_and_keeps_the_latest_rounds(
     tracking_server,
     run_id: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,  # type: ignore[no-untyped-def]
 ) -> None:
     monkeypatch.setattr(kept, "_MOST_LINES", 3)
     history = Decisions(tracking_server.uri, "")
     for word in ("a", "b", "c"):
         history.log_decision(run_id, GREW, [{"why": word}, {"why": word}], {})
-    assert [line["why"] for line in table(MlflowClient(tracking_server.uri), run_id)] == ["b", "c", "c"]
+    assert [line["why"] for line in table(MlflowClient(tracking_server.uri), run_id, tmp_path)] == ["b", "c", "c"]
 
 
 def test_damaged_decisions_are_named(tracking_server, run_id: str) -> None:  # type: ignore[no-untyped-def]
