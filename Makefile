@@ -27,7 +27,7 @@ help:
 	@echo "make mutants      break the promises of tests/mutants.toml one by one; ONLY=\"M4 W1\" for some"
 	@echo "make changes      100 changes of servers and workers of one job that trains; COUNT=600 for half an hour"
 	@echo "make demo         a click log, Airflow, MLflow and one training, on this machine"
-	@echo "make screenshots  the pictures of README and docs, from a running demo"
+	@echo "make screenshots  the pictures of README and docs, from two days of the demo"
 	@echo "make bench        all figures of docs/figures.md"
 	@echo "make lint, types  ruff, codespell; mypy"
 
@@ -110,7 +110,7 @@ types: setup
 demo: setup
 	$(BIN)/python -m tools.stack.demo $(if $(filter 0,$(WAIT)),--no-wait)
 
-# The demo trains two days first, unless its home has them already.
+# Trains two days of the demo's click log first.
 screenshots: setup
 	$(BIN)/python -m tools.screenshots
 

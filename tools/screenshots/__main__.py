@@ -15,18 +15,18 @@ from rich.console import Console
 
 from elastrec.operators import settings
 from elastrec.platform.jobs import Platform, observe
+from elastrec.platform.specs.errors import ElastrecError
 from tools.screenshots import airflow, compare
-from tools.stack.demo import JOB_FILE, make_clicks, wait_for_dag
+from tools.stack.demo import DAYS, JOB_FILE, ROWS_PER_DAY, make_clicks, wait_for_dag
 from tools.stack.rest import AirflowClient
 from tools.stack.services import ServiceStack
 
-_DAYS = 3  # as in the demo, whose click log is used
 _POLL_SECONDS = 2.0
 
 
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path), default=Path("demo_data"), help="Folder of everything.")
-@click.option("--rows-per-day", type=int, default=1_000_000, show_default=True)
+@click.option("--rows-per-day", type=int, default=ROWS_PER_DAY, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path, exists=True), default=Path("docs/images"), show_default=True)
 def main(home: Path, rows_per_day: int, output: Path) -> None:
     """Takes the pictures of README and docs."""
@@ -37,7 +37,11 @@ def main(home: Path, rows_per_day: int, output: Path) -> None:
         sys.exit("there is no Chromium on this machine (apt-get install chromium)")
     console = Console(highlight=False)
     clicks = home / "clicks"
-    days = [day.day for day in make_clicks(clicks, rows_per_day, _DAYS, console).days]
+    try:
+        # That of the demo, if its home has one.
+        days = [day.day for day in make_clicks(clicks, rows_per_day, DAYS, console).days]
+    except ElastrecError as error:
+        sys.exit(f"no pictures were taken: {error}")
     with ServiceStack(home) as stack, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         client = AirflowClient(stack.airflow_url)

@@ -39,6 +39,8 @@ from tools.stack.services import ServiceStack
 from tools.stack.watching import Watch
 
 JOB_FILE = "demo.yaml"
+ROWS_PER_DAY, DAYS = 2_000_000, 3
+"""Of the click log."""
 _STEP_WORDS = {
     "prepare_data": "check job, data and checkpoint",
     "warm_start": "choose start-up sizes",
@@ -72,8 +74,8 @@ class Outcome:
 
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path), default=Path("demo_data"), help="Folder of everything.")
-@click.option("--rows-per-day", type=int, default=2_000_000, show_default=True)
-@click.option("--days", type=click.IntRange(2), default=3, show_default=True, help="The last one is evaluated on.")
+@click.option("--rows-per-day", type=int, default=ROWS_PER_DAY, show_default=True)
+@click.option("--days", type=click.IntRange(2), default=DAYS, show_default=True, help="The last one is evaluated on.")
 @click.option("--kill/--no-kill", "kills", default=True, help="Kill a parameter server once the job has grown.")
 @click.option("--wait/--no-wait", default=True, help="Keep the pages up until Ctrl-C.")
 def main(home: Path, rows_per_day: int, days: int, kills: bool, wait: bool) -> None:
