@@ -67,8 +67,8 @@ _LIMITS: dict[str, dict[str, Any]] = {
 _GOALS = {"worker": {"restart": -37.0, "none": -48.5}, "parameter_server": {"restart": -27.6, "none": -36.4}}
 _WORDS = {"worker": "worker-", "parameter_server": "ps-"}
 """In the names of its pods."""
-_MODEL_ROWS = 24_000_000
-"""Of the tables that the jobs of a slow worker continue, together; some 2.3 GB, a small model for a click log."""
+_MODEL_ROWS = 40_000_000
+"""Of the tables that the jobs of a slow worker continue, together; some 3.8 GB, a small model for a click log."""
 _EPOCHS = {"worker": 22, "parameter_server": 44}
 _LOG = GenerateSpec(path="clicks", rows_per_day=20_000, days=2, seed=1, lists=0)
 _NODE, _WEIGHT = PodSize(3.0, 16 * 2**30), 8
@@ -112,7 +112,7 @@ def job_content(
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
             "worker": {"memory": "2Gi", **limits["worker"]},
-            "parameter_server": {"memory": "6Gi", **limits["parameter_server"]},
+            "parameter_server": {"memory": "10Gi", **limits["parameter_server"]},
         },
         "checkpoint": {"interval": "0s"},
     }  # fmt: skip
