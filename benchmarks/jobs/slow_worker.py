@@ -55,7 +55,7 @@ _LIMITS: dict[str, dict[str, Any]] = {
     "worker": {
         "model": {"embedding_dimension": 16, "options": {"layer_sizes": [1024, 512, 256]}},
         "worker": {"count": 2, "cores": 0.5},
-        "parameter_server": {"count": 1, "cores": 0.5},
+        "parameter_server": {"count": 1, "cores": 0.5, "memory": "10Gi"},
     },
     "parameter_server": {
         "model": {"embedding_dimension": 63, "options": {"layer_sizes": [8]}},
@@ -112,7 +112,7 @@ def job_content(
         "resources": {
             "master": {"cores": 0.2, "memory": "512Mi"},
             "worker": {"memory": "2Gi", **limits["worker"]},
-            "parameter_server": {"memory": "10Gi", **limits["parameter_server"]},
+            "parameter_server": {"memory": "6Gi", **limits["parameter_server"]},
         },
         "checkpoint": {"interval": "0s"},
     }  # fmt: skip
