@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -124,8 +124,13 @@ def weight(remaining_samples: float, samples_per_second: float, priority: float,
     return float(priority**weights.power * (seconds + weights.epsilon_seconds) ** -weights.rho)
 
 
-def items_of(proposals: Sequence[Proposal], weights: Weights) -> Items:
-    """All plans that cost, in columns."""
+def items_of(proposals: Sequence[Proposal], weights: Weights, chosen: Sequence[int] | None = None) -> Items:
+    """All plans that cost, in columns.
+
+    Args:
+        chosen: index of a plan of each proposal, which its other plans replace: they need only the resources beyond
+            that one's, and save the seconds that it loses, too. None: no plan is chosen.
+    """
     costly = [
         (j, c, each.gain / each.cost_per_hour, each.samples_per_second, each.needs.cores, each.needs.memory_bytes)
         for j, proposal in enumerate(proposals)
@@ -138,11 +143,21 @@ def items_of(proposals: Sequence[Proposal], weights: Weights) -> Items:
     priority_J = np.array([proposal.priority for proposal in proposals], dtype=np.float64)
     seconds_I = remaining_J[job_I] / np.maximum(columns[3], 1e-300)
     value_I = columns[2] * priority_J[job_I] ** weights.power * (seconds_I + weights.epsilon_seconds) ** -weights.rho
+    chosen = chosen or [STAY] * len(proposals)
+    taken = [proposal.candidates[c] for proposal, c in zip(proposals, chosen, strict=True)]
     saved_I = None
     if all(_adds_workers(proposals[j], c) for j, c, *_ in costly):
-        before_J = np.array([proposal.samples_per_second for proposal in proposals], dtype=np.float64)
+        before = [
+            proposal.samples_per_second if c == STAY else plan.samples_per_second
+            for proposal, c, plan in zip(proposals, chosen, taken, strict=True)
+        ]
+        before_J = np.array(before, dtype=np.float64)
         saved_I = priority_J[job_I] * remaining_J[job_I] * (1.0 / before_J[job_I] - 1.0 / columns[3])
-    return Items(job_I, columns[1].astype(np.intp), value_I, columns[4], columns[5], saved_I)
+    cores_J = np.array([each.needs.cores for each in taken], dtype=np.float64)
+    bytes_J = np.array([each.needs.memory_bytes for each in taken], dtype=np.float64)
+    return Items(
+        job_I, columns[1].astype(np.intp), value_I, columns[4] - cores_J[job_I], columns[5] - bytes_J[job_I], saved_I
+    )
 
 
 def _adds_workers(proposal: Proposal, candidate: int) -> bool:
@@ -316,27 +331,6 @@ def _best_saving(proposal: Proposal) -> int:
     return min(saving, key=lambda pair: (pair[1].gain < 0, pair[1].cost_per_hour, -pair[1].gain))[0]
 
 
-def _beyond(items: Items, proposals: Sequence[Proposal], chosen: Sequence[int]) -> Items:
-    """Items of a job with a chosen plan need only the resources beyond that plan's, and save the seconds that the plan
-    loses, too."""
-    taken = [proposal.candidates[c] for proposal, c in zip(proposals, chosen, strict=True)]
-    cores_J = np.array([each.needs.cores for each in taken], dtype=np.float64)
-    bytes_J = np.array([each.needs.memory_bytes for each in taken], dtype=np.float64)
-    saved_I = items.saved_seconds
-    if saved_I is not None:
-        now_J = np.array([proposal.candidates[STAY].samples_per_second for proposal in proposals], dtype=np.float64)
-        taken_J = np.array([each.samples_per_second for each in taken], dtype=np.float64)
-        work_J = np.array([proposal.priority * proposal.remaining_samples for proposal in proposals], dtype=np.float64)
-        lost_J = work_J * (1.0 / np.maximum(taken_J, 1e-300) - 1.0 / np.maximum(now_J, 1e-300))
-        saved_I = saved_I + lost_J[items.job]
-    return replace(
-        items,
-        cores=items.cores - cores_J[items.job],
-        memory_bytes=items.memory_bytes - bytes_J[items.job],
-        saved_seconds=saved_I,
-    )
-
-
 def choose(
     proposals: Sequence[Proposal], free: Resources, knapsack: Knapsack = greedy, weights: Weights | None = None
 ) -> Choice:
@@ -359,7 +353,7 @@ def choose(
     for j, c in sorted(savings, key=lambda pair: proposals[pair[0]].candidates[pair[1]].cost_per_hour):
         if proposals[j].candidates[c].needs.fits(free):
             free = take(j, c, free)
-    items = _beyond(items_of(proposals, weights), proposals, chosen)
+    items = items_of(proposals, weights, chosen)
     rows = knapsack(items, free)
     for row in rows:
         j = int(items.job[row])
