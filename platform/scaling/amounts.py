@@ -26,6 +26,11 @@ CORES_STEP = 0.25
 """Cores are planned in whole steps. Chosen: of pods of a core or more, less is within the error of a prediction."""
 
 
+def refusal(field: str, value: Any, allowed: str, remedy: str) -> ScalingError:
+    """The error of a number that is not allowed."""
+    return ScalingError(f"{field}: {value} is not allowed; allowed: {allowed}; {remedy}")
+
+
 def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> None:
     """Checks a number.
 
@@ -33,7 +38,7 @@ def require(holds: bool, field: str, value: Any, allowed: str, remedy: str) -> N
         ScalingError: unless `holds`.
     """
     if not holds:
-        raise ScalingError(f"{field}: {value} is not allowed; allowed: {allowed}; {remedy}")
+        raise refusal(field, value, allowed, remedy)
 
 
 def is_positive(value: float) -> bool:

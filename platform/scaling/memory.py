@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from elastrec.platform.scaling import growth_law
-from elastrec.platform.scaling.amounts import MEMORY_STEP, require
+from elastrec.platform.scaling.amounts import MEMORY_STEP, refusal, require
 from elastrec.platform.scaling.growth_law import heaps_law, samples_to
 from elastrec.platform.scaling.model.columns import Floats
 from elastrec.platform.scaling.types import MemoryCurve
@@ -97,35 +97,33 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(np.minimum(self.last_rows * np.exp(power), max(self.cap, self.last_rows)))
 
 
-def _refuse(history: TableHistory) -> None:
-    """Apart from `fit_growth`, because every round of every job forecasts, and texts take longer than the checks."""
-    where, points = f"table {history.table}", f"{len(history.rows)} points"
-    as_many = f"as many as samples, {len(history.samples)}"
-    require(len(history.samples) == len(history.rows), f"{where}.rows", points, as_many, "give one count per moment")
-    good = 0 < history.bytes_per_row < math.inf
-    require(good, f"{where}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers")
-
-
 def fit_growth(history: TableHistory) -> Growth:
     """Heaps' law by least squares in logarithms, later points weighing more: old ids say little about new ones.
 
     Raises:
         ScalingError: fewer than three usable points, counts that fall over samples, or no size of a row.
     """
-    if len(history.samples) != len(history.rows) or not 0 < history.bytes_per_row < math.inf:
-        _refuse(history)
+    # Every round of every job forecasts, and texts take longer than the checks: they are made for an error alone.
+    table = history.table
+    if len(history.samples) != len(history.rows):
+        points, as_many = f"{len(history.rows)} points", f"as many as samples, {len(history.samples)}"
+        raise refusal(f"table {table}.rows", points, as_many, "give one count per moment")
+    if not 0 < history.bytes_per_row < math.inf:
+        raise refusal(
+            f"table {table}.bytes_per_row", history.bytes_per_row, "above 0", "a row has at least its numbers"
+        )
     samples_P, rows_P = np.array(history.samples, dtype=np.float64), np.array(history.rows, dtype=np.float64)
     is_rising, distinct, *law = _fastest(heaps_law)(samples_P, rows_P)
     if distinct < 3:
         raise ScalingError(
-            f"table {history.table}: {distinct} usable points of {len(samples_P)}; allowed: at least 3 with samples "
+            f"table {table}: {distinct} usable points of {len(samples_P)}; allowed: at least 3 with samples "
             "and rows above 0; wait until the job has trained longer"
         )
     if not is_rising:
-        require(is_rising, f"table {history.table}.samples", "falling", "rising counts", "sort the points")
+        raise refusal(f"table {table}.samples", "falling", "rising counts", "sort the points")
     log_k, exponent, exponent_error, scatter, last_samples, last_rows = law
     return Growth(
-        table=history.table,
+        table=table,
         log_k=log_k,
         exponent=exponent,
         exponent_error=exponent_error,
