@@ -92,12 +92,19 @@ def test_a_tag_is_sent_although_no_points_wait() -> None:
     assert sink.tags == [{"phase": "Training"}] and sink.stored == []
 
 
-def test_only_the_newest_value_of_a_tag_is_sent_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tag_in_an_outage(monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Reporter]:
+    """A reporter that tries again and again to send the phase Training."""
     monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
     sink = Recorder()
     sink.error = HistoryError("connection refused")
     reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
     reporter.set_tag("phase", "Training")
+    return sink, reporter
+
+
+def test_only_the_newest_value_of_a_tag_is_sent_after_an_outage(tag_in_an_outage: tuple[Recorder, Reporter]) -> None:
+    sink, reporter = tag_in_an_outage
     wait_for(lambda: len(sink.calls) > 1, 5, "the repeated tries")
     reporter.set_tag("phase", "Saving")
     sink.error = None
@@ -126,12 +133,8 @@ def test_tags_that_the_server_refuses_are_not_sent_again() -> None:
     assert reporter.close(5) and len(sink.calls) == 1 and sink.tags == []
 
 
-def test_forgotten_tags_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
-    sink = Recorder()
-    sink.error = HistoryError("connection refused")
-    reporter = Reporter("", "run", sink=sink, interval_seconds=0.01)
-    reporter.set_tag("phase", "Training")
+def test_forgotten_tags_are_not_sent(tag_in_an_outage: tuple[Recorder, Reporter]) -> None:
+    sink, reporter = tag_in_an_outage
     assert sink.called.wait(5)
     reporter.forget_tags()
     sink.error = None
