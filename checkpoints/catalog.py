@@ -233,15 +233,13 @@ def prune(
         # An unreadable manifest may have a newer format, or the error may be temporary, so the record is not deleted.
         # One whose manifest is readable and whose parts have other sizes is never usable again.
         to_delete = uri in periodic or uri in bad
+        if name in unfinished and name in by_name:
+            # No process writes into a complete record; unfinished objects are from killed servers that wrote their
+            # parts again, or from a killed master that committed it.
+            check()
+            opened.delete_unfinished(key)
         written = {open_store(other).uri for other in in_progress()}
-        if uri in written or any(name in chains.get(other, ()) for other in written):
-            continue
-        if uri in spared:
-            if name in unfinished:
-                # No process writes into a complete record; unfinished objects are from killed servers that wrote their
-                # parts again.
-                check()
-                opened.delete_unfinished(key)
+        if uri in written or uri in spared or any(name in chains.get(other, ()) for other in written):
             continue
         if not to_delete and opened.exists(f"{key}/{MANIFEST}") and not _is_unusable(uri):
             continue

@@ -10,7 +10,6 @@ Each library reads endpoints and credentials from its usual environment, or from
 from __future__ import annotations
 
 import functools
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.webhdfs import WebHDFS
 
 from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key
+from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key, is_temporary, temporary_name
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class _RenamingWriter(StoreWriter):
 
 def _temporary(path: str) -> str:
     folder, _, _ = path.rpartition("/")
-    return f"{folder}/{HIDDEN}{uuid.uuid4().hex}.tmp"
+    return f"{folder}/{temporary_name()}"
 
 
 def _renamed(fs: WebHDFS, source: str, target: str, **options: str) -> bool:
@@ -258,6 +257,9 @@ class FsspecStore(Store):
         return self._path(prefix) if prefix else self._root
 
     def keys(self, prefix: str = "") -> list[str]:
+        return self._files(prefix, lambda name: not name.startswith(HIDDEN))
+
+    def _files(self, prefix: str, wanted: Callable[[str], bool]) -> list[str]:
         with self._asking("could not list", prefix):
             try:
                 # If fsspec walks folders itself, it treats a folder that cannot be listed as empty.
@@ -267,7 +269,14 @@ class FsspecStore(Store):
                 return []
         # A service that has no folders lists the object itself.
         keys = [str(path).removeprefix(f"{self._root}/") for path in paths if str(path) != self._listed(prefix)]
-        return sorted(key for key in keys if not key.rpartition("/")[2].startswith(HIDDEN))
+        return sorted(key for key in keys if wanted(key.rpartition("/")[2]))
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        return self._files(prefix, is_temporary) if self._service.writer is _RenamingWriter else []
+
+    def delete_unfinished(self, prefix: str) -> None:
+        for key in self.unfinished(prefix):
+            self.delete(key)
 
     def folders(self, prefix: str = "") -> list[str]:
         listed = self._listed(prefix)

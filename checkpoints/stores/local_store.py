@@ -14,15 +14,14 @@ import contextlib
 import os
 import shutil
 import stat
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key
+from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key, is_temporary, temporary_name
 from elastrec.checkpoints.stores.uncached_file import UncachedFile
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -90,7 +89,7 @@ def _make_parents_first(folder: Path) -> None:
 class _LocalWriter(StoreWriter):
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.parent / f"{HIDDEN}{uuid.uuid4().hex}.tmp"
+        self._temporary = path.parent / temporary_name()
         with _explained("could not write", path):
             _make_folder(path.parent)
             self._file = UncachedFile(self._temporary)
@@ -190,6 +189,9 @@ class LocalStore(Store):
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def keys(self, prefix: str = "") -> list[str]:
+        return self._files(prefix, lambda name: not name.startswith(HIDDEN))
+
+    def _files(self, prefix: str, wanted: Callable[[str], bool]) -> list[str]:
         start = self._path(prefix) if prefix else self._root
         keys = []
 
@@ -202,8 +204,15 @@ class LocalStore(Store):
         with _explained("could not list", start):
             for folder, _, names in os.walk(start, onerror=not_listed):
                 relative = Path(folder).relative_to(self._root)
-                keys += [(relative / name).as_posix() for name in names if not name.startswith(HIDDEN)]
+                keys += [(relative / name).as_posix() for name in names if wanted(name)]
         return sorted(keys)
+
+    def unfinished(self, prefix: str = "") -> list[str]:
+        return self._files(prefix, is_temporary)
+
+    def delete_unfinished(self, prefix: str) -> None:
+        for key in self.unfinished(prefix):
+            self.delete(key)
 
     def folders(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root

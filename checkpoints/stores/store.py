@@ -26,6 +26,18 @@ _log = structlog.get_logger(__name__)
 
 HIDDEN = ".elastrec-"
 """Prefix of the names of a store's internal files."""
+_TEMPORARY = ".tmp"
+
+
+def temporary_name() -> str:
+    """A new name for a file that is renamed once it is complete."""
+    return f"{HIDDEN}{uuid.uuid4().hex}{_TEMPORARY}"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file's name is from `temporary_name`."""
+    return name.startswith(HIDDEN) and name.endswith(_TEMPORARY)
+
 
 _probed: dict[str, bool] = {}
 """Results of `Store.conditional_writes` in this process, by `Store._place`."""
@@ -124,15 +136,15 @@ class Store(abc.ABC):
         """Deletes every object in a folder, unfinished ones included; no error when there is none."""
 
     def unfinished(self, prefix: str = "") -> list[str]:
-        """Keys in a folder of streamed objects that were begun and neither closed nor aborted, sorted.
+        """Keys in a folder and below it of objects that were begun and neither closed nor aborted, sorted.
 
-        They are still being written, or their writers were killed. Empty if unfinished objects occupy no space of their
-        own.
+        They are still being written, or their writers were killed. Where an object has another name until it is
+        complete, the key ends with that name. Empty if unfinished objects occupy no space of their own.
         """
         return []
 
     def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
-        """Drops the unfinished objects of a folder: their writers cannot close them any more."""
+        """Drops the unfinished objects in a folder and below it: their writers cannot close them any more."""
 
     def put_if_absent(self, key: str, data: Buffer) -> bool:
         """Writes an object unless it exists; of several concurrent writers exactly one gets True.

@@ -174,6 +174,20 @@ def test_unfinished_uploads_end_with_their_record_unless_they_are_in_progress(s3
     assert discard(running) and left() == {others}
 
 
+@pytest.mark.parametrize("key", ["parts/ps-0.bin", "manifest.json"])
+def test_what_a_killed_writer_has_left_in_a_record_that_was_completed_just_now_is_deleted(
+    store: Store, make_job: MakeJob, key: str
+) -> None:
+    complete = save(store, make_job(), step=1)
+    # A process that is killed neither closes nor aborts.
+    open_store(complete).open_write(key).write(bytes(UPLOAD_PART_BYTES))
+    assert prune(store, "clicks", "clicks-1", keep=2, in_progress=lambda: [complete]) == []
+    assert not store.unfinished()
+    if folder := store.local_path("clicks"):
+        assert not [file for file in folder.rglob("*.tmp") if file.is_file()]
+    assert verify(open_record(complete)) > 0
+
+
 def test_pruning_continues_without_the_right_to_list_uploads(
     s3_uri: str, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

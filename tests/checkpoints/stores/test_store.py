@@ -56,6 +56,19 @@ def test_a_stream_of_several_upload_parts_arrives_in_order(store: Store) -> None
     assert store.get("large") == b"".join(pieces)
 
 
+def test_the_unfinished_object_of_a_killed_writer_is_no_key_and_can_be_dropped(store: Store) -> None:
+    with store.open_write("folder/whole") as writer:
+        writer.write(b"1")
+    store.open_write("folder/killed").write(bytes(UPLOAD_PART_BYTES))
+    assert store.keys() == ["folder/whole"]
+    unfinished = store.unfinished("folder")
+    assert all(key.startswith("folder/") for key in unfinished)
+    if store.uri.startswith(("file:", "s3:", "webhdfs:")):
+        assert len(unfinished) == 1
+    store.delete_unfinished("folder")
+    assert store.unfinished("folder") == [] and store.keys() == ["folder/whole"]
+
+
 def test_parts_of_an_object_are_sent_concurrently_and_none_starts_after_a_failure(
     s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
