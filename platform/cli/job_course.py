@@ -62,6 +62,8 @@ def show_outcome(outcome: jobs.Result, output: str) -> None:
         echo_json(outcome)
         return
     quality = [("AUC", outcome.auc), ("normalised entropy", outcome.normalized_entropy)]
+    if outcome.auc is None:
+        quality.append(("log loss", outcome.log_loss))
     shown = [f"{name} {value:.5f}" for name, value in quality if value is not None]
     click.echo("   ".join([*shown, f"in {outcome.seconds:.1f} s"]))
     samples = f"samples trained {outcome.samples_trained:,} of {outcome.samples_total:,}"

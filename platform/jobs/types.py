@@ -144,13 +144,18 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelScore(msgspec.Struct, frozen=True):
-    """Figures of one model on the evaluation rows; None if a figure is not defined for the kind of label."""
+    """Figures of one model on the evaluation rows; None if a figure is not defined, or not for the kind of label.
+
+    Attributes:
+        only_label: the label of all rows; None if they have several, or there are no rows.
+    """
 
     auc: float | None
     normalized_entropy: float | None
     samples: int
     log_loss: float | None = None
     normalized_error: float | None = None
+    only_label: float | None = None
 
 
 class GateDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +189,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The object that `elastrec run --output json` prints at the end."""
+    """The object that `elastrec run --output json` prints at the end; None if a figure is not defined."""
 
     run_id: str
     model_uri: str
@@ -202,3 +207,4 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     is_champion: bool = False
     gate: str = ""
     run_url: str = ""
+    log_loss: float | None = None

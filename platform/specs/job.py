@@ -324,7 +324,8 @@ class Gate(Spec):
     the first output."""
     metric: Literal["auc", "normalized_entropy", "normalized_error"] = "normalized_entropy"
     """The metric that is compared with the champion. For a label of kind `value` it must be `normalized_error`: the
-    mean squared error divided by that of always predicting the mean label."""
+    mean squared error divided by that of always predicting the mean label. If all evaluation rows have the same label,
+    none of them is defined, and the model does not become champion."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.002
     """The accepted difference if the model is worse than the champion on the same rows. The model of an older day than
     the champion's must be better than the champion."""

@@ -19,6 +19,7 @@ def evaluation_result(sketch: Sketch) -> EvaluationResult:
         log_loss=figures.log_loss,
         mean_squared_error=figures.mean_squared_error,
         normalized_error=figures.normalized_error,
+        only_label=figures.only_label,
     )
 
 

@@ -34,7 +34,8 @@ def run(
     """Train, evaluate, gate and register the model of a job file.
 
     Progress goes to standard error. With --output json the last line of standard output is one object with run_id,
-    model_uri, auc, normalized_entropy, samples_total, samples_trained, shards_total, shards_done, seconds and pods.
+    model_uri, auc, normalized_entropy (both null if all evaluation rows have the same label), log_loss, samples_total,
+    samples_trained, shards_total, shards_done, seconds and pods.
     Ctrl-C, SIGTERM and a closed terminal (SIGHUP) stop the job and remove its pods, unless another `run` with the same
     key is waiting for it. The first line of the output contains the key. If `run` was killed, or gave up waiting for
     MLflow, call it again with this key: it attaches to the job, on the days on which that was begun, and nothing is

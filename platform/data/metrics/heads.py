@@ -41,6 +41,7 @@ class Figures:
 
     Attributes:
         calibration: mean prediction over mean label.
+        only_label: the label of all rows; None if they have several, or there are no rows.
     """
 
     rows: int
@@ -50,6 +51,7 @@ class Figures:
     mean_squared_error: float | None = None
     normalized_error: float | None = None
     calibration: float | None = None
+    only_label: float | None = None
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -156,12 +158,15 @@ def figures_of(sketch: Sketch) -> Figures:
             normalized_entropy=sketch.normalized_entropy(),
             log_loss=sketch.log_loss(),
             calibration=calibration,
+            only_label=label if label in (0.0, 1.0) else None,
         )
+    normalized_error = sketch.normalized_error()
     return Figures(
         rows=sketch.rows,
         mean_squared_error=sketch.mean_squared_error(),
-        normalized_error=sketch.normalized_error(),
+        normalized_error=normalized_error,
         calibration=calibration,
+        only_label=label if normalized_error is None else None,
     )
 
 

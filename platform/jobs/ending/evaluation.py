@@ -175,7 +175,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
     job = job_from_json(prepared.job_json)
     if exported.challenger is None:
         raise JobFailedError("the evaluator scored no rows; is the evaluation partition empty?")
-    candidate = _score(exported.challenger, job.spec.gate.metric)
+    candidate = _score(exported.challenger)
     run_id = with_run(platform, prepared, launched).run_id
     champion = _champion(platform, job)
     if champion is not None and _is_of(champion, run_id):
@@ -199,7 +199,7 @@ def gate_decision(platform: Platform, prepared: Prepared, launched: Launched) ->
     decision = decide(
         job.spec.gate,
         candidate,
-        _score(exported.champion, job.spec.gate.metric) if exported.champion else None,
+        _score(exported.champion) if exported.champion else None,
         champion_version=champion.version if champion else "",
         champion_problem=exported.champion_problem,
         later_data=_later_data(history, prepared, champion),
@@ -316,6 +316,7 @@ def result(
         is_champion=registered.is_champion,
         gate="; but ".join(text for text in (decision.reason, registered.note) if text),
         run_url=launched.run_url,
+        log_loss=decision.candidate.log_loss,
     )
 
 
@@ -323,14 +324,14 @@ def _exported(platform: Platform, job_id: str) -> ExportResult:
     return parse_result("\n".join(platform.launcher.logs(pod_name(job_id, Role.EVALUATOR))))
 
 
-def _score(result: EvaluationResult, metric: str) -> ModelScore:
-    if metric == "normalized_error":
-        if result.normalized_error is None:
-            raise JobFailedError("the normalised error is not defined on the evaluation rows: all labels are equal")
-    elif result.auc is None or result.normalized_entropy is None:
-        raise JobFailedError("AUC is not defined on the evaluation rows: they hold only one class of label")
+def _score(result: EvaluationResult) -> ModelScore:
     return ModelScore(
-        result.auc, result.normalized_entropy, result.samples, result.log_loss, normalized_error=result.normalized_error
+        result.auc,
+        result.normalized_entropy,
+        result.samples,
+        result.log_loss,
+        normalized_error=result.normalized_error,
+        only_label=result.only_label,
     )
 
 

@@ -21,7 +21,8 @@ def decide(
 
     The candidate passes when its AUC, if its label has one, reaches `gate.minimum_auc` and `gate.metric` is at most
     `gate.tolerance` worse than the champion's (AUC: higher is better; the others: lower is better). A champion that
-    cannot read today's rows any more (`champion_problem`), or lacks the metric, is ignored.
+    cannot read today's rows any more (`champion_problem`), or lacks the metric, is ignored. A candidate on whose rows
+    the metric is not defined does not pass: nothing is known of it.
 
     The model of an older day, which was trained again or late, must be better than a champion of later days, because
     what is accepted of a new day's model, to be slightly worse or not comparable, would replace new data by old.
@@ -41,10 +42,11 @@ def decide(
             head=head,
         )
 
+    new = _figure(gate, candidate)
+    if new is None:
+        return decision(False, _undefined(gate, candidate))
     if candidate.auc is not None and candidate.auc < gate.minimum_auc:
         return decision(False, f"AUC {candidate.auc:.5f} is below the minimum of {gate.minimum_auc:g}")
-    new = _figure(gate, candidate)
-    assert new is not None, f"the candidate has no {gate.metric}"
     if champion is None:
         if champion_problem:
             words = f"the champion could not be scored on these rows ({champion_problem})"
@@ -67,6 +69,16 @@ def decide(
 
 def _beside(later_data: str) -> str:
     return f", and it was trained on later rows than this model, until {later_data}" if later_data else ""
+
+
+def _undefined(gate: Gate, candidate: ModelScore) -> str:
+    figures = "the normalised error is" if gate.metric == "normalized_error" else "AUC and normalised entropy are"
+    rows = f"on the {candidate.samples:,} evaluation rows"
+    label = "" if candidate.only_label is None else f", because all of them have the label {candidate.only_label:g}"
+    return (
+        f"{figures} not defined {rows}{label}. The model was not compared; evaluate the next one on rows with several "
+        "labels, or set the alias `champion` in MLflow by hand"
+    )
 
 
 def _figure(gate: Gate, score: ModelScore) -> float | None:

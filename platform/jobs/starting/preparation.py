@@ -24,6 +24,7 @@ from elastrec.platform.data.manifest import build_manifest, write_new_manifest
 from elastrec.platform.data.partitions import Partition, existing_partitions, no_partition, other_folders
 from elastrec.platform.jobs.features import with_figures, with_values
 from elastrec.platform.jobs.starting.deduplication import with_groups
+from elastrec.platform.jobs.starting.equal_labels import refuse_equal_labels
 from elastrec.platform.jobs.starting.model_check import ModelCheck
 from elastrec.platform.jobs.starting.reach import refuse_unreachable
 from elastrec.platform.jobs.surroundings import Platform
@@ -104,7 +105,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
 
     Raises:
         SpecError: the job cannot run: wrong model, no such data, paths that pods cannot reach, larger than the cluster,
-            refused adaptation.
+            refused adaptation, evaluation rows on which no model can be judged.
         DataError: files are unreadable or have another schema.
     """
     job = with_values(_absolute(platform, job))
@@ -113,6 +114,7 @@ def prepare(platform: Platform, job: TrainingJob, job_id: str, interval: Interva
     with ModelCheck(job) as model:
         try:
             rows = _find_rows(job, interval)
+            refuse_equal_labels(job, job_id, rows.evaluation)
             start = _find_start(job, rows)
             job, fitted = with_figures(job, rows.training, start.model)
             job, deduplication = with_groups(job, rows.training)

@@ -51,7 +51,11 @@ class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one model's judged output on the evaluation rows. None where a figure is not defined, or belongs to
-    another kind of label."""
+    another kind of label.
+
+    Attributes:
+        only_label: the label of all rows; None if they have several, or there are no rows.
+    """
 
     samples: int
     auc: float | None
@@ -59,6 +63,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     log_loss: float | None
     mean_squared_error: float | None = None
     normalized_error: float | None = None
+    only_label: float | None = None
 
 
 class ExportResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,3 +124,15 @@ def test_the_run_of_a_published_job_is_closed_when_mlflow_is_back_or_by_the_same
         with pytest.raises(HistoryAwayError, match="MLflow has not answered; when MLflow is back, call it again"):
             job_course._finish(None, course, JobProgress(quiet=True))  # type: ignore[arg-type]
         assert calls == ["finish"]
+
+
+@pytest.mark.parametrize(("auc", "shown"), [(0.75, "AUC 0.75000   in 2.0 s"), (None, "log loss 0.12500   in 2.0 s")])
+def test_the_outcome_shows_the_log_loss_where_auc_is_not_defined(
+    auc: float | None, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = jobs.Result(
+        run_id="r", model_uri="models:/m-1", auc=auc, normalized_entropy=None, samples_total=9, samples_trained=9,
+        shards_total=1, shards_done=1, seconds=2.0, pods=[], gate="AUC is not defined", log_loss=0.125,
+    )  # fmt: skip
+    job_course.show_outcome(outcome, "text")
+    assert capsys.readouterr().out.splitlines()[0] == shown

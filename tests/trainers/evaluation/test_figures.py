@@ -21,7 +21,7 @@ def sketch_of(predictions: list[float], labels: list[int]) -> BinaryMetricsSketc
 
 def test_figures_that_are_not_defined_are_none() -> None:
     result = evaluation_result(sketch_of([0.2, 0.3], [0, 0]))
-    assert (result.samples, result.auc, result.normalized_entropy) == (2, None, None)
+    assert (result.samples, result.auc, result.normalized_entropy, result.only_label) == (2, None, None, 0.0)
     assert result.log_loss == pytest.approx(-np.log([0.8, 0.7]).mean(), abs=1e-6)
 
 

@@ -20,6 +20,7 @@ from elastrec.platform.jobs.ending.evaluation import (
     evaluator_state,
     gate_decision,
     register,
+    result,
     start_evaluator,
 )
 from elastrec.platform.jobs.surroundings import Platform
@@ -50,12 +51,16 @@ class Evaluators(FakeLauncher):
     """A cluster whose evaluators end at once, with AUC 0.8 of the new model and 0.7 of the champion."""
 
     exported = CANDIDATE_URI
+    only_label: float | None = None
 
     def submit(self, first: PodSpec) -> PodStatus:
         self.remove(first.job)
         created = super().submit(first)
         has_champion = bool(first.labels[CHAMPION_LABEL])
         scores = [EvaluationResult(samples=9, auc=auc, normalized_entropy=0.9, log_loss=0.5) for auc in (0.8, 0.7)]
+        if self.only_label is not None:
+            undefined = {"auc": None, "normalized_entropy": None, "only_label": self.only_label}
+            scores = [msgspec.structs.replace(score, **undefined) for score in scores]
         done = ExportResult(
             model_uri=self.exported, checked_rows=1, largest_difference=0.0, challenger=scores[0],
             champion=scores[1] if has_champion else None,
@@ -161,6 +166,25 @@ def test_a_caller_that_waits_compares_again_by_itself(
     assert launcher.scored == ""
     crown(platform, prepared, 1)
     assert evaluate_and_gate(platform, prepared, launched).champion_version == launcher.scored == "1"
+
+
+@pytest.mark.parametrize("has_champion", [False, True])
+def test_a_model_whose_evaluation_rows_have_one_label_is_registered_with_its_log_loss_and_does_not_become_champion(
+    platform: Platform, launcher: Evaluators, prepared: Prepared, launched: Launched, has_champion: bool
+) -> None:
+    before = crown(platform, prepared, 1) if has_champion else ""
+    launcher.only_label = 0.0
+    decision = evaluate_and_gate(platform, prepared, launched)
+    assert not decision.passed and "AUC and normalised entropy are not defined on the 9 evaluation" in decision.reason
+    registered = register(platform, prepared, launched, decision)
+    assert (registered.is_champion, registered.model_uri) == (False, CANDIDATE_URI) and registered.version != before
+    champion = ModelRegistry(platform.tracking_uri, EXPERIMENT).champion(MODEL)
+    assert (champion.version if champion else "") == before
+    run = MlflowClient(platform.tracking_uri).get_run(launched.run_id).data
+    assert run.metrics["evaluation/log_loss"] == 0.5 and "evaluation/auc" not in run.metrics
+    assert (run.tags["elastrec.gate"], run.tags["elastrec.gate_reason"]) == ("refused", decision.reason)
+    outcome = result(prepared, launched, TrainingMetrics(job=JOB_ID, phase=Phase.SUCCEEDED), decision, registered)
+    assert (outcome.auc, outcome.log_loss, outcome.gate) == (None, 0.5, decision.reason)
 
 
 def test_an_evaluator_that_has_scored_the_champion_is_not_started_again(

@@ -53,6 +53,28 @@ def test_a_champion_that_cannot_read_the_rows_is_ignored() -> None:
     assert "C9" in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("metric", "only_label", "words"),
+    [
+        ("auc", 0.0, "AUC and normalised entropy are not defined on the 1,000 evaluation rows, because all of them have"
+         " the label 0."),
+        ("normalized_entropy", 1.0, "because all of them have the label 1."),
+        ("normalized_error", 2.5, "the normalised error is not defined on the 1,000 evaluation rows, because all of"
+         " them have the label 2.5."),
+        ("auc", None, "AUC and normalised entropy are not defined on the 1,000 evaluation rows."),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("has_champion", [False, True])
+def test_a_model_whose_metric_is_not_defined_does_not_pass_and_the_reason_says_why(
+    metric: str, only_label: float | None, words: str, has_champion: bool
+) -> None:
+    gate = Gate.model_validate({"metric": metric, "minimum_auc": 0.0})
+    undefined = ModelScore(None, None, 1000, 0.3, only_label=only_label)
+    decision = decide(gate, undefined, undefined if has_champion else None, champion_version="3")
+    assert not decision.passed and words in decision.reason and "`champion` in MLflow by hand" in decision.reason
+    assert decision.candidate.log_loss == 0.3
+
+
 LATER = "2026-01-03T00:00:00+00:00"
 
 

@@ -45,7 +45,8 @@ def write_day(folder: Path, day: int, rows: int) -> None:
     place = folder / f"day=2026-01-{day:02}"
     place.mkdir(parents=True, exist_ok=True)
     price = [float(day * number) for number in range(rows)]
-    pq.write_table(pa.table({"label": [0] * rows, "user": list(range(rows)), "price": price}), place / "part-0.parquet")
+    label = [row % 2 for row in range(rows)]
+    pq.write_table(pa.table({"label": label, "user": list(range(rows)), "price": price}), place / "part-0.parquet")
 
 
 @pytest.fixture
