@@ -156,9 +156,7 @@ def convert(
         writer.finish()
         if not writer.rows.total():
             raise DataError(f"{source.path}: all {ledger.rows} rows are bad, so there is nothing to write")
-        if isinstance(layout, ByFractions):
-            days = [layout.start + timedelta(days=day) for day in range(len(layout.fractions))]
-            check_written_rows(layout.fractions, [writer.rows[Partition(day)] for day in days], layout.start)
+        _check_written_days(layout, manifest.rows, writer.rows)
         report = ConvertReport(
             data=converted_data(source, destination, layout),
             rows=writer.rows.total(),
@@ -400,11 +398,32 @@ def _check_layout(source: TrainingData, layout: Layout) -> None:
         raise DataError(f"rows: {layout.rows} is not allowed; allowed: 1 and above")
 
 
+def _days(layout: ByFractions | ByRows, rows: int) -> int:
+    return len(layout.fractions) if isinstance(layout, ByFractions) else math.ceil(rows / layout.rows)
+
+
 def _check_last_day(layout: Layout, rows: int) -> None:
     if isinstance(layout, ByTime):
         return
-    days = len(layout.fractions) if isinstance(layout, ByFractions) else math.ceil(rows / layout.rows)
+    days = _days(layout, rows)
     # The end of the last day is a moment, too.
     most = (date.max - layout.start).days
     if days > most:
         raise DataError(f"start: {layout.start} with {days} days is not allowed; allowed: days until {date.max}")
+
+
+def _check_written_days(layout: Layout, rows: int, written: Counter[Partition]) -> None:
+    """Refuses a day without good rows; by time, the log has the days of its rows.
+
+    Args:
+        rows: of the log, bad ones included.
+        written: rows per partition.
+    """
+    if isinstance(layout, ByTime):
+        return
+    of_days = [written[Partition(layout.start + timedelta(days=day))] for day in range(_days(layout, rows))]
+    if isinstance(layout, ByFractions):
+        fractions = layout.fractions
+        check_written_rows(lambda day: f"fractions: {fractions[day]:g}", of_days, layout.start, "fractions")
+    else:
+        check_written_rows(lambda _: f"rows: {layout.rows} per day", of_days, layout.start, "numbers of rows")

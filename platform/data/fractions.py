@@ -1,9 +1,9 @@
-"""The days of a conversion that divides the rows by fractions: where they begin, and that each of them has rows."""
+"""The days of a conversion that divides the rows by number or share: where they begin, and that all have rows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
 import numpy as np
@@ -89,12 +89,14 @@ def first_seconds(fractions: Sequence[float], second_N: NDArray[np.int64], start
     return seconds
 
 
-def check_written_rows(fractions: Sequence[float], rows: Sequence[int], start: date) -> None:
-    """Refuses a conversion in which all rows of a day are bad.
+def check_written_rows(size: Callable[[int], str], rows: Sequence[int], start: date, sizes: str) -> None:
+    """Refuses a conversion in which all rows of a day are bad: jobs need consecutive days.
 
     Args:
+        size: the setting of a day, by its number.
         rows: written rows of each day.
         start: the first day.
+        sizes: what the settings of days are called.
 
     Raises:
         DataError: names the first day without rows.
@@ -102,8 +104,8 @@ def check_written_rows(fractions: Sequence[float], rows: Sequence[int], start: d
     if 0 in rows:
         day = rows.index(0)
         raise DataError(
-            f"fractions: {fractions[day]:g} is not allowed, because all rows of {start + timedelta(days=day)} are bad; "
-            "allowed: fractions with which each day has good rows; correct the rows, or use other fractions"
+            f"{size(day)} is not allowed, because all rows of {start + timedelta(days=day)} are bad; "
+            f"allowed: {sizes} with which each day has good rows; correct the rows, or use other {sizes}"
         )
 
 

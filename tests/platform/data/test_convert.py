@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_written_is_closed_and_its_first_error_is_the_one_
 
 
 @pytest.mark.parametrize(
-    "layout", [ByTime(), ByFractions(by_time=True), ByFractions(fractions=(0.5, 0.5)), ByRows(rows=2)]
+    "layout", [ByTime(), ByFractions(by_time=True), ByFractions(fractions=(0.5, 0.5)), ByRows(rows=3)]
 )
 def test_a_file_of_bad_rows_only_is_left_out_and_a_log_of_them_is_refused(
     tmp_path: Path, layout: ByTime | ByFractions | ByRows
@@ -268,6 +268,23 @@ def test_fractions_with_which_a_day_has_no_row_leave_nothing(tmp_path: Path, lay
     source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})
     with pytest.raises(DataError, match=says):
         convert(source, str(tmp_path / "out"), layout=layout, label_rule="stars>=4")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(("rows", "day"), [(1, "2026-01-08"), (7, "2026-01-02")])
+def test_a_number_of_rows_with_which_all_rows_of_a_day_are_bad_leaves_nothing(
+    tmp_path: Path, rows: int, day: str
+) -> None:
+    """A job that trains on the days around it would miss it."""
+    lines = [f"{user},a,{'' if user >= 7 else 4},100" for user in range(9)]
+    source = _ratings(tmp_path / "in" / "r.csv", *lines)
+    source = source.model_copy(update={"bad_rows": source.bad_rows.model_copy(update={"policy": "skip", "at_most": 9})})
+    says = (
+        f"rows: {rows} per day is not allowed, because all rows of {day} are bad; allowed: numbers of rows with which "
+        "each day has good rows; correct the rows, or use other numbers of rows"
+    )
+    with pytest.raises(DataError, match=says):
+        convert(source, str(tmp_path / "out"), layout=ByRows(rows=rows), label_rule="stars>=4")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
