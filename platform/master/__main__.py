@@ -98,6 +98,8 @@ def run() -> int:
     log.info("master_started", job=request.job_id, address=server.address, continued=service.is_continued)
     is_done = service.wait_until_done(stopped=stopped.is_set)
     if service.is_superseded():
+        if sink:
+            sink.stop_tags()
         server.shutdown()
         service.close()
         if sink:

@@ -61,6 +61,7 @@ class Reporter:
         self._points: deque[Point] = deque(spool.points if spool else ())
         self._tags: dict[str, str] = {}  # the newest values, for another run that may be named
         self._unsent_tags: dict[str, str] = {}
+        self._takes_tags = True
         self._taken = 0  # points of the batch that is under way; they still lie at the buffer's left end
         self._dropped = 0
         self._gone_run = ""  # a run that somebody has deleted
@@ -136,13 +137,14 @@ class Reporter:
         A value that replaces it before the server has taken it is sent in its place.
         """
         with self._changed:
-            if self._deadline is None:
+            if self._deadline is None and self._takes_tags:
                 self._tags[name] = self._unsent_tags[name] = value
                 self._changed.notify()
 
     def forget_tags(self) -> None:
-        """Drops the tags that wait, because somebody else writes them from now on."""
+        """Drops the tags that wait and those that follow, because somebody else writes them from now on."""
         with self._changed:
+            self._takes_tags = False
             self._tags.clear()
             self._unsent_tags.clear()
 

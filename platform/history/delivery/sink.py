@@ -11,21 +11,26 @@ import http.client
 import json
 import os
 import ssl
+import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from elastrec.platform.history.points import Point, json_number
+from elastrec.platform.history.records import TAG_PHASE
 from elastrec.platform.specs.errors import CollisionError, HistoryError
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.text.uris import credentials, without_credentials
 
 POINTS_PER_CALL = 1000
 """MLflow's limit of metrics and tags per request, both together."""
-NO_TAGS: Mapping[str, str] = MappingProxyType({})
 _LONGEST_ANSWER_BYTES = 1 << 20
+_LONGEST_RUN_BYTES = 1 << 26
+"""Of a run with its parameters, tags and last metrics."""
+_FINAL_PHASES = frozenset(phase.value for phase in Phase if phase.is_final)
 
 
 class RefusedError(HistoryError):
@@ -39,10 +44,11 @@ class RunGoneError(HistoryError):
 class Sink(Protocol):
     """Where a Reporter sends to; called by one thread."""
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
         """Stores at most POINTS_PER_CALL points and tags; the same points twice are stored once.
+
+        Tags are those of a job that runs. If its end was written to the run, they are dropped: a master may learn only
+        later that another one has taken its job over and ended it.
 
         Raises:
             RefusedError: the server will never take this.
@@ -76,15 +82,18 @@ class RestSink:
     """
 
     def __init__(self, tracking_uri: str) -> None:
-        self._url = f"{without_credentials(tracking_uri).rstrip('/')}/api/2.0/mlflow/runs/log-batch"
+        self._runs = f"{without_credentials(tracking_uri).rstrip('/')}/api/2.0/mlflow/runs"
         self._headers = {"Content-Type": "application/json", **_authorization(tracking_uri, os.environ)}
         self._opener = urllib.request.build_opener(
             urllib.request.HTTPSHandler(context=tls_context(os.environ)), _NoRedirect
         )
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        if tags and self._has_ended(run_id, timeout_seconds):
+            tags = {}
+            if not points:
+                return
         body = {
             "run_id": run_id,
             "metrics": [
@@ -98,20 +107,41 @@ class RestSink:
             ],
             "tags": [{"key": key, "value": value} for key, value in tags.items()],
         }
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), self._headers, method="POST")
+        self._ask("log-batch", json.dumps(body).encode(), max(0.1, deadline - time.monotonic()))
+
+    def _has_ended(self, run_id: str, timeout_seconds: float) -> bool:
+        answer = self._ask(f"get?{urllib.parse.urlencode({'run_id': run_id})}", None, timeout_seconds)
+        try:
+            run = answer["run"]
+            tags = {tag["key"]: tag["value"] for tag in run["data"].get("tags", ())}
+            return _has_ended(run["info"]["status"], tags)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise HistoryError(f"{self._runs} answered, but not as MLflow does: {error!r} is not in its run") from error
+
+    def _ask(self, call: str, body: bytes | None, timeout_seconds: float) -> dict[str, Any]:
+        """The answer to a call: with a body a POST, otherwise a GET. Raises the errors of `send`."""
+        url = f"{self._runs}/{call}"
+        request = urllib.request.Request(url, body, self._headers, method="GET" if body is None else "POST")
         try:
             with self._opener.open(request, timeout=timeout_seconds) as answer:
-                content = answer.read(_LONGEST_ANSWER_BYTES)
+                content = answer.read(_LONGEST_ANSWER_BYTES if body is not None else _LONGEST_RUN_BYTES)
         except urllib.error.HTTPError as error:
             with error:
                 words = error.read(_LONGEST_ANSWER_BYTES).decode(errors="replace")
-            message = f"{self._url} answered {error.code}: {words[:2000]}"
+            message = f"{url} answered {error.code}: {words[:2000]}"
             raise _kind(error.code, _error_code(words), words)(message) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise HistoryError(f"{self._url} cannot be reached: {error}") from error
-        if not _is_object(content):
+            raise HistoryError(f"{url} cannot be reached: {error}") from error
+        found = _object(content)
+        if found is None:
             words = content[:200].decode(errors="replace")
-            raise HistoryError(f"{self._url} answered, but not as MLflow does; a page for logging in? {words}")
+            raise HistoryError(f"{url} answered, but not as MLflow does; a page for logging in? {words}")
+        return found
+
+
+def _has_ended(status: str, tags: Mapping[str, str]) -> bool:
+    """Whether the end of the job was written to a run. Its final phase is written first, its status last."""
+    return status not in ("RUNNING", "SCHEDULED") or tags.get(TAG_PHASE) in _FINAL_PHASES
 
 
 def tls_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
@@ -143,20 +173,18 @@ def tls_context(environment: Mapping[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-def _is_object(answer: bytes) -> bool:
+def _object(answer: str | bytes) -> dict[str, Any] | None:
+    """None if it is something else."""
     try:
-        return isinstance(json.loads(answer), dict)
+        content = json.loads(answer)
     except ValueError:
-        return False
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _error_code(answer: str) -> str:
     """MLflow's code of an error; empty if the answer is not MLflow's, but that of a proxy before it."""
-    try:
-        content = json.loads(answer)
-    except ValueError:
-        return ""
-    return str(content.get("error_code", "")) if isinstance(content, dict) else ""
+    return str((_object(answer) or {}).get("error_code", ""))
 
 
 def _kind(status: int, error_code: str, words: str) -> type[HistoryError]:
@@ -195,9 +223,7 @@ class ClientSink:
         self._tracking_uri = tracking_uri
         self._client: Any = None
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
         del timeout_seconds  # a local database has its own
         from mlflow.entities import Metric, RunTag
         from mlflow.exceptions import MlflowException
@@ -206,6 +232,10 @@ class ClientSink:
         try:
             if self._client is None:
                 self._client = MlflowClient(self._tracking_uri)
+            if tags:
+                run = self._client.get_run(run_id)
+                if _has_ended(run.info.status, run.data.tags):
+                    tags = {}
             self._client.log_batch(
                 run_id,
                 metrics=[

@@ -104,6 +104,10 @@ class HistorySink:
         """Sets the run, if the job was launched without one; earlier measurements are sent to it, too."""
         self._reporter.name_run(run_id)
 
+    def stop_tags(self) -> None:
+        """Writes no phase any more, because another master does, or the end of the job was written."""
+        self._reporter.forget_tags()
+
     def close(self, deadline_seconds: float = 10.0) -> list[Point]:
         """Sends waiting points, for at most this time; returns the points that could not be sent."""
         deadline = time.monotonic() + deadline_seconds
@@ -157,8 +161,8 @@ class HistorySink:
 
     def _tag(self, phase: Phase) -> None:
         if phase.is_final:
-            # `History.finish_run` writes it; an earlier one that still waits must not replace it.
-            self._reporter.forget_tags()
+            # `History.finish_run` writes it.
+            self.stop_tags()
         elif phase is not self._phase:
             self._reporter.set_tag(TAG_PHASE, phase.value)
         self._phase = phase

@@ -122,10 +122,10 @@ def guarded_server(certificates: Path | None = None) -> Iterator[tuple[str, list
 def test_the_password_of_a_tracking_uri_is_sent_with_every_point() -> None:
     with guarded_server() as (uri, seen):
         assert answers(uri)
-        RestSink(uri).send("run", [Point("loss", 0.5, 1, 0.0)], 10)
+        RestSink(uri).send("run", [Point("loss", 0.5, 1, 0.0)], 10, {})
         assert seen[-1][0] == "/api/2.0/mlflow/runs/log-batch"
         with pytest.raises(HistoryError, match="answered 401") as refused:
-            RestSink(uri.replace("sec%2F", "wrong-")).send("run", [Point("loss", 0.5, 1, 0.0)], 10)
+            RestSink(uri.replace("sec%2F", "wrong-")).send("run", [Point("loss", 0.5, 1, 0.0)], 10, {})
         assert "wrong-" not in str(refused.value)
 
 
@@ -156,7 +156,9 @@ def test_points_count_as_delivered_only_if_mlflow_itself_says_so(is_redirect: bo
         thread.start()
         try:
             with pytest.raises(HistoryError, match="answered 302" if is_redirect else "who are you") as caught:
-                RestSink(f"http://127.0.0.1:{server.server_address[1]}").send("run", [Point("loss", 0.5, 1, 0.0)], 10)
+                RestSink(f"http://127.0.0.1:{server.server_address[1]}").send(
+                    "run", [Point("loss", 0.5, 1, 0.0)], 10, {}
+                )
         finally:
             server.shutdown()
             thread.join()
@@ -171,17 +173,17 @@ def test_mlflows_variables_for_certificates_hold_for_points_too(
     with guarded_server(tmp_path) as (uri, _):
         assert uri.startswith("https://") and not answers(uri)
         with pytest.raises(HistoryError, match="CERTIFICATE_VERIFY_FAILED"):
-            RestSink(uri).send("run", point, 10)
+            RestSink(uri).send("run", point, 10, {})
         monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(tmp_path / "ca.pem"))
         assert answers(uri)
-        RestSink(uri).send("run", point, 10)
+        RestSink(uri).send("run", point, 10, {})
         monkeypatch.setenv("MLFLOW_TRACKING_SERVER_CERT_PATH", str(tmp_path / "absent.pem"))
         with pytest.raises(HistoryError, match=r"certificates for MLflow cannot be read: .*absent\.pem"):
             RestSink(uri)
         monkeypatch.delenv("MLFLOW_TRACKING_SERVER_CERT_PATH")
         monkeypatch.setenv("MLFLOW_TRACKING_INSECURE_TLS", "true")
         assert answers(uri)
-        RestSink(uri).send("run", point, 10)
+        RestSink(uri).send("run", point, 10, {})
 
 
 @pytest.fixture(params=["s3://nowhere/runs", "folder"])

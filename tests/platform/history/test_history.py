@@ -186,6 +186,29 @@ def test_a_reporter_writes_the_phase_of_a_running_job_beside_a_full_call_of_poin
     assert history.record(run_id).phase is Phase.SUCCEEDED
 
 
+@pytest.mark.parametrize("way", ["http", "client"])
+@pytest.mark.parametrize("has_status", [False, True], ids=["while it is closed", "closed"])
+def test_the_phase_of_a_master_that_was_superseded_during_an_outage_does_not_replace_the_end_of_the_job(
+    history: History,
+    tracking_server,  # type: ignore[no-untyped-def]
+    make_prepared: MakePrepared,
+    allocation: Allocation,
+    way: str,
+    has_status: bool,
+) -> None:
+    """Its figures are those of the job, so they still arrive."""
+    run_id = history.start_run(make_prepared(), allocation)
+    if has_status:
+        history.finish_run(run_id, Phase.SUCCEEDED)
+    else:  # `finish_run` draws pictures before it closes the run
+        history.set_phase(run_id, Phase.SUCCEEDED)
+    sink = RestSink(tracking_server.uri) if way == "http" else ClientSink(tracking_server.uri)
+    for points in ([], [Point("loss", 0.5, 1, time.time())]):
+        sink.send(run_id, points, 30, {TAG_PHASE: Phase.TRAINING.value})
+    assert history.record(run_id).phase is Phase.SUCCEEDED
+    assert len(history.series(run_id, "loss")) == 1
+
+
 def test_a_finished_job_has_its_pictures_status_and_reason(
     history: History,
     client: MlflowClient,

@@ -13,7 +13,6 @@ import pytest
 from elastrec.platform.clusters.pods import PodPhase, PodSize, PodStatus
 from elastrec.platform.history import metric_names as names
 from elastrec.platform.history.delivery.reporter import Reporter
-from elastrec.platform.history.delivery.sink import NO_TAGS
 from elastrec.platform.history.points import Point
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.measuring.monitor import FIRST_WINDOW_SECONDS, Monitor
@@ -120,9 +119,7 @@ class Slow:
         self.open = threading.Event()
         self.tried = threading.Event()
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
         self.tried.set()
         if not self.open.is_set():
             raise HistoryError("away")

@@ -17,7 +17,6 @@ import sqlalchemy.orm
 from elastrec.platform.history import History
 from elastrec.platform.history.delivery.reporter import Reporter
 from elastrec.platform.history.delivery.sink import (
-    NO_TAGS,
     POINTS_PER_CALL,
     ClientSink,
     RefusedError,
@@ -42,9 +41,7 @@ class Recorder:
         self.open.set()
         self.called = threading.Event()
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None:
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
         self.calls.append(time.monotonic())
         self.called.set()
         self.open.wait(timeout_seconds)
@@ -133,11 +130,12 @@ def test_tags_that_the_server_refuses_are_not_sent_again() -> None:
     assert reporter.close(5) and len(sink.calls) == 1 and sink.tags == []
 
 
-def test_forgotten_tags_are_not_sent(tag_in_an_outage: tuple[Recorder, Reporter]) -> None:
+def test_forgotten_tags_and_those_that_follow_are_not_sent(tag_in_an_outage: tuple[Recorder, Reporter]) -> None:
     sink, reporter = tag_in_an_outage
     assert sink.called.wait(5)
     reporter.forget_tags()
     sink.error = None
+    reporter.set_tag("phase", "Saving")
     reporter.log(points(0, 1))
     assert reporter.close(5) and sink.stored == [0.0] and sink.tags == []
 
@@ -149,9 +147,7 @@ def test_the_run_that_replaces_a_deleted_one_gets_the_tags_too(monkeypatch: pyte
     class Deletable(Recorder):
         deleted = ""
 
-        def send(
-            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-        ) -> None:
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
             self.error = RunGoneError("deleted") if run_id == self.deleted else None
             super().send(run_id, points, timeout_seconds, tags)
 
@@ -227,9 +223,7 @@ def test_points_that_the_servers_database_refuses_are_sent_again_but_not_for_eve
     monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
 
     class Busy(Recorder):
-        def send(
-            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-        ) -> None:
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
             self.error = CollisionError("no connection is free") if len(self.calls) < refusals else None
             super().send(run_id, points, timeout_seconds, tags)
 
@@ -271,7 +265,7 @@ def test_only_mlflow_itself_refuses_points_for_good(status: int, answer: str, ki
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         with pytest.raises(HistoryError) as caught:
-            RestSink(f"http://127.0.0.1:{server.server_port}").send("run", points(0, 1), 10)
+            RestSink(f"http://127.0.0.1:{server.server_port}").send("run", points(0, 1), 10, {})
         thread.join()
     assert type(caught.value) is kind and answer in str(caught.value)
 
@@ -282,7 +276,7 @@ def test_a_failure_of_mlflows_database_is_no_refusal_of_the_points(
     history = History(f"sqlite:///{tmp_path}/mlflow.db", "elastrec")
     run_id = history._client.create_run(history._experiment_id).info.run_id
     sink = ClientSink(f"sqlite:///{tmp_path}/mlflow.db")
-    sink.send(run_id, points(0, 1), 10)
+    sink.send(run_id, points(0, 1), 10, {})
 
     def no_connection(*values: object, **named: object) -> None:
         raise sqlalchemy.exc.TimeoutError("QueuePool limit of size 5 reached")
@@ -292,9 +286,9 @@ def test_a_failure_of_mlflows_database_is_no_refusal_of_the_points(
         patch.setattr(sqlalchemy.orm.Query, "one", no_connection)
         patch.setattr(sqlalchemy.orm.Query, "all", no_connection)
         with pytest.raises(CollisionError, match="QueuePool"):
-            sink.send(run_id, points(1, 2), 10)
+            sink.send(run_id, points(1, 2), 10, {})
     with pytest.raises(RunGoneError):
-        sink.send("0" * 32, points(1, 2), 10)
+        sink.send("0" * 32, points(1, 2), 10, {})
 
 
 def test_points_of_a_deleted_run_wait_until_another_run_is_named(
@@ -303,9 +297,7 @@ def test_points_of_a_deleted_run_wait_until_another_run_is_named(
     monkeypatch.setattr("elastrec.platform.history.delivery.reporter._LONGEST_PAUSE_SECONDS", 0.01)
 
     class Deleted(Recorder):
-        def send(
-            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-        ) -> None:
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
             self.error = RunGoneError("deleted") if run_id == "deleted" else None
             super().send(run_id, points, timeout_seconds, tags)
 
@@ -327,9 +319,7 @@ def test_a_run_that_is_named_before_the_server_says_that_the_first_one_is_delete
     class Deleted(Recorder):
         runs = list[str]()
 
-        def send(
-            self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-        ) -> None:
+        def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None:
             self.error = RunGoneError("deleted") if run_id == "deleted" else None
             super().send(run_id, points, timeout_seconds, tags)
             self.runs.append(run_id)

@@ -11,7 +11,6 @@ import pytest
 
 from elastrec.platform.clusters.pods import PodEvent, PodEventKind, PodPhase, PodStatus
 from elastrec.platform.history.delivery.reporter import Reporter
-from elastrec.platform.history.delivery.sink import NO_TAGS
 from elastrec.platform.history.points import Point
 from elastrec.platform.master.measuring.observations import Observations
 from elastrec.platform.master.measuring.saved_measurements import EVERY_SECONDS, MEASUREMENTS_FILE, SavedMeasurements
@@ -153,9 +152,7 @@ class Listing:
 class Nowhere:
     """A tracking server that takes everything."""
 
-    def send(
-        self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str] = NO_TAGS
-    ) -> None: ...
+    def send(self, run_id: str, points: Sequence[Point], timeout_seconds: float, tags: Mapping[str, str]) -> None: ...
 
 
 def history(*pods: PodStatus) -> HistorySink:
