@@ -27,6 +27,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
         base: URI of the record on which the parts may build.
         shape: with which another master would continue the job from it; None: that of the launch.
         orders: for all workers, which hold for another master, too; None: none.
+        times: seconds of the job until the cut, by part.
     """
 
     order_id: str
@@ -40,6 +41,7 @@ class CommitRecord(_Effect, frozen=True, kw_only=True):
     base: str = ""
     shape: Shape | None = None
     orders: PodOrders | None = None
+    times: dict[str, float] = {}
 
 
 class DiscardRecord(_Effect, frozen=True, kw_only=True):

@@ -33,12 +33,14 @@ class ResumedFrom(msgspec.Struct, frozen=True, kw_only=True):
         shape: of the job when the last of them was saved, except for what this launch names otherwise than the one
             before; None: unknown.
         orders: those for all workers when it was saved, with the same exception; None: there were none.
+        times: seconds of earlier masters by part, as far as they have left them; None: unknown.
     """
 
     records: list[CompleteRecord]
     trained_rows: int
     shape: Shape | None = None
     orders: PodOrders | None = None
+    times: dict[str, float] | None = None
 
 
 class TermBegun(_Event, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
     state.begin_at(record.uri, record.positions, max(record.step, event.resumed.trained_rows))
     state.wanted_shape = event.resumed.shape or state.wanted_shape
     state.standing_orders = event.resumed.orders
+    state.begin_after(event.resumed.times)
     other_sizes = state.wanted_shape.change_from(state.plan.shape)
     effects.append(
         Decided(

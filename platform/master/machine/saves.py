@@ -45,6 +45,7 @@ class Save(msgspec.Struct, kw_only=True):
         parts: parts reported by servers, by pod name.
         cut_time: when the positions were taken.
         unsaved: seconds of training and of waiting for rows between the last record and the cut.
+        times: seconds of the job until the cut, by part.
         base: the record on which it may build; None: it is a full record.
     """
 
@@ -64,6 +65,7 @@ class Save(msgspec.Struct, kw_only=True):
     cut_time: float = 0.0
     parts: dict[str, SavedPart] = {}
     unsaved: tuple[float, float] = (0.0, 0.0)
+    times: dict[str, float] = {}
     base: Base | None = None
 
     @property

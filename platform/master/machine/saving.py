@@ -119,6 +119,7 @@ def _push_save(state: JobState, save: Save, effects: list[Effect]) -> bool:
         orders.give_due(state, effects)
         save.positions, save.rows = state.positions(), state.training.covered_rows()
         save.unsaved = (state.times.unsaved_training, state.times.unsaved_waiting)
+        save.times = dict(state.times.seconds)
         save.cut_time = state.time
         save.enter(WRITING, state.time)
         return True
@@ -153,6 +154,7 @@ def commit_effect(state: JobState, save: Save) -> CommitRecord:
         base=save.base.uri if save.base else "",
         shape=shape.reached(state),
         orders=state.standing_orders,
+        times=save.times,
     )
 
 

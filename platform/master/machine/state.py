@@ -68,6 +68,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         exit_deadline: when pods that have not ended by themselves are deleted.
         time: of the last event.
         times: use of the time until then; `faults`: costs of the faults that are not over.
+        earlier_seconds: time of earlier masters in `times`; None: there were some, and it is unknown.
     """
 
     plan: JobPlan
@@ -103,6 +104,7 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
     time: float = 0.0
     times: TimeProfile = msgspec.field(default_factory=TimeProfile)
     faults: FaultProfile = msgspec.field(default_factory=FaultProfile)
+    earlier_seconds: float | None = 0.0
 
     @staticmethod
     def new(plan: JobPlan) -> JobState:
@@ -142,6 +144,12 @@ class JobState(msgspec.Struct, kw_only=True, dict=True):
         self.training.samples = self.samples_before = max(samples, covered)
         self.recovery.saved_rows = covered
         self.started_from = f"{record} at {covered:,} of {self.plan.training.total_rows:,} samples"
+
+    def begin_after(self, times: dict[str, float] | None) -> None:
+        """Counts the time of earlier masters, by part, before the first event; None: it is unknown."""
+        self.earlier_seconds = None if times is None else sum(times.values())
+        for part, seconds in (times or {}).items():
+            self.times.add(part, seconds)
 
     @property
     def phase(self) -> Phase:

@@ -37,11 +37,12 @@ def explanation(
     open_costs: Mapping[int, FaultCost] | None = None,
     shape: Shape | None = None,
     shape_changes: int = 0,
+    earlier_seconds: float | None = 0.0,
 ) -> Explanation:
     """The explanation up to now.
 
     Args:
-        shape, shape_changes: see Explanation.
+        shape, shape_changes, earlier_seconds: see Explanation.
         open_costs: costs of the faults that are not over, by their numbers (`FaultProfile.costs_at`).
     """
     lines, omitted = journal.timeline(TIMELINE_ENTRIES)
@@ -61,6 +62,7 @@ def explanation(
         own_plans=list(own_plans),
         shape=shape,
         shape_changes=shape_changes,
+        earlier_seconds=earlier_seconds,
     )
 
 
@@ -234,6 +236,7 @@ def as_text(story: Explanation) -> str:
     lines = [
         f"{story.job} {plain_words.phase(story.phase)}; {story.wall_seconds:.1f} s, goodput {story.goodput:.1%} "
         "(share of the time in which rows were trained that are in the model)",
+        *_earlier(story),
         "",
         f"{'PART':<20} {'SECONDS':>10} {'SHARE':>7}  MEANING",
     ]
@@ -252,6 +255,16 @@ def as_text(story: Explanation) -> str:
     return "\n".join(lines)
 
 
+def _earlier(story: Explanation) -> list[str]:
+    """Which part of the job the figures cover, if it was resumed."""
+    if story.earlier_seconds is None:
+        return ["of the time since the job was resumed; the time before is unknown"]
+    if not story.earlier_seconds:
+        return []
+    seconds = f"{story.earlier_seconds:.1f} s of this were before the job was resumed"
+    return [f"{seconds} (of a master that was killed, the time until its last record)"]
+
+
 def explanation_key(job_name: str, job_id: str) -> str:
     """The key of a job's explanation in its checkpoint store."""
     return f"{job_name}/ledger/{job_id}.json"
@@ -268,7 +281,7 @@ def write_explanation(store: str, job_name: str, job_id: str, state: JobState, j
     """
     story = explanation(
         job_id, str(state.phase), state.times, journal, requests.own_plans(state),
-        shape=state.wanted_shape, shape_changes=state.shape_version,
+        shape=state.wanted_shape, shape_changes=state.shape_version, earlier_seconds=state.earlier_seconds,
     )  # fmt: skip
     opened, key = open_store(store), explanation_key(job_name, job_id)
     if state.is_resumed and (before := read_explanation(opened, job_id)) is not None and story.timeline:

@@ -117,8 +117,19 @@ class ObserverCalls(ServicePart):
             own_plans = requests.own_plans(self.state)
             open_costs = self.state.faults.costs_at(self.state, self.now())
             shape, shape_changes = self.state.wanted_shape, self.state.shape_version
+            earlier_seconds = self.state.earlier_seconds
         self.journal.wait(last)
-        return explanation(self.request.job_id, phase, times, self.journal, own_plans, open_costs, shape, shape_changes)
+        return explanation(
+            self.request.job_id,
+            phase,
+            times,
+            self.journal,
+            own_plans,
+            open_costs,
+            shape,
+            shape_changes,
+            earlier_seconds,
+        )
 
     def profile(self, message: GetProfile) -> Profile:
         """The measured speed of the job in each of its configurations."""

@@ -23,6 +23,7 @@ from elastrec.checkpoints import (
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.pods.launch import LaunchRequest
+from elastrec.platform.master.service import earlier_times
 from elastrec.platform.master.service.resumption import ATTRIBUTE, KeptOrders, KeptShape, Numbering
 from elastrec.platform.master.service.term_watch import TermWatch
 from elastrec.platform.specs.errors import CheckpointError
@@ -130,6 +131,7 @@ class RecordLane:
                     ATTRIBUTE: msgspec.json.encode(Numbering.of(self._request)).decode(),
                     **KeptShape.attribute(self._request, effect.shape),
                     **KeptOrders.attribute(self._request, effect.orders),
+                    **earlier_times.attribute(effect.times),
                 },
                 term=self._term.term,
                 cut=effect.order_id,

@@ -19,9 +19,11 @@ from elastrec.platform.master.machine.plan import JobPlan, training_splits
 from elastrec.platform.master.machine.recovery import CompleteRecord
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.reporting.unsent_metrics import read_result
+from elastrec.platform.master.service.earlier_times import ATTRIBUTE as TIMES
+from elastrec.platform.master.service.earlier_times import earlier_times
 from elastrec.platform.specs.errors import CheckpointError, FieldProblem, SpecError
 from elastrec.platform.specs.job import TrainingJob
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.row_ranges import RowRanges
 from elastrec.platform.specs.shape import PlacesChange, Shape, ShapeChange
 from elastrec.platform.specs.splits import TRAINING_STREAM, Positions
@@ -137,7 +139,7 @@ def _ordered_values(request: LaunchRequest) -> tuple[int, tuple[float, float]]:
     return spec.training.batch_size, (spec.optimizers.rows.learning_rate, spec.optimizers.dense.learning_rate)
 
 
-_Kept = TypeVar("_Kept", KeptShape, KeptOrders)
+_Kept = TypeVar("_Kept", KeptShape, KeptOrders, dict[str, float])
 
 
 def _kept(record: Record, attribute: str, kind: type[_Kept], consequence: str) -> _Kept | None:
@@ -386,20 +388,22 @@ def resumed_from(request: LaunchRequest, plan: JobPlan) -> ResumedFrom | None:
         complete.append(CompleteRecord(record.uri, positions, is_final, record.manifest.step, record.base_uri))
     if newest is None:
         return None
+    left = _left(request)
+    times = _kept(newest, TIMES, dict[str, float], "the time before is not counted")
     return ResumedFrom(
         records=complete[::-1],
-        trained_rows=_trained(request),
+        trained_rows=left.samples_trained if left is not None else 0,
         shape=_shape_of(newest, request),
         orders=_orders_of(newest, request),
+        times=earlier_times(request, times, has_ended=left is not None),
     )
 
 
-def _trained(request: LaunchRequest) -> int:
-    """Rows that earlier masters have trained, if the last of them has recorded it; otherwise 0."""
+def _left(request: LaunchRequest) -> TrainingMetrics | None:
+    """The result of an earlier master of this run; None if none has ended by itself."""
     try:
         job_name = request.training_job.metadata.name
-        left = read_result(request.store, job_name, request.job_id, request.earlier_terms)
+        return read_result(request.store, job_name, request.job_id, request.earlier_terms)
     except CheckpointError as error:
         log.warning("earlier_result_not_read", job=request.job_id, reason=str(error))
-        return 0
-    return left.samples_trained if left is not None else 0
+        return None

@@ -115,7 +115,9 @@ class Explanation(Message, frozen=True):
     """Where the time went, up to now or to the job's end.
 
     Attributes:
-        wall_seconds: since the job began; the sum of `parts`.
+        wall_seconds: since the job began, without the time in which it had no master; the sum of `parts`.
+        earlier_seconds: the time in `parts` of masters before the job was resumed, as far as they have left it: of one
+            that was killed, until its last record. None: the job was resumed, and the time before is unknown.
         parts: seconds by part, see `platform.master.measuring.time_profile.PARTS`.
         goodput: share of the wall time in which rows were trained that are in the model; 0 to 1.
         omitted: number of older entries of the timeline that are left out.
@@ -136,3 +138,4 @@ class Explanation(Message, frozen=True):
     own_plans: list[OwnPlan] = []
     shape: Shape | None = None
     shape_changes: int = 0
+    earlier_seconds: float | None = 0.0
