@@ -354,7 +354,7 @@ def _attach(operator: ElastrecOperator, context: Context, prepared: Prepared, al
     tagged = msgspec.structs.replace(prepared, run_tags=prepared.run_tags | log_tag(context))
     launched = launch(operator.platform, tagged, allocation, owner=owner_token(context))
     if launched.goes_on_from:
-        operator.log.info("continues from %s at %s samples", launched.goes_on_from, f"{launched.goes_on_at:,}")
+        operator.log.info("continues from %s", launched.goes_on_words)
         if launched.adaptation:
             operator.log.info("%s", launched.adaptation)
     return extended(LaunchedJob, launched, prepared=prepared)

@@ -147,7 +147,7 @@ def _trained(platform: jobs.Platform, course: Course, owner: str, progress: JobP
         return jobs.Launched(job_id=prepared.job_id, master_pod="", run_id="", run_url="", allocation=allocation)
     launched = jobs.launch(platform, prepared, allocation, owner, course.earlier_terms, course.named_fields)
     if launched.goes_on_from:
-        progress.say(f"Continues from {launched.goes_on_from} at {launched.goes_on_at:,} samples")
+        progress.say(f"Continues from {launched.goes_on_words}")
         if launched.adaptation:
             progress.say(launched.adaptation)
     elif course.is_resumed:

@@ -126,8 +126,10 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         run_id, run_url: of its run in MLflow; empty if MLflow did not answer.
         allocation: the start-up sizes, for the description of a run that is created later.
-        goes_on_from: URI of the job's own record from which this launch continues, at `goes_on_at` trained samples;
-            empty if the job began or was already running.
+        goes_on_from: URI of the job's own record from which this launch continues; empty if the job began or was
+            already running.
+        goes_on_at: samples that are in that record's model, each counted once per epoch, of `goes_on_of` samples; both
+            are 0 without a record, and if its position is unknown.
         adaptation: what is kept of that record, initialised again and dropped, as a table for people; empty if all of
             it is kept.
     """
@@ -140,7 +142,14 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     allocation: Allocation | None = None
     goes_on_from: str = ""
     goes_on_at: int = 0
+    goes_on_of: int = 0
     adaptation: str = ""
+
+    @property
+    def goes_on_words(self) -> str:
+        """The record from which this launch continues, and its position, for people; empty without a record."""
+        position = f" at {self.goes_on_at:,} of {self.goes_on_of:,} samples" if self.goes_on_of else ""
+        return f"{self.goes_on_from}{position}" if self.goes_on_from else ""
 
 
 class ModelScore(msgspec.Struct, frozen=True):

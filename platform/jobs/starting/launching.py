@@ -32,8 +32,8 @@ from elastrec.platform.jobs.watching.masters import (
     wait_for_master,
 )
 from elastrec.platform.master.pods.launch import LaunchRequest, master_pod, pod_name
-from elastrec.platform.master.service.resumption import finished_on_other_rows, own_records
-from elastrec.platform.specs.errors import ClusterError, ElastrecError, HistoryError, TransportError
+from elastrec.platform.master.service.resumption import Numbering, covered_rows, finished_on_other_rows, own_records
+from elastrec.platform.specs.errors import CheckpointError, ClusterError, ElastrecError, HistoryError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.shape import Shape
 from elastrec.platform.specs.text.loading import job_from_json
@@ -200,6 +200,7 @@ def launch(
         log.info("job_reattached", job_id=prepared.job_id, run_id=run_id, owner=owner, phase=existing.phase)
     if existing is None or not is_gone(existing):
         _direct_master(platform, prepared.job_id, owner_to_name, existing, run_id)
+    at, of = _position(record, request) if record and existing is None else (0, 0)
     return Launched(
         job_id=prepared.job_id,
         master_pod=name,
@@ -208,9 +209,21 @@ def launch(
         owner=owner,
         allocation=allocation,
         goes_on_from=record.uri if record and existing is None else "",
-        goes_on_at=record.manifest.step if record and existing is None else 0,
+        goes_on_at=at,
+        goes_on_of=of,
         adaptation=_adaptation(record, request) if record and existing is None else "",
     )
+
+
+def _position(record: Record, request: LaunchRequest) -> tuple[int, int]:
+    """Samples in the record's model, and all samples; 0 and 0 if unknown."""
+    numbering = Numbering.of(request)
+    try:
+        return covered_rows(record, numbering), numbering.splits.total_rows
+    except CheckpointError as error:
+        # The master, which has been launched, says from which record it continues instead.
+        log.warning("position_unknown", record=record.uri, reason=str(error))
+        return 0, 0
 
 
 def _adaptation(record: Record, request: LaunchRequest) -> str:

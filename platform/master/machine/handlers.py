@@ -75,6 +75,8 @@ def _term_begun(state: JobState, event: TermBegun, effects: list[Effect]) -> Non
                 "term": event.term,
                 "record": record.uri,
                 "step": record.step,
+                "covered_rows": state.training.covered_rows(),
+                "total_rows": state.plan.training.total_rows,
                 "repeated_rows": state.training.samples - max(record.step, state.training.covered_rows()),
                 "generation": state.phases.generation,
                 "other_sizes": ", ".join(plain_words.places(other_sizes)),

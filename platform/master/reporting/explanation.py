@@ -117,7 +117,11 @@ def _words(decision: str, inputs: dict[str, Any]) -> tuple[str, str]:
             return f"the owner is now {inputs['owner']}", ""
         case "job_resumed":
             again = f"; {inputs['repeated_rows']:,} rows are trained again" if inputs["repeated_rows"] else ""
-            words = f"resumed from {inputs['record']} at {inputs['step']:,} samples, generation {inputs['generation']}"
+            # Journals of earlier versions have only the number of samples ever trained, repeated ones included.
+            position = f"after {inputs['step']:,} trained samples"
+            if "covered_rows" in inputs:
+                position = f"at {inputs['covered_rows']:,} of {inputs['total_rows']:,} samples"
+            words = f"resumed from {inputs['record']} {position}, generation {inputs['generation']}"
             kept = f"; the job had {inputs['other_sizes']} then" if inputs.get("other_sizes") else ""
             kept += f"; as ordered then, its workers have {inputs['orders']}" if inputs.get("orders") else ""
             return words, f"an earlier master wrote it (this is term {inputs['term']}){again}{kept}"

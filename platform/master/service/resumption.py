@@ -304,16 +304,24 @@ def start_positions(record: Record, job: TrainingJob, training_digest: str, trai
     if recorded.training_digest != training_digest:
         return StartPositions("", _weights_alone(record, "its positions are of other files"))
     check_numbering(record, numbering, "train all rows on its weights: spec.continual.resume: never")
-    text = record.positions()
+    covered, total = covered_rows(record, numbering), numbering.splits.total_rows
+    return StartPositions(
+        record.positions().decode(),
+        f"begins at the positions of {record.uri}: {covered:,} of {total:,} samples are trained",
+    )
+
+
+def covered_rows(record: Record, numbering: Numbering) -> int:
+    """Rows that are in the model of a record, each counted once per epoch: its position in the data.
+
+    Raises:
+        DamagedRecordError: its positions cannot be read.
+    """
     try:
-        there_now = Positions.decode(text).of(TRAINING_STREAM)
-        covered = numbering.splits.covered_rows(there_now) if there_now is not None else 0
+        positions = Positions.decode(record.positions()).of(TRAINING_STREAM)
+        return numbering.splits.covered_rows(positions) if positions is not None else 0
     except msgspec.MsgspecError as error:
         raise DamagedRecordError(f"{record.uri}: its positions cannot be read: {error}") from error
-    total = numbering.splits.total_rows
-    return StartPositions(
-        text.decode(), f"begins at the positions of {record.uri}: {covered:,} of {total:,} samples are trained"
-    )
 
 
 def _weights_alone(record: Record, reason: str) -> str:

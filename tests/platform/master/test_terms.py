@@ -442,7 +442,10 @@ def test_the_ledgers_of_a_stopped_job_and_of_its_second_life_hold_every_row_once
     timeline = [f"{entry.what}: {entry.cause}" for entry in story.timeline]
     stopped = timeline.index("stopped: enough")
     resumed = timeline[stopped + 1]
-    assert resumed.startswith(f"resumed from {uri} at ") and f"{again:,} rows are trained again" in resumed
+    covered = record.positions.of("training")
+    assert covered is not None
+    position = f"{second.service.state.plan.training.covered_rows(covered):,} of 4,000 samples"
+    assert resumed.startswith(f"resumed from {uri} at {position}") and f"{again:,} rows are trained again" in resumed
 
 
 @pytest.mark.parametrize("ends", [("died", "stopped"), ("stopped", "died"), ("died", "died")])

@@ -34,6 +34,7 @@ from elastrec.platform.jobs import (
     remove_unsuccessful,
     resumable,
 )
+from elastrec.platform.jobs.starting import launching
 from elastrec.platform.jobs.starting.kept_launch import keep_launch, kept_launch
 from elastrec.platform.jobs.starting.launching import launch_request
 from elastrec.platform.master.machine.plan import JobPlan
@@ -144,6 +145,17 @@ def test_a_launch_is_written_to_the_store_without_secrets_before_there_is_a_pod(
     assert (
         found.prepared.training_digest == job.training_digest and "s3://key:***@clicks/log" in found.prepared.job_json
     )
+
+
+def test_a_launch_that_continues_says_the_position_and_not_how_many_samples_were_ever_trained(
+    platform: Platform, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "_direct_master", lambda *values: None)
+    job = prepared(store, training={"batch_size": 2, "batches_per_shard": 1, "epochs": 2})
+    term_taken(store, "clicks-1")
+    uri = saved(launch_request(job, ALLOCATION), 500)
+    launched = launch(platform, job, ALLOCATION)
+    assert (launched.goes_on_from, launched.goes_on_words) == (uri, f"{uri} at 2 of 20 samples")
 
 
 def test_a_later_launch_takes_the_place_of_the_earlier_one(store: str) -> None:
