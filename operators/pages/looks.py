@@ -63,6 +63,13 @@ class JobLook:
         return self.metrics.reason if self.metrics is not None else self.record.reason if self.record else ""
 
     @property
+    def failing_saves(self) -> str:
+        """That the job's saves fail, in words; empty if they do not."""
+        from elastrec.platform.specs.text import plain_words
+
+        return plain_words.failing_saves(self.metrics) if self.metrics is not None else ""
+
+    @property
     def progress(self) -> float | None:
         """Share of the training rows, 0 to 1."""
         metrics = self.metrics
@@ -262,7 +269,7 @@ def _look(platform: Platform, job_id: str, recorded: tuple[JobRecord, str] | Non
     try:
         observation = observe(platform, job_id, _MASTER_SECONDS)
     except ElastrecError as error:
-        unknown = TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=str(error))
+        unknown = TrainingMetrics(job=job_id, phase=Phase.UNKNOWN, reason=str(error))
         return JobLook(job_id, unknown, False, record, url)
     return JobLook(job_id, observation.metrics, observation.reachable, record, url)
 

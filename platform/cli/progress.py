@@ -17,7 +17,9 @@ PLAIN_LINE_EVERY_SECONDS = 5.0
 _LONG_BAR, _SHORT_BAR = 20, 10
 _REASON_CHARACTERS = 90
 """Of the reason for which a job waits, in a line on a terminal."""
-_WITH_REASON = (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SAVING, Phase.EVALUATING, Phase.FAILED)
+_WITH_REASON = (
+    Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SAVING, Phase.EVALUATING, Phase.FAILED, Phase.UNKNOWN,
+)  # fmt: skip
 _EXPENDABLE = ("servers", "workers", "samples", "bar", "speed", "loss", "auc", "shards")
 
 
@@ -60,6 +62,8 @@ def _parts(metrics: TrainingMetrics, reason_characters: int | None) -> dict[str,
         if pods and not metrics.phase.is_final:
             up = sum(pod.state.lower() in ("ready", "running") for pod in pods)
             parts[word] = f"{word} {up}/{len(pods)}"
+    if metrics.failed_saves:
+        parts["saves"] = f"saves failed {metrics.failed_saves}"
     if metrics.reason and metrics.phase in _WITH_REASON:
         parts["reason"] = f"({metrics.reason.splitlines()[0][:reason_characters]})"
     return parts

@@ -62,7 +62,7 @@ class Platform:
         return Platform(launcher, cluster_config, tracking_uri, work_uri, base_folder or Path.cwd(), ui_url)
 
     @staticmethod
-    def from_environment(*, start: bool = True) -> Platform:
+    def from_environment(*, start: bool = True, patience_seconds: float = 15.0) -> Platform:
         """The platform of this user on this machine.
 
         `ELASTREC_HOME` (default `~/.elastrec`) holds the local node agent's state and the platform's files;
@@ -73,6 +73,7 @@ class Platform:
 
         Args:
             start: whether to start the local node agent if none runs.
+            patience_seconds: how long an agent that runs is waited for if none is to be started.
 
         Raises:
             ClusterError: no node agent runs and `start` is false (NoAgentError), or it cannot be started.
@@ -85,7 +86,7 @@ class Platform:
             config = read_cluster_config(Path(config_file))
         else:
             state = home / "agent"
-            cluster = start_agent(state, tls_folder=tls) if start else find_agent(state, tls)
+            cluster = start_agent(state, tls_folder=tls) if start else find_agent(state, tls, patience_seconds)
             if cluster is None:
                 raise NoAgentError(f"no node agent runs for {home}; start one with `elastrec agent start`")
             config = cluster.config

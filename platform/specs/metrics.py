@@ -24,6 +24,8 @@ class Phase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
+    UNKNOWN = "Unknown"
+    """Of an observer whose questions the job's master does not answer; no master has it."""
 
     @property
     def is_final(self) -> bool:
@@ -143,6 +145,12 @@ class TrainingMetrics(Spec):
     """Since the cut of that record."""
     memory_copy_age_seconds: float | None = None
     """Since the cut of the last record that the memory of the node agents holds."""
+    failed_saves: int = 0
+    """Since the last complete record."""
+    failing_seconds: float | None = None
+    """Since the first of them."""
+    save_problem: str = ""
+    """Why the last of them failed."""
     pods: tuple[PodMetrics, ...] = ()
     migration: MigrationMetrics | None = None
     given_up: str = ""

@@ -25,6 +25,8 @@ from elastrec.platform.specs.text import plain_words
 from elastrec.platform.specs.text.quantities import format_bytes
 
 _LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 3.0
+"""For the node agent and for a master: a person waits for the table."""
 NO_JOBS = "no jobs"
 _JOB_COLUMNS = ("JOB", "PHASE", "SHARDS", "SAMPLES", "SAMPLES/S", "LOSS", "AUC", "WORKERS", "SERVERS", "AGE")
 _JOB_EXPENDABLE = ("SERVERS", "WORKERS", "SAMPLES", "AGE", "SAMPLES/S", "LOSS", "AUC", "SHARDS")
@@ -42,7 +44,7 @@ def status(job: str | None, watch: bool, output: str) -> None:
     With --watch, the table is updated every second on a terminal. Without a terminal, a line is printed for each job
     when its phase changes, and every few seconds. With --output json, an object is printed every second.
     """
-    platform = jobs.Platform.from_environment(start=False)
+    platform = jobs.Platform.from_environment(start=False, patience_seconds=_PATIENCE_SECONDS)
     looks = _looks(platform, job, watch)
     try:
         with interrupted_without_reader():
@@ -71,7 +73,9 @@ class Look:
     def __init__(self, platform: jobs.Platform, job: str | None) -> None:
         self._job = job
         self._pods = pods_of(platform, job) if job else platform.launcher.jobs()
-        self._observations = [jobs.observe(platform, job)] if job else jobs.jobs(platform)
+        self._observations = (
+            [jobs.observe(platform, job, _PATIENCE_SECONDS)] if job else jobs.jobs(platform, _PATIENCE_SECONDS)
+        )
         self.columns = _pods_columns(self._pods) if job else _jobs_columns(self._observations, self._pods)
 
     def as_json(self) -> Any:
@@ -82,6 +86,7 @@ class Look:
         return {
             "metrics": observation.metrics.model_dump(mode="json"),
             "failure": observation.failure,
+            "reachable": observation.reachable,
             "pods": self._pods,
         }
 
@@ -93,8 +98,8 @@ class Look:
         return Group(self.columns.render(width), *map(Text, reasons))
 
     def reasons(self) -> list[str]:
-        """Why a job failed or its master does not answer, what it waits for, and which change of its pods makes no
-        progress or was undone.
+        """Why a job failed or its master does not answer, what it waits for, that its saves fail, and which change of
+        its pods makes no progress or was undone.
 
         For a single job also the record from which it started, pods whose orders differ, and what it waits for while
         it trains.
@@ -108,6 +113,11 @@ class Look:
             *(f"{pod.name}: {pod.reason}" for pod in idle),
             *(f"{one.metrics.job}: {one.metrics.reason}" for one in troubled if one.metrics.reason),
             *(f"{metrics.job}: {metrics.reason}" for metrics in waiting if metrics.reason),
+            *(
+                f"{one.metrics.job}: {words}"
+                for one in self._observations
+                if (words := plain_words.failing_saves(one.metrics))
+            ),
         ]
 
     def _shows_reason(self, metrics: TrainingMetrics) -> bool:
@@ -179,10 +189,7 @@ def pods_of(platform: jobs.Platform, job: str) -> list[PodStatus]:
 
 
 def _age(pod: PodStatus) -> str:
-    seconds = int(max(0.0, (pod.finished_unix_seconds or time.time()) - pod.created_unix_seconds))
-    if seconds < 120:
-        return f"{seconds}s"
-    return f"{seconds // 60}m" if seconds < 7200 else f"{seconds // 3600}h"
+    return plain_words.span((pod.finished_unix_seconds or time.time()) - pod.created_unix_seconds)
 
 
 def _jobs_columns(observations: list[jobs.Observation], pods: list[PodStatus]) -> Columns:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from elastrec.platform.clusters.local.agent.journal import DamagedJournalError, Journal
 from elastrec.platform.clusters.local.client import LocalCluster
+from elastrec.platform.clusters.local.processes.proc import is_stopped
 from elastrec.platform.clusters.local.state_folder import StateFolder
 from elastrec.platform.specs.errors import ClusterError
 from elastrec.platform.specs.text.quantities import format_bytes
@@ -76,8 +77,13 @@ def start_agent(
     return cluster
 
 
-def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> LocalCluster | None:
+def find_agent(
+    state_folder: str | Path, tls_folder: Path | None = None, patience_seconds: float = _FIND_SECONDS
+) -> LocalCluster | None:
     """The cluster of a folder if its agent is running, else None.
+
+    Args:
+        patience_seconds: how long an agent is waited for that holds the folder but does not answer.
 
     Raises:
         ClusterError: an agent holds the folder but does not answer, or only one of the two sides has TLS.
@@ -85,12 +91,12 @@ def find_agent(state_folder: str | Path, tls_folder: Path | None = None) -> Loca
     if not Path(state_folder).is_dir():
         return None
     state = StateFolder(Path(state_folder))
-    deadline = time.monotonic() + _FIND_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while state.is_owned():
         cluster = _connect(state, tls_folder)
         if cluster is not None:
             return cluster
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or _is_stopped(state):
             raise _silent(state)
         time.sleep(_TICK_SECONDS)
     return None
@@ -137,7 +143,18 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
 
 
 def _silent(state: StateFolder) -> ClusterError:
-    return ClusterError(f"the node agent in {state.folder} does not answer; see {state.log}")
+    problem = f"the node agent in {state.folder} does not answer"
+    if (info := state.agent()) is not None and _is_stopped(state):
+        return ClusterError(
+            f"{problem}, because its process {info.pid} is stopped (SIGSTOP); its pods run on. Continue it with "
+            f"`kill -CONT {info.pid}`"
+        )
+    return ClusterError(f"{problem}; see {state.log}")
+
+
+def _is_stopped(state: StateFolder) -> bool:
+    info = state.agent()
+    return info is not None and state.is_owned() and is_stopped(info.pid)
 
 
 def _left_pods(state: StateFolder) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import structlog
 
 from elastrec.platform.clusters.pods import PodPhase, PodStatus
@@ -13,6 +15,9 @@ log = structlog.get_logger(__name__)
 _REPORT_LINES = 40
 _KEPT_LINES = 20_000
 _LONGEST_LINE = 1000
+_SEARCHED_LINES = 2_000
+_TIMESTAMP = re.compile(r"^timestamp=(\S+) ")
+_PHASE_CHANGE = re.compile(r" event=phase_changed .*\bafter=(\w+)")
 
 
 def ending_of(platform: Platform, pod: PodStatus) -> str:
@@ -33,6 +38,19 @@ def _last_line(platform: Platform, pod: PodStatus) -> str:
     except ClusterError:
         return ""
     return lines[-1].strip()[:_LONGEST_LINE] if lines else ""
+
+
+def last_known(platform: Platform, pod: PodStatus) -> str:
+    """The last phase of the job and the time of the last entry in its master's log, in words; empty if unknown."""
+    try:
+        lines = list(platform.launcher.logs(pod.name, tail_lines=_SEARCHED_LINES))
+    except ClusterError:
+        return ""
+    phases = [found[1] for line in lines if (found := _PHASE_CHANGE.search(line))]
+    moments = [found[1] for line in lines if (found := _TIMESTAMP.match(line))]
+    phase = f"its last known phase is {phases[-1]}" if phases else ""
+    moment = f"the last entry of its log is of {moments[-1]}" if moments else ""
+    return ", ".join(text for text in (phase, moment) if text)
 
 
 def pod_last_words(platform: Platform, pod: PodStatus) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from elastrec.platform.clusters.pods import EndCause, PodPhase
 from elastrec.platform.jobs.surroundings import Platform
 from elastrec.platform.jobs.watching.job_pods import pods_of_job
-from elastrec.platform.jobs.watching.last_words import ending_of, pod_last_words, whole_log
+from elastrec.platform.jobs.watching.last_words import ending_of, last_known, pod_last_words, whole_log
 from elastrec.platform.jobs.watching.masters import ask_pod, is_gone, pod_of_master
 from elastrec.platform.specs.errors import ClusterError, JobNotFoundError, TransportError
 from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.text import plain_words
 from elastrec.platform.transport.messages.observer import GetStatus, Status
+
+_SIDE_BY_SIDE = 16
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Observation:
     """The state of a job at one moment.
 
     Attributes:
-        metrics: from the master; only job name and phase if it does not answer.
+        metrics: from the master; only the job's name and the reason if it does not answer: the phase is unknown, or
+            pending if the master has not started yet.
         failure: reason and, if there is one, the user's traceback; empty unless the job failed.
         reachable: whether the master answers; it does not, for example, while its node restarts it.
         is_lost: whether the cluster has ended the master, for example with its node; another launch continues the job.
@@ -54,12 +58,14 @@ def observe(platform: Platform, job_id: str, timeout_seconds: float = 5.0) -> Ob
     except TransportError as error:
         if not error.retryable:
             raise ClusterError(f"job {job_id}: its master refused to answer: {error}") from error
-        restarted = "" if pod.end is None else f"; restarted {pod.restarts} times: {ending_of(platform, pod)}"
-        words = f"the master does not answer{restarted}: {error}"
-        return Observation(TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words), reachable=False)
+        restarted = "" if pod.end is None else f"restarted {pod.restarts} times: {ending_of(platform, pod)}"
+        known = "; ".join(text for text in (last_known(platform, pod), restarted) if text)
+        words = f"the master does not answer{f' ({known})' if known else ''}: {error}"
+        return Observation(TrainingMetrics(job=job_id, phase=Phase.UNKNOWN, reason=words), reachable=False)
     if status is None:
         words = f"master {pod.phase.value}: {pod.reason} {pod.message}".rstrip(" :")
-        metrics = TrainingMetrics(job=job_id, phase=Phase.PENDING, reason=words)
+        phase = Phase.UNKNOWN if is_gone(pod) else Phase.PENDING
+        metrics = TrainingMetrics(job=job_id, phase=phase, reason=words)
         return Observation(metrics, reachable=False, has_ended=is_gone(pod))
     return Observation(TrainingMetrics.model_validate_json(status.metrics_json), status.failure)
 
@@ -86,13 +92,21 @@ def failure_report(platform: Platform, job_id: str) -> str:
     return "\n".join(report)
 
 
-def jobs(platform: Platform) -> list[Observation]:
-    """Every job of the cluster, by name, except jobs that are removed at the same time."""
-    observations = []
-    for name in sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER):
+def jobs(platform: Platform, timeout_seconds: float = 5.0) -> list[Observation]:
+    """Every job of the cluster, by name, except jobs that are removed at the same time.
+
+    Args:
+        timeout_seconds: for each master; they are asked side by side, so that silent ones do not add up.
+    """
+
+    def look(name: str) -> Observation | None:
         try:
-            observations.append(observe(platform, name))
+            return observe(platform, name, timeout_seconds)
         except ClusterError:
             if pod_of_master(platform, name) is not None:
                 raise
-    return observations
+            return None
+
+    names = sorted(pod.job for pod in platform.launcher.jobs() if pod.role is Role.MASTER)
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        return [observation for observation in pool.map(look, names) if observation is not None]

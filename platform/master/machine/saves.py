@@ -123,6 +123,8 @@ class Saves(msgspec.Struct, kw_only=True):
         record_time: time of the state in the last complete record, on the job's clock; memory_time: time of the newest
             state that all servers have in memory or in a record. None: there is none.
         completed, failed: numbers of save orders; `final_failures`: consecutive failures of the final one.
+        failed_since: when the first save after the last complete record failed; failures: how many did, or are unknown;
+            problem: why the last one did.
         held_since: since when workers pause for the end of servers with notice (`notice`); None: they do not.
         last_seconds: duration of the last record during training, from the order to the manifest.
     """
@@ -139,6 +141,9 @@ class Saves(msgspec.Struct, kw_only=True):
     completed: int = 0
     failed: int = 0
     final_failures: int = 0
+    failed_since: float | None = None
+    failures: int = 0
+    problem: str = ""
     held_since: float | None = None
     last_seconds: float = 0.0
 
@@ -156,6 +161,16 @@ class Saves(msgspec.Struct, kw_only=True):
             if save.quiesce:
                 return save
         return None
+
+    def note_failure(self, reason: str, time: float) -> None:
+        """A save has failed, or its outcome is unknown."""
+        self.failed_since = time if self.failed_since is None else self.failed_since
+        self.failures += 1
+        self.problem = reason
+
+    def note_success(self) -> None:
+        """A record is complete."""
+        self.failed_since, self.failures, self.problem = None, 0, ""
 
     def order_for(self, pod: str) -> SaveOrder | None:
         """The save order of a server: one part after the other, the oldest save first, until the save has ended."""

@@ -192,6 +192,7 @@ def _keep_record(state: JobState, save: Save, base: str, effects: list[Effect]) 
     saves.unknown = []
     saves.base = Base(save.order_id, save.uri, save.base.deltas + 1 if save.base else 0)
     saves.completed += 1
+    saves.note_success()
     saves.final_failures = 0
     effects.append(Decided(decision="record_committed", inputs={"record": save.uri, "step": save.step}))
 
@@ -246,12 +247,14 @@ def record_failed(state: JobState, order_id: str, reason: str, effects: list[Eff
         failed(state, under_way, reason, effects, store_away=store_away)
     elif not saves.committing_has_ended(order_id) and (save := saves.take_unknown(order_id)) is not None:
         stages.abandon(state, save)
+        saves.failures -= 1  # it was counted when it became unknown
         _note_failure(state, save, reason, effects)
         _schedule_sooner(state)
 
 
 def _note_failure(state: JobState, save: Save, reason: str, effects: list[Effect]) -> None:
     state.saves.failed += 1
+    state.saves.note_failure(reason, state.time)
     # The next record is a full one, so that it does not depend on a possibly damaged base.
     state.saves.base = None
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason, "total": state.saves.failed}
@@ -283,6 +286,7 @@ def unknown(state: JobState, save: Save, reason: str, effects: list[Effect]) -> 
     """A commit has not ended in time: training continues; the record is valid if it is found complete later."""
     _end_save(state, save)
     state.saves.unknown.append(save)
+    state.saves.note_failure(reason, state.time)
     inputs = {"order": save.order_id, "is_final": save.is_final, "reason": reason}
     effects.append(Decided(decision="save_unknown", inputs=inputs))
     if save.is_final:

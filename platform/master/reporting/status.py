@@ -67,6 +67,9 @@ def training_metrics(
         checkpoint=state.recovery.record.uri if state.recovery.record else None,
         checkpoint_age_seconds=_age(state.saves.record_time, elapsed_seconds),
         memory_copy_age_seconds=_age(state.saves.memory_time, elapsed_seconds),
+        failed_saves=state.saves.failures,
+        failing_seconds=_age(state.saves.failed_since, elapsed_seconds),
+        save_problem=state.saves.problem,
         pods=tuple(
             _pod(member, samples.get(member.name), cluster.get(member.name), is_gone=member in gone)
             for member in members

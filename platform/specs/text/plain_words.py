@@ -5,7 +5,7 @@ Journals, tags, and the JSON output of commands keep the identifiers.
 
 from __future__ import annotations
 
-from elastrec.platform.specs.metrics import Role
+from elastrec.platform.specs.metrics import Role, TrainingMetrics
 from elastrec.platform.specs.shape import ShapeChange
 from elastrec.platform.specs.text.quantities import format_bytes
 from elastrec.platform.specs.text.some import counted
@@ -28,6 +28,7 @@ _PHASES = {
     "Succeeded": "has succeeded",
     "Failed": "has failed",
     "Stopped": "was stopped",
+    "Unknown": "is in an unknown phase",
 }
 _NOUNS = {Role.WORKER: "worker", Role.PARAMETER_SERVER: "server"}
 
@@ -52,6 +53,25 @@ def phase(identifier: str) -> str:
 def role(identifier: str) -> str:
     """`parameter-server` is `parameter server`."""
     return identifier.replace("-", " ")
+
+
+def span(seconds: float) -> str:
+    """`90s`, `5m`, `3h`: a time in one unit."""
+    whole = int(max(0.0, seconds))
+    if whole < 120:
+        return f"{whole}s"
+    return f"{whole // 60}m" if whole < 7200 else f"{whole // 3600}h"
+
+
+def failing_saves(metrics: TrainingMetrics) -> str:
+    """That the saves of a job fail, since when and why, and the age of its last complete record; empty if they do
+    not."""
+    if not metrics.failed_saves or metrics.failing_seconds is None:
+        return ""
+    saves = "1 save has" if metrics.failed_saves == 1 else f"{metrics.failed_saves:,} saves have"
+    age = metrics.checkpoint_age_seconds
+    last = "and none has succeeded so far" if age is None else f"its last complete record is {span(age)} old"
+    return f"{saves} failed since {span(metrics.failing_seconds)} ago, {last}: {metrics.save_problem}"
 
 
 def places(change: ShapeChange) -> list[str]:

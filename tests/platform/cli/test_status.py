@@ -55,8 +55,8 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: list[TrainingMetrics] = []
         self.launcher = self
-        monkeypatch.setattr(jobs, "jobs", lambda platform: [jobs.Observation(one) for one in self.now])
-        monkeypatch.setattr(jobs, "observe", lambda platform, name: jobs.Observation(self.now[0]))
+        monkeypatch.setattr(jobs, "jobs", lambda platform, seconds: [jobs.Observation(one) for one in self.now])
+        monkeypatch.setattr(jobs, "observe", lambda platform, name, seconds: jobs.Observation(self.now[0]))
         monkeypatch.setattr(status_command.time, "sleep", lambda seconds: None)
 
     def pods(self, job: str) -> list[PodStatus]:
@@ -128,6 +128,17 @@ def test_what_a_job_that_trains_waits_for_is_shown_with_its_pods(world: World) -
 def test_a_job_that_trains_has_no_line_below_the_table(world: World) -> None:
     world.now = [metrics(reason="waits for nothing")]
     assert world.look().reasons() == []
+
+
+@pytest.mark.parametrize("job", [None, NAME])
+def test_saves_that_fail_while_a_job_trains_are_shown_with_the_age_of_its_last_record(
+    world: World, job: str | None
+) -> None:
+    world.now = [metrics(failed_saves=2, failing_seconds=130.0, save_problem="disk full", checkpoint_age_seconds=190.0)]
+    assert world.look(job).reasons() == [
+        f"{NAME}: 2 saves have failed since 2m ago, its last complete record is 3m old: disk full"
+    ]
+    assert "saves failed 2" in world.look(job).lines()[NAME][1]
 
 
 def test_columns_are_left_out_in_the_order_given() -> None:

@@ -42,6 +42,14 @@ def environment_of(process: Path) -> bytes:
     return environment
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal, such as SIGSTOP, and was not continued; False if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"T"
+    except OSError:
+        return False
+
+
 def usage_of_tree(supervisor: int) -> Usage:
     """CPU and resident memory of the descendants of a process, where no cgroup counts them."""
     ticks, pages = 0, 0

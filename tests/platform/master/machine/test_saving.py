@@ -7,7 +7,8 @@ import pytest
 from elastrec.platform.master.machine import events, saving
 from elastrec.platform.master.machine.effects import AnswerLease, DiscardRecord
 from elastrec.platform.master.machine.saves import Base, Saves
-from elastrec.platform.specs.metrics import Phase
+from elastrec.platform.master.reporting.status import training_metrics
+from elastrec.platform.specs.metrics import Phase, TrainingMetrics
 from elastrec.platform.transport.messages.directive import Mode
 from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.world import World, plan, running
@@ -179,6 +180,29 @@ def test_a_failed_record_does_not_stop_the_training():
     assert world.state.saves.failed == 1 and world.state.saves.next_save == world.time + 20.0
     world.run_fairly()
     assert world.state.phase is Phase.SUCCEEDED
+
+
+def test_the_metrics_say_since_when_and_why_saves_fail_until_one_succeeds():
+    world = running()
+
+    def end_a_save(succeed: bool) -> None:
+        save_until_written(world)
+        world.commit(succeed=succeed)
+
+    def seen() -> TrainingMetrics:
+        return training_metrics(world.state, "j", world.time, None, {}, {})
+
+    assert (seen().failed_saves, seen().failing_seconds, seen().save_problem) == (0, None, "")
+    end_a_save(succeed=True)
+    began = world.time
+    for failures in (1, 2):
+        world.time = began + 100.0 * failures
+        end_a_save(succeed=False)
+        assert (seen().failed_saves, seen().save_problem) == (failures, "disk full")
+    assert seen().failing_seconds == pytest.approx(world.time - began - 100.0, abs=5.0)
+    assert seen().checkpoint_age_seconds == pytest.approx(world.time - began, abs=5.0)
+    end_a_save(succeed=True)
+    assert (seen().failed_saves, seen().failing_seconds, seen().save_problem) == (0, None, "")
 
 
 def test_a_server_may_report_that_it_could_not_save():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from elastrec.platform.master.reporting.explanation import timeline_entry
 from elastrec.platform.scaling.across_jobs.quota import POLICY
 from elastrec.platform.scaling.memory_watch import MEMORY
 from elastrec.platform.scaling.types import EXPLORING
-from elastrec.platform.specs.metrics import Phase, Role
+from elastrec.platform.specs.metrics import Phase, Role, TrainingMetrics
 from elastrec.platform.specs.shape import PlacesChange
 from elastrec.platform.specs.text import plain_words
 
@@ -65,6 +66,27 @@ def test_a_change_is_read_as_numbers_of_pods_and_sizes() -> None:
     assert plain_words.places(change) == [
         "1 worker", "0.5 cores per worker", "3 servers", "768Mi of memory per server",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        (
+            {"failed_saves": 3, "failing_seconds": 301.0, "checkpoint_age_seconds": 361.0},
+            "3 saves have failed since 5m ago, its last complete record is 6m old: No space left on device",
+        ),
+        (
+            {"failed_saves": 1, "failing_seconds": 3.2},
+            "1 save has failed since 3s ago, and none has succeeded so far: No space left on device",
+        ),
+    ],
+)
+def test_failing_saves_have_a_beginning_a_reason_and_the_age_of_the_last_record(
+    fields: dict[str, Any], words: str
+) -> None:
+    metrics = TrainingMetrics(job="j", phase=Phase.TRAINING, save_problem="No space left on device", **fields)
+    assert plain_words.failing_saves(metrics) == words
 
 
 def test_templates_have_the_words(tmp_path: Path) -> None:

@@ -250,6 +250,21 @@ def test_an_agent_that_was_stopped_for_seconds_continues(state, is_alive):
     assert is_alive(pid) and cluster.agent().pid == pid
 
 
+def test_an_agent_that_is_stopped_is_named_with_the_remedy_in_a_few_seconds(state):
+    cluster = start_agent(state, **_SIZE)
+    pid = cluster.agent().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(ClusterError, match=rf"its process {pid} is stopped.* Continue it with `kill -CONT {pid}`"):
+            find_agent(state)
+        assert time.monotonic() - began < 6.0
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    found = find_agent(state)
+    assert found is not None and found.agent().pid == pid
+
+
 def test_an_agent_whose_folder_was_replaced_ends_without_changing_the_new_one(state, until_true, is_alive):
     old = start_agent(state, **_SIZE).agent()
     shutil.rmtree(state)
