@@ -1,7 +1,8 @@
 """sorted_by_session: a partition's rows in the order session, time, source row, within a bounded memory.
 
 An external range sort: if the rows do not fit, sampled quantiles of the sessions divide them into ranges, each of which
-is spilled to its own file and sorted alone. The order does not depend on the allowed memory.
+is spilled to its own file and sorted alone. The order does not depend on the allowed memory. The files have no name, so
+that the system frees their space even if the process is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -120,16 +121,16 @@ def sorted_by_session(
             yield _in_order(pa.concat_tables(tables), keys)
         return
     bounds = _quantiles(source, keys.session, ranges)
-    with tempfile.TemporaryDirectory(prefix="elastrec-cluster-") as folder:
-        paths = [Path(folder) / f"range-{index}.arrow" for index in range(len(bounds) + 1)]
-        _spill(source, keys.session, bounds, paths, progress)
-        for path in paths:
-            with pa.memory_map(str(path)) as stream:
-                table = pa.ipc.open_stream(stream).read_all()
-                if table.num_rows:
-                    yield _in_order(table, keys)
-                del table
-            path.unlink()
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(len(bounds) + 1)]
+        _spill(source, keys.session, bounds, files, progress)
+        for file in files:
+            with file:
+                file.seek(0)
+                table = pa.ipc.open_stream(file).read_all()
+            if table.num_rows:
+                yield _in_order(table, keys)
+            del table
 
 
 def range_count(source: SortSource, memory_bytes: int) -> int:
@@ -205,14 +206,13 @@ def _quantiles(source: SortSource, session: str, ranges: int) -> list[pa.Scalar]
 
 
 def _spill(
-    source: SortSource, session: str, bounds: list[pa.Scalar], paths: list[Path], progress: Progress | None
+    source: SortSource, session: str, bounds: list[pa.Scalar], files: Sequence[BinaryIO], progress: Progress | None
 ) -> None:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with ExitStack() as stack:
         writers = []
-        for path in paths:
-            sink = stack.enter_context(pa.OSFile(str(path), "wb"))
-            writers.append(stack.enter_context(pa.ipc.new_stream(sink, source.schema, options=options)))
+        for file in files:
+            writers.append(stack.enter_context(pa.ipc.new_stream(file, source.schema, options=options)))
         for table in _pieces(source, progress):
             column = table[session].combine_chunks()
             range_B = np.zeros(len(column), np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,13 @@ from hypothesis import strategies as st
 
 from elastrec.platform.data.clustering import clustering
 from elastrec.platform.data.clustering.clustering import cluster, clustered_data, row_groups
-from elastrec.platform.data.clustering.sorting import session_starts, sorted_by_session
+from elastrec.platform.data.clustering.sorting import (
+    ClusterKeys,
+    open_source,
+    range_count,
+    session_starts,
+    sorted_by_session,
+)
 from elastrec.platform.data.finished import ParquetFile
 from elastrec.platform.data.manifest import build_manifest
 from elastrec.platform.data.partitions import Partition
@@ -120,6 +127,23 @@ def test_text_sessions_are_spilled_as_well(tmp_path: Path) -> None:
     cluster(_data(tmp_path / "log"), str(tmp_path / "out"), memory_bytes=2**20)
     sessions = _rows(tmp_path / "out")["session"]
     assert sessions.to_pylist() == sorted(table["session"].to_pylist())
+
+
+def test_spilled_rows_are_in_files_without_names_of_which_a_killed_process_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(_log(20_000, 1_000), tmp_path / "log")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    keys = ClusterKeys("session", "when")
+    source = open_source(sorted(map(str, (tmp_path / "log" / DAY).iterdir())), keys)
+    assert range_count(source, 2**20) > 1
+    tables = sorted_by_session(source, keys, memory_bytes=2**20)
+    rows = next(tables).num_rows
+    # All of the rows are spilled now, and those of the other ranges are still needed.
+    assert not [*temporary.iterdir()]
+    assert rows + sum(table.num_rows for table in tables) == 20_000
 
 
 def test_a_second_run_changes_nothing_and_answers_the_same(tmp_path: Path) -> None:
