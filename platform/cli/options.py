@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -22,6 +21,7 @@ from elastrec.platform.jobs.surroundings import Platform, home_folder
 from elastrec.platform.jobs.types import Interval
 from elastrec.platform.specs.errors import MISSING, ElastrecError, FieldProblem, SpecError
 from elastrec.platform.specs.text.loading import parse_value
+from elastrec.platform.specs.text.whole_file import write_whole
 
 _WIDE_COLUMNS = 500
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -55,12 +55,7 @@ def write_output(path: str, content: bytes, what: str) -> None:
         if target.exists() and not target.is_file():
             target.write_bytes(content)  # a pipe or a device
             return
-        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(target, content)
     except OSError as error:
         raise ElastrecError(f"{path}: {what} cannot be written: {error.strerror or error}") from error
 

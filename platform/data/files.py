@@ -16,6 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from elastrec.platform.specs.errors import DataError
+from elastrec.platform.specs.text.whole_file import write_whole
 
 _SHARED = ("s3", "gs", "gcs")
 # Environment variables on which an open file system depends, in addition to its URI.
@@ -155,7 +156,7 @@ def make_durable(folder: str, uris: Collection[str]) -> None:
             raise DataError(f"{path}: cannot be written ({error})") from error
 
 
-def _sync(path: str | Path) -> None:
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -176,13 +177,14 @@ def write_bytes(uri: str, content: bytes) -> None:
                 stream.write(content)
             return
         folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
         filesystem.create_dir(folder, recursive=True)
+        if isinstance(filesystem, pafs.LocalFileSystem):
+            write_whole(Path(path), content, is_durable=True)
+            return
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
         try:
             with filesystem.open_output_stream(temporary) as stream:
                 stream.write(content)
-            if isinstance(filesystem, pafs.LocalFileSystem):
-                _sync(temporary)
             filesystem.move(temporary, path)
         except BaseException:
             with suppress(OSError):

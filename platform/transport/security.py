@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastrec.platform.specs import environment
+from elastrec.platform.specs.text.whole_file import write_whole
 
 
 def new_token() -> str:
@@ -17,11 +17,7 @@ def new_token() -> str:
 
 def write_secret(path: Path, text: str) -> None:
     """Writes a file that only the owner can read; replaces an older one atomically."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-    temporary.replace(path)
+    write_whole(path, text.encode(), mode=0o600)
 
 
 def job_server_name(job_id: str) -> str:

@@ -65,16 +65,16 @@ def test_an_output_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, mon
     link.symlink_to(file)
     write_output(str(link), b"first", "the report")
 
-    def full(path: Path, content: bytes) -> int:
-        with path.open("wb") as begun:
-            begun.write(content[:1])
+    def full(descriptor: int, how: str) -> None:
+        os.write(descriptor, b"s")
+        os.close(descriptor)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with (
         monkeypatch.context() as now,
         pytest.raises(ElastrecError, match=r"latest\.html: the report cannot be written"),
     ):
-        now.setattr(Path, "write_bytes", full)
+        now.setattr(os, "fdopen", full)
         write_output(str(link), b"second", "the report")
     assert file.read_bytes() == b"first" and link.is_symlink() and len(list(tmp_path.iterdir())) == 2
     write_output(os.devnull, b"third", "the report")

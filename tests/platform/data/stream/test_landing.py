@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from elastrec.platform.data import files
 from elastrec.platform.data.finished import ParquetFile
 from elastrec.platform.data.log_calendar import FIRST_SECOND, LAST_SECOND
 from elastrec.platform.data.stream import landing
@@ -299,9 +298,9 @@ def test_a_first_call_that_was_killed_while_it_wrote_its_record_is_repeated(brok
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(files, "_sync", killed)
+        patch.setattr(os, "fsync", killed)
         # The process has no time to remove the file.
-        patch.setattr(files, "suppress", killed)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
         landed(tmp_path)
     assert [*tmp_path.glob(".*.tmp")]
     assert landed(tmp_path).record.rows == 12
