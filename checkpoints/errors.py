@@ -20,5 +20,9 @@ class StoreError(CheckpointError):
     succeed."""
 
 
+class DroppedError(StoreError):
+    """Another writer has completed the object, and has deleted what this one had written of it."""
+
+
 class NotConditionalError(StoreError):
     """The store does not support conditional puts, and has written nothing."""

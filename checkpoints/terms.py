@@ -147,6 +147,8 @@ def take_term(
             newest, tried = newest_term(opened, job_name, job_id), ""
             own = next((one for one in (attempted, newest) if one and _is_of(one, holder, address)), None)
             if own is not None and own.base == base():
+                # This master may have been killed while it wrote the file.
+                opened.drop_unfinished(f"{terms_folder(job_name, job_id)}/{own.term:08d}.json")
                 return own
             if after and newest is not None and newest.term > after and newest.holder not in ("", holder):
                 raise _superseded(job_id, newest, after)

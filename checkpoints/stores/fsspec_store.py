@@ -105,8 +105,8 @@ class _RenamingWriter(StoreWriter):
 
 
 def _temporary(path: str) -> str:
-    folder, _, _ = path.rpartition("/")
-    return f"{folder}/{temporary_name()}"
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{temporary_name(name)}"
 
 
 def _renamed(fs: WebHDFS, source: str, target: str, **options: str) -> bool:

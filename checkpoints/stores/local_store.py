@@ -20,8 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from elastrec.checkpoints.errors import StoreError
-from elastrec.checkpoints.stores.store import HIDDEN, Store, StoreWriter, checked_key, is_temporary, temporary_name
+from elastrec.checkpoints.errors import DroppedError, StoreError
+from elastrec.checkpoints.stores.store import (
+    HIDDEN,
+    Store,
+    StoreWriter,
+    checked_key,
+    is_temporary,
+    is_temporary_of,
+    temporary_name,
+)
 from elastrec.checkpoints.stores.uncached_file import UncachedFile
 from elastrec.platform.specs.errors import CheckpointError
 
@@ -89,7 +97,7 @@ def _make_parents_first(folder: Path) -> None:
 class _LocalWriter(StoreWriter):
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._temporary = path.parent / temporary_name()
+        self._temporary = path.parent / temporary_name(path.name)
         with _explained("could not write", path):
             _make_folder(path.parent)
             self._file = UncachedFile(self._temporary)
@@ -114,8 +122,10 @@ class _LocalWriter(StoreWriter):
             with _explained("could not write", self._path):
                 temporary.replace(self._path)
                 _synchronise_folder(self._path.parent)
-        except BaseException:
+        except BaseException as error:
             self.abort()
+            if isinstance(error.__cause__, FileNotFoundError) and self._path.exists():
+                raise DroppedError(str(error)) from error
             raise
 
     def abort(self) -> None:
@@ -214,6 +224,14 @@ class LocalStore(Store):
         for key in self.unfinished(prefix):
             self.delete(key)
 
+    def drop_unfinished(self, key: str) -> None:
+        path = self._path(key)
+        # The object is complete, whether or not this is possible.
+        with contextlib.suppress(OSError):
+            for other in path.parent.iterdir():
+                if is_temporary_of(path.name, other.name):
+                    other.unlink(missing_ok=True)
+
     def folders(self, prefix: str = "") -> list[str]:
         start = self._path(prefix) if prefix else self._root
         with _explained("could not list", start):
@@ -257,6 +275,11 @@ class LocalStore(Store):
                     # Only a hard link creates a file with its contents atomically, unless it exists.
                     os.link(temporary, path)
                 except FileExistsError:
+                    return False
+                except FileNotFoundError:
+                    # Another writer has created the object, and dropped this one's file.
+                    if not path.exists():
+                        raise
                     return False
                 _synchronise_folder(path.parent)
                 return True

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from elastrec.checkpoints.errors import NotConditionalError
+from elastrec.checkpoints.errors import DroppedError, NotConditionalError
 from elastrec.platform.specs.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,17 +26,23 @@ _log = structlog.get_logger(__name__)
 
 HIDDEN = ".elastrec-"
 """Prefix of the names of a store's internal files."""
-_TEMPORARY = ".tmp"
+_TEMPORARY, _RANDOM_DIGITS = ".tmp", 32
 
 
-def temporary_name() -> str:
-    """A new name for a file that is renamed once it is complete."""
-    return f"{HIDDEN}{uuid.uuid4().hex}{_TEMPORARY}"
+def temporary_name(name: str) -> str:
+    """A new name for a file that is renamed to `name` once it is complete."""
+    return f"{HIDDEN}{name}-{uuid.uuid4().hex}{_TEMPORARY}"
 
 
 def is_temporary(name: str) -> bool:
     """Whether a file's name is from `temporary_name`."""
     return name.startswith(HIDDEN) and name.endswith(_TEMPORARY)
+
+
+def is_temporary_of(target: str, name: str) -> bool:
+    """Whether `name` is from `temporary_name` of this target."""
+    start = f"{HIDDEN}{target}-"
+    return is_temporary(name) and name.startswith(start) and len(name) == len(start) + _RANDOM_DIGITS + len(_TEMPORARY)
 
 
 _probed: dict[str, bool] = {}
@@ -88,9 +94,16 @@ class Store(abc.ABC):
         """Starts a streamed object; memory in use stays below about 32 MiB. Replaces an object of the same key."""
 
     def put(self, key: str, data: Buffer) -> None:
-        """Writes an object whole, durably; replaces one of the same key."""
-        with self.open_write(key) as writer:
-            writer.write(data)
+        """Writes an object whole, durably; replaces one of the same key, and deletes what killed writers have left."""
+        while True:
+            try:
+                with self.open_write(key) as writer:
+                    writer.write(data)
+                break
+            except DroppedError:
+                # By another writer of this object. The later one replaces it, as if they had not met.
+                continue
+        self.drop_unfinished(key)
 
     @abc.abstractmethod
     def get(self, key: str) -> bytes:
@@ -146,8 +159,16 @@ class Store(abc.ABC):
     def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
         """Drops the unfinished objects in a folder and below it: their writers cannot close them any more."""
 
+    def drop_unfinished(self, key: str) -> None:  # noqa: B027 (see below)
+        """Deletes what killed writers have left beside a complete object.
+
+        Object stores have nothing of a small object before it is complete. In HDFS, a concurrent writer of the object
+        could not tell this from an error; what is left in a record is deleted with `delete_unfinished`.
+        """
+
     def put_if_absent(self, key: str, data: Buffer) -> bool:
-        """Writes an object unless it exists; of several concurrent writers exactly one gets True.
+        """Writes an object unless it exists; of several concurrent writers exactly one gets True. Deletes what killed
+        writers have left.
 
         Raises:
             CheckpointError: the store does not guarantee that (see `conditional_writes`).
@@ -159,7 +180,10 @@ class Store(abc.ABC):
                 "created, so two writers could take the same name; use a store that does (AWS S3, MinIO, Ceph, R2, "
                 "Google Cloud Storage, Azure, HDFS) or a shared folder"
             )
-        return self._create(key, data)
+        is_new = self._create(key, data)
+        # Of the object that exists now; a writer that is dropped by this gets False.
+        self.drop_unfinished(key)
+        return is_new
 
     @abc.abstractmethod
     def _create(self, key: str, data: Buffer) -> bool:

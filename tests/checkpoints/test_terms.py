@@ -90,6 +90,16 @@ def test_a_term_whose_confirmation_was_lost_is_recognised_and_not_taken_twice(st
     assert terms(store) == [(1, "a")]
 
 
+def test_a_master_that_was_killed_while_it_took_a_term_leaves_no_file_of_it(store: Store) -> None:
+    folder = terms_folder("clicks", "clicks-1")
+    for number, is_taken in ((1, False), (1, True), (2, False)):
+        # A process that is killed neither closes nor aborts: before the term exists, or right after that.
+        store.open_write(f"{folder}/{number:08d}.json").write(b"half")
+        take(store, "a", f"host:{number}")
+        assert terms(store) == [(earlier, "a") for earlier in range(1, number + 1)], is_taken
+        assert not store.unfinished(folder)
+
+
 def test_a_refused_retry_of_an_own_write_does_not_count_as_lost(store: Store) -> None:
     # The client's own retry meets the file of the first try and reports that one exists.
     assert store.conditional_writes()

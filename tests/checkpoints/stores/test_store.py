@@ -69,6 +69,46 @@ def test_the_unfinished_object_of_a_killed_writer_is_no_key_and_can_be_dropped(s
     assert store.unfinished("folder") == [] and store.keys() == ["folder/whole"]
 
 
+def test_the_next_writer_of_an_object_deletes_what_a_killed_one_has_left_of_it_and_of_no_other(store: Store) -> None:
+    for key in ("folder/put", "folder/put-more", "folder/created"):
+        store.open_write(key).write(bytes(UPLOAD_PART_BYTES))
+    store.put("folder/put", b"1")
+    assert store.put_if_absent("folder/created", b"2")
+    left = store.unfinished("folder")
+    if store.uri.startswith("file:"):
+        assert len(left) == 1 and "put-more" in left[0]
+    # One that was killed after it had created the object.
+    store.open_write("folder/created").write(bytes(UPLOAD_PART_BYTES))
+    assert not store.put_if_absent("folder/created", b"3")
+    assert store.unfinished("folder") == left
+    assert store.keys() == ["folder/created", "folder/put"]
+    assert store.get("folder/created") == b"2"
+
+
+def test_of_two_that_put_an_object_at_once_neither_fails_and_the_later_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synchronise = open_store(tmp_path), local_store._LocalWriter.synchronise
+
+    def meets_another(writer: local_store._LocalWriter) -> Path:
+        monkeypatch.setattr(local_store._LocalWriter, "synchronise", synchronise)
+        store.put("result", b"earlier")  # and drops the file of this one
+        return synchronise(writer)
+
+    monkeypatch.setattr(local_store._LocalWriter, "synchronise", meets_another)
+    store.put("result", b"later")
+    assert store.get("result") == b"later"
+
+    def creates_meanwhile(writer: local_store._LocalWriter) -> Path:
+        monkeypatch.setattr(local_store._LocalWriter, "synchronise", synchronise)
+        assert store.put_if_absent("term", b"first")
+        return synchronise(writer)
+
+    monkeypatch.setattr(local_store._LocalWriter, "synchronise", creates_meanwhile)
+    assert not store.put_if_absent("term", b"second")
+    assert store.get("term") == b"first" and not store.unfinished()
+
+
 def test_parts_of_an_object_are_sent_concurrently_and_none_starts_after_a_failure(
     s3_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
