@@ -10,6 +10,7 @@ import structlog
 from elastrec.platform.data.manifest import read_manifest
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.events import Submit
+from elastrec.platform.master.machine.recovery import Recovery
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.service.record_lane import RecordLane
 from elastrec.platform.master.service.term_watch import TermWatch
@@ -43,6 +44,10 @@ class Executor:
         """Executes an effect soon."""
         if not self._stopping.is_set():
             self._records.submit(effect)
+
+    def prune(self, recovery: Recovery) -> None:
+        """See RecordLane."""
+        self._records.prune(recovery)
 
     def name_files(self, split: Split) -> None:
         """Adds the files with a split's rows to `failure_notes`, soon."""

@@ -22,6 +22,7 @@ from elastrec.checkpoints import (
 )
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
+from elastrec.platform.master.machine.recovery import Recovery
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.service import earlier_times
 from elastrec.platform.master.service.resumption import ATTRIBUTE, KeptOrders, KeptShape, Numbering
@@ -66,14 +67,27 @@ class RecordLane:
     def submit(self, effect: CommitRecord | DiscardRecord) -> None:
         """Executes an effect soon; a commit that is running already, as after a suspension of the process, only
         once."""
-        thread = threading.Thread(target=self._run, args=(effect,), name="record", daemon=True)
         with self._lock:
             if isinstance(effect, CommitRecord):
                 if effect.order_id in self._committing:
                     return
                 self._committing.add(effect.order_id)
-            self.threads = [*(other for other in self.threads if other.is_alive()), thread]
-            thread.start()
+            self._start(lambda: self._run(effect))
+
+    def prune(self, recovery: Recovery) -> None:
+        """Prunes records as after a commit, soon: the process before this one may have been killed while it did.
+
+        What the job knows stays, damaged records included: a newer one may be complete whose commit it does not know.
+        """
+        kept, damaged = [record.uri for record in recovery.records], list(recovery.damaged)
+        is_final = bool(recovery.record and recovery.record.is_final)
+        with self._lock:
+            self._start(lambda: self._prune([*kept, *damaged], damaged, is_final=is_final))
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="record", daemon=True)
+        self.threads = [*(other for other in self.threads if other.is_alive()), thread]
+        thread.start()
 
     def close(self) -> None:
         """Waits a limited time for running effects; after that, no events are reported."""
@@ -151,22 +165,25 @@ class RecordLane:
             manifest = committed
         base = effect.base if manifest.base else ""
         self._submit_unless_closing(lambda now: events.RecordCommitted(time=now, order_id=effect.order_id, base=base))
+        self._prune([effect.uri], effect.damaged, is_final=effect.is_final)
+
+    def _prune(self, kept: list[str], damaged: list[str], *, is_final: bool) -> None:
         try:
             prune(
                 self._request.store,
                 self._job.metadata.name,
                 self._request.job_id,
                 self._job.spec.checkpoint.keep,
-                in_progress=lambda: [effect.uri, *self._in_progress()],
-                damaged=effect.damaged,
+                in_progress=lambda: [*kept, *self._in_progress()],
+                damaged=damaged,
                 check=self._term.check,
             )
-            if effect.is_final and (keep := self._job.spec.checkpoint.keep_final) is not None:
+            if is_final and (keep := self._job.spec.checkpoint.keep_final) is not None:
                 prune_final(
                     self._request.store,
                     self._job.metadata.name,
                     keep,
-                    kept=[effect.uri],
+                    kept=kept,
                     check=self._term.check,
                 )
         except CheckpointError as error:

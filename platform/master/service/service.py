@@ -155,6 +155,10 @@ class JobService(PodCalls, ObserverCalls, TimedWork):
         else:
             log.info("master_restarted", job=self.request.job_id, phase=str(self.state.phase), events=self.journal.last)
             self.submit(lambda now: events.Restarted(time=now, away_seconds=away))
+        newest = self.state.recovery.record
+        if self.is_continued or (newest is not None and newest.is_final):
+            # The process before may have been killed while it did; after the final record there is no other occasion.
+            self._executor.prune(self.state.recovery)
         self._reconciler.start()
         self._timer.start()
         self._looks.start()

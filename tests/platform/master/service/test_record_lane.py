@@ -10,18 +10,31 @@ import msgspec
 import numpy as np
 import pytest
 
-from elastrec.checkpoints import PartWriter, RecordManifest, answer, conclude, open_record, open_store, take_term
+from elastrec.checkpoints import (
+    PartWriter,
+    RecordManifest,
+    answer,
+    conclude,
+    list_records,
+    open_record,
+    open_store,
+    take_term,
+)
+from elastrec.checkpoints.commit import job_digits
 from elastrec.platform.master.machine import events
 from elastrec.platform.master.machine.effects import CommitRecord, DiscardRecord
 from elastrec.platform.master.machine.plan import JobPlan
+from elastrec.platform.master.machine.recovery import CompleteRecord, Recovery
 from elastrec.platform.master.machine.state import JobState
 from elastrec.platform.master.pods.launch import LaunchRequest
 from elastrec.platform.master.service import record_lane
 from elastrec.platform.master.service.record_lane import RecordLane
 from elastrec.platform.master.service.term_watch import TermWatch
+from elastrec.platform.specs.metrics import Phase
 from elastrec.platform.specs.splits import Positions, StreamPositions
 from elastrec.platform.transport.messages.job import SavedPart
 from tests.platform.master.fakes import job, launch
+from tests.platform.master.stage import Stage
 
 
 def first_term(request: LaunchRequest) -> TermWatch:
@@ -164,6 +177,55 @@ def test_a_commit_that_is_running_is_not_started_again(tmp_path: Path, monkeypat
     lane.submit(order)
     lane.wait(30.0)
     assert begun.acquire(timeout=0) and len(submitted) == 2
+
+
+@pytest.mark.usefixtures("some_fleet")
+def test_a_master_that_was_killed_before_it_had_pruned_does_so_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = Stage(tmp_path, job(checkpoint={"interval": 0}))
+    folder = f"{s.request.store}/clicks/records"
+    torn = open_store(f"{folder}/000000000001-{job_digits('clicks-1')}-00000000")
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(record_lane, "prune", lambda *_, **__: [])
+            s.start()
+            s.wait_for(Phase.SUCCEEDED)
+            # A server of the job, and the master that committed its final record, were killed while they wrote.
+            torn.open_write("parts/clicks-1-ps-0.bin").write(b"half")
+            (final,) = [uri for uri, _ in list_records(s.request.store, "clicks")]
+            open_store(final).open_write("manifest.json").write(b"half")
+            s.stop()
+        s.start()
+        s.wait(lambda: open_store(folder).folders() == [final.rpartition("/")[2]])
+        s.wait(lambda: not open_store(folder).unfinished())
+        assert open_record(final).manifest.kind == "final"
+    finally:
+        s.close()
+
+
+def test_records_of_which_a_restarted_master_knows_stay_whatever_the_store_holds_beside_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = launch(str(tmp_path / "store"), job(checkpoint={"interval": 1, "keep": 1}))
+    lane = RecordLane(request, lambda make: make(1.0), list, first_term(request))
+    known, newer = (commit_order(request) for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(record_lane, "prune", lambda *_, **__: [])
+        for order in (known, newer):
+            # The job does not know of the newer one: its commit was not journalled, and is ordered again.
+            lane.submit(order)
+            lane.wait(30.0)
+    recovery = Recovery(start_records=[""], records=[CompleteRecord(known.uri, known.positions, False, 40, "")])
+    lane.prune(recovery)
+    lane.wait(30.0)
+    assert open_store(known.uri).keys()
+    lane.prune(Recovery(start_records=[""], damaged=[known.uri]))
+    lane.wait(30.0)
+    assert open_store(known.uri).keys()
+    lane.prune(Recovery(start_records=[""]))
+    lane.wait(30.0)
+    assert not open_store(known.uri).keys() and open_store(newer.uri).keys()
 
 
 def test_a_complete_record_is_deleted_only_on_request(tmp_path: Path) -> None:
