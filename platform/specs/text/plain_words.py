@@ -70,8 +70,9 @@ def failing_saves(metrics: TrainingMetrics) -> str:
         return ""
     saves = "1 save has" if metrics.failed_saves == 1 else f"{metrics.failed_saves:,} saves have"
     age = metrics.checkpoint_age_seconds
-    last = "and none has succeeded so far" if age is None else f"its last complete record is {span(age)} old"
-    return f"{saves} failed since {span(metrics.failing_seconds)} ago, {last}: {metrics.save_problem}"
+    first = f"{'' if metrics.failed_saves == 1 else 'the first '}{span(metrics.failing_seconds)} ago"
+    last = "none has succeeded so far" if age is None else f"the last complete record is {span(age)} old"
+    return f"{saves} failed, {first}; {last}: {metrics.save_problem}"
 
 
 def places(change: ShapeChange) -> list[str]:

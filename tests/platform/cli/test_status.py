@@ -136,7 +136,7 @@ def test_saves_that_fail_while_a_job_trains_are_shown_with_the_age_of_its_last_r
 ) -> None:
     world.now = [metrics(failed_saves=2, failing_seconds=130.0, save_problem="disk full", checkpoint_age_seconds=190.0)]
     assert world.look(job).reasons() == [
-        f"{NAME}: 2 saves have failed since 2m ago, its last complete record is 3m old: disk full"
+        f"{NAME}: 2 saves have failed, the first 2m ago; the last complete record is 3m old: disk full"
     ]
     assert "saves failed 2" in world.look(job).lines()[NAME][1]
 

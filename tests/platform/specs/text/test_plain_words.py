@@ -74,11 +74,11 @@ def test_a_change_is_read_as_numbers_of_pods_and_sizes() -> None:
         ({}, ""),
         (
             {"failed_saves": 3, "failing_seconds": 301.0, "checkpoint_age_seconds": 361.0},
-            "3 saves have failed since 5m ago, its last complete record is 6m old: No space left on device",
+            "3 saves have failed, the first 5m ago; the last complete record is 6m old: No space left on device",
         ),
         (
             {"failed_saves": 1, "failing_seconds": 3.2},
-            "1 save has failed since 3s ago, and none has succeeded so far: No space left on device",
+            "1 save has failed, 3s ago; none has succeeded so far: No space left on device",
         ),
     ],
 )
