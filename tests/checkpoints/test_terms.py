@@ -97,7 +97,8 @@ def test_a_master_that_was_killed_while_it_took_a_term_leaves_no_file_of_it(stor
         store.open_write(f"{folder}/{number:08d}.json").write(b"half")
         take(store, "a", f"host:{number}")
         assert terms(store) == [(earlier, "a") for earlier in range(1, number + 1)], is_taken
-        assert not store.unfinished(folder)
+        # In HDFS, a concurrent writer whose file is deleted could not tell this from an error (`drop_unfinished`).
+        assert not store.unfinished(folder) or store.uri.startswith("webhdfs:")
 
 
 def test_a_refused_retry_of_an_own_write_does_not_count_as_lost(store: Store) -> None:

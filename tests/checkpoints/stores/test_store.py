@@ -80,7 +80,9 @@ def test_the_next_writer_of_an_object_deletes_what_a_killed_one_has_left_of_it_a
     # One that was killed after it had created the object.
     store.open_write("folder/created").write(bytes(UPLOAD_PART_BYTES))
     assert not store.put_if_absent("folder/created", b"3")
-    assert store.unfinished("folder") == left
+    # HDFS keeps them: a concurrent writer whose file is deleted could not tell this from an error.
+    kept = store.uri.startswith("webhdfs:")
+    assert len(store.unfinished("folder")) == len(left) + kept
     assert store.keys() == ["folder/created", "folder/put"]
     assert store.get("folder/created") == b"2"
 
