@@ -142,8 +142,8 @@ class ScriptedMaster:
         with self.changed:
             assert self.changed.wait_for(fact, seconds), f"not within {seconds} s: {what}"
 
-    def wait_for_registrations(self, count: int) -> list[str]:
-        self.wait(lambda: len(self.registered) == count, f"{count} servers register")
+    def wait_for_registrations(self, count: int, seconds: float = 120.0) -> list[str]:
+        self.wait(lambda: len(self.registered) == count, f"{count} servers register", seconds)
         return [self.registered[pod].address for pod in sorted(self.registered)]
 
     def direct(

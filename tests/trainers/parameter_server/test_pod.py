@@ -381,7 +381,8 @@ def test_a_server_of_512_mib_can_compile_its_kernels(tmp_path: Path, monkeypatch
     master = ScriptedMaster(training_job(), servers=1)
     try:
         with server_process(master, 0, tmp_path) as server:
-            master.wait_for_registrations(1)
+            # It compiles all kernels, which takes half a minute of CPU time, and minutes on a slow, busy machine.
+            master.wait_for_registrations(1, seconds=240.0)
             status = Path(f"/proc/{server.pid}/status").read_text()
     finally:
         master.close()
