@@ -274,10 +274,6 @@ class FsspecStore(Store):
     def unfinished(self, prefix: str = "") -> list[str]:
         return self._files(prefix, is_temporary) if self._service.writer is _RenamingWriter else []
 
-    def delete_unfinished(self, prefix: str) -> None:
-        for key in self.unfinished(prefix):
-            self.delete(key)
-
     def folders(self, prefix: str = "") -> list[str]:
         listed = self._listed(prefix)
         with self._asking("could not list", prefix):

@@ -220,10 +220,6 @@ class LocalStore(Store):
     def unfinished(self, prefix: str = "") -> list[str]:
         return self._files(prefix, is_temporary)
 
-    def delete_unfinished(self, prefix: str) -> None:
-        for key in self.unfinished(prefix):
-            self.delete(key)
-
     def drop_unfinished(self, key: str) -> None:
         path = self._path(key)
         # The object is complete, whether or not this is possible.

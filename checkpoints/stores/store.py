@@ -156,8 +156,10 @@ class Store(abc.ABC):
         """
         return []
 
-    def delete_unfinished(self, prefix: str) -> None:  # noqa: B027 (see unfinished)
+    def delete_unfinished(self, prefix: str) -> None:
         """Drops the unfinished objects in a folder and below it: their writers cannot close them any more."""
+        for key in self.unfinished(prefix):
+            self.delete(key)
 
     def drop_unfinished(self, key: str) -> None:  # noqa: B027 (see below)
         """Deletes what killed writers have left beside a complete object.

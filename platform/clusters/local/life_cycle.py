@@ -96,7 +96,7 @@ def find_agent(
         cluster = _connect(state, tls_folder)
         if cluster is not None:
             return cluster
-        if time.monotonic() > deadline or _is_stopped(state):
+        if time.monotonic() > deadline or _stopped_process(state) is not None:
             raise _silent(state)
         time.sleep(_TICK_SECONDS)
     return None
@@ -144,17 +144,18 @@ def stop_agent(state_folder: str | Path, *, tls_folder: Path | None = None) -> N
 
 def _silent(state: StateFolder) -> ClusterError:
     problem = f"the node agent in {state.folder} does not answer"
-    if (info := state.agent()) is not None and _is_stopped(state):
+    if (pid := _stopped_process(state)) is not None:
         return ClusterError(
-            f"{problem}, because its process {info.pid} is stopped (SIGSTOP); its pods run on. Continue it with "
-            f"`kill -CONT {info.pid}`"
+            f"{problem}, because its process {pid} is stopped (SIGSTOP); its pods run on. Continue it with "
+            f"`kill -CONT {pid}`"
         )
     return ClusterError(f"{problem}; see {state.log}")
 
 
-def _is_stopped(state: StateFolder) -> bool:
+def _stopped_process(state: StateFolder) -> int | None:
+    """The process of the agent that holds the folder, if it is stopped."""
     info = state.agent()
-    return info is not None and state.is_owned() and is_stopped(info.pid)
+    return info.pid if info is not None and state.is_owned() and is_stopped(info.pid) else None
 
 
 def _left_pods(state: StateFolder) -> bool:
